@@ -165,8 +165,4 @@ def _annotator(given: GradientAnnotator | LabelAnnotator | None, *, k: int) -> G
         return GradientAnnotator(top_k=k)
     if isinstance(given, GradientAnnotator) and given.mechanism.of_ensemble:
         raise ValueError("annotator.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
-    if isinstance(given, LabelAnnotator) and given.labels != "hard":
-        raise ValueError(
-            f"annotator.labels must be hard for DPSD, whose Eq. 5 returns one-hot vectors, got {given.labels!r}"
-        )
     return given

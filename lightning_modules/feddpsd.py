@@ -373,14 +373,10 @@ def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
 def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnnotator | LabelAnnotator:
     if given is None:
         return GradientAnnotator(release="ensemble")
-    if isinstance(given, GradientAnnotator):
-        if given.release not in ("ensemble", "per_sample_full", "per_sample"):
-            raise ValueError(
-                "annotator.release must be ensemble (the server adds the noise), per_sample_full or per_sample (each "
-                f"client does) for FedDPSD, got {given.release!r}"
-            )
-    elif given.labels != "hard":
+    allowed = ("ensemble", "per_sample_full", "per_sample")
+    if isinstance(given, GradientAnnotator) and given.release not in allowed:
         raise ValueError(
-            f"annotator.labels must be hard for FedDPSD, whose clients send one-hot vectors, got {given.labels!r}"
+            "annotator.release must be ensemble (the server adds the noise), per_sample_full or per_sample (each "
+            f"client does) for FedDPSD, got {given.release!r}"
         )
     return given

@@ -36,22 +36,16 @@ class Stages:
             False fits it to the labels themselves.
         train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
             far.
-        passes: How often a stage's images are trained on, in a new order each time: of an epoch's steps one in `passes`
-            labels a batch. Labels that were drawn may be looked at again at no cost. The number of labels, epochs x
-            `data.steps_per_epoch` x `data.batch_size` / `passes`, is what the record-level ε grows with; the published
-            one does not count it.
     """
 
     threshold: float | None = None
     noise_correction: bool = True
     train_on: Literal["stage", "union"] = "stage"
-    passes: int = 1
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"stages.threshold must lie in [0, 1] or be null for 1/(2c), got {self.threshold}")
         check_choice("stages.train_on", self.train_on, ("stage", "union"))
-        check_whole_number("stages.passes", self.passes, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +126,12 @@ class LabelDP(DataFreeDistillation):
         self.generator_criterion: GeneratorLoss = self.generator_training
         if self.generator_training.discriminator == "student":
             self.generator_criterion = replace(self.generator_training, statistics_weight=0.0)
-        if self.annotator.labels == "soft" and self.stages.noise_correction:
-            raise ValueError(
-                "annotator.labels='soft' needs stages.noise_correction=false: the correction is of noisy classes, and "
-                "soft labels are none"
-            )
-        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels, (N,) or soft ones
-        #: (N, c), and the candidates (N, c) that these were drawn among.
+        #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,), and the
+        #: candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
-        soft = self.annotator.labels == "soft"
-        self.stage_labels = torch.empty(0, self.num_classes) if soft else torch.empty(0, dtype=torch.int64)
+        self.stage_labels = torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, self.num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
-        #: Batches that the stage labelled: its steps, or one in `stages.passes`.
-        self.labelled_batches = 0
         #: How many processes made the stage's images.
         self.stage_processes = 1
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -161,11 +147,9 @@ class LabelDP(DataFreeDistillation):
             self._rows = self.next_rows()
             images = self.stage_images[self._rows].to(self.device).float()
             self.update_student(images)  # line 2, d
-            call = self._pass_and_call[1]
-            latents = self.draw_latents(self.stage_begin + call)
+            latents = self.draw_latents(self.steps_done)
             if latents is not None:
-                begin = call * self.batch_size + self._own_rows.start
-                labels = self.stage_labels[-self.labelled_batches * self.batch_size :][begin:][: len(latents)]
+                labels = self.stage_labels[self._labelled_now()][: len(latents)]
                 self.update_generator(self.generate(latents), self._distributions(labels))
         self.steps_done += 1
 
@@ -214,8 +198,7 @@ class LabelDP(DataFreeDistillation):
             joined(labels),
             joined(sets),
         )
-        self.labelled_batches = self.stage_calls
-        self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls * self.stages.passes
+        self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
         self.stage_processes = self.processes.size
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -224,15 +207,10 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def stage_calls(self) -> int:
-        """Calls of the annotator that a stage makes, all of them at its start: its steps, or one in `stages.passes`."""
+        """Calls of the annotator that a stage makes, all of them at its start: one for each of its steps."""
         batches = self.trainer.num_training_batches
         # Infinite until the fit has its data: a resumed run takes its last stage's.
-        return int(batches) // self.stages.passes if math.isfinite(batches) else max(1, self.labelled_batches)
-
-    @property
-    def _pass_and_call(self) -> tuple[int, int]:
-        """Which pass over the stage's images this step is in, and which of its batches it is on."""
-        return divmod(self.steps_done - self.stage_begin, max(1, self.labelled_batches))
+        return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
@@ -252,42 +230,25 @@ class LabelDP(DataFreeDistillation):
 
         Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
         reaches its end.
-
-        Raises:
-            ValueError: The passes over a stage do not make up an epoch.
         """
-        if (batches := int(self.trainer.num_training_batches)) % self.stages.passes:
-            raise ValueError(
-                f"stages.passes must divide data.steps_per_epoch, the steps of a stage, got {self.stages.passes} for "
-                f"{batches} steps"
-            )
         if steps is None:
             return super().calls_ahead(steps)
         calls = max(1, self.stage_calls)
         yet = max(0, steps - max(self.steps_done, self.stage_end))
-        left = self.annotator.affordable(limit=-(-yet // (calls * self.stages.passes)) * calls)
+        left = self.annotator.affordable(limit=-(-yet // calls) * calls)
         return left - left % calls
-
-    def calls_of(self, steps: int) -> int:
-        """See `DataFreeDistillation.calls_of`: one step in `stages.passes` labels a batch."""
-        return steps // self.stages.passes
 
     def next_rows(self) -> torch.Tensor:
         """Which of the kept images this step of this process is on, shape (B,), int64."""
         if self.stages.train_on == "union":
             draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
-        pass_, call = self._pass_and_call
-        rows = call * self.batch_size + torch.arange(self.batch_size)[self._own_rows]
-        if not pass_:
-            return rows
-        draw = self.draws.common.stream(self.stage_begin + pass_, "passes")
-        return torch.randperm(self.labelled_batches * self.batch_size, generator=draw)[rows]
+        return self._labelled_now()
 
-    @property
-    def _own_rows(self) -> slice:
-        """Which of a step's images are this process's."""
-        return share_of(self.batch_size, self.processes)
+    def _labelled_now(self) -> torch.Tensor:
+        """Positions of this step's share of the batches that the stage labelled, (B,), int64."""
+        labelled = len(self.stage_labels) - (self.stage_end - self.steps_done) * self.batch_size
+        return labelled + torch.arange(self.batch_size)[share_of(self.batch_size, self.processes)]
 
     def on_fit_start(self) -> None:
         """See `DataFreeDistillation.on_fit_start`.
@@ -321,17 +282,15 @@ class LabelDP(DataFreeDistillation):
         return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
     def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels as they are where they are soft, else one-hot, (n, c)."""
-        if labels.dim() == 1:
-            labels = F.one_hot(labels, self.num_classes).float()
-        return labels.to(self.device)
+        """Labels (n,) as one-hot rows, (n, c)."""
+        return F.one_hot(labels, self.num_classes).float().to(self.device)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2, and in fine-tuning the student's loss if switched on.
 
         Args:
             images: Generated images with their graph, shape (n, C, H, W).
-            targets: Noisy labels as one-hot rows, or soft labels, shape (n, c); no rows in pretraining.
+            targets: Noisy labels as one-hot rows, shape (n, c); no rows in pretraining.
         """
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":
@@ -350,7 +309,6 @@ class LabelDP(DataFreeDistillation):
             **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
-            "labelled_batches": self.labelled_batches,
             "processes": self.stage_processes,
         }
 
@@ -361,5 +319,4 @@ class LabelDP(DataFreeDistillation):
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]
         self.stage_candidates = stage["candidates"]
         self.stage_begin, self.stage_end = int(stage["begin"]), int(stage["end"])
-        self.labelled_batches = int(stage.get("labelled_batches", self.stage_end - self.stage_begin))
-        self.stage_processes = int(stage.get("processes", 1))
+        self.stage_processes = int(stage["processes"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from torch.nn import functional
 
 from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_count, check_positive
-from privacy.events import RandomizedResponse, Release, Repeated, Unbounded
+from privacy.events import RandomizedResponse, Repeated
 from privacy.ledger import Charge
 from privacy.mechanisms.description import THRESHOLDS, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
@@ -24,8 +23,6 @@ _PUBLISHED = {
     "DPSD": ("DPSD Theorem 2", "DPSD (Liu et al., differentially private synthetic distillation), Theorem 2"),
 }
 
-_SOFT = "the teacher's probabilities were released without noise where randomized response kept its class"
-
 
 class LabelAnnotator(Annotator):
     """LabelDP's selective randomized response and DPSD's label switch: one noisy class for each image.
@@ -38,16 +35,12 @@ class LabelAnnotator(Annotator):
     size. Where sizes vary, or follow from earlier responses by way of the student, the smallest that may occur is what
     is charged: it dominates the larger ones, whatever was answered before.
 
-    Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, where it keeps the class, and "the one-hot
-    type" of the others. Read to the letter (`labels: soft`), no ε bounds it: a vector that is not one-hot is one that
-    no teacher of other probabilities would ever have released. Each call is then charged a release that nothing bounds,
-    and no theorem covers it, since randomized response has k answers. Both figures are infinite; the record-level one
-    for a DP-SGD teacher is the teacher's own.
+    Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, where it keeps the class. Read to the letter,
+    no ε bounds it: its probabilities would be released without noise. What is released here is the class.
 
     Args:
         epsilon: Of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
-        labels: `hard`, classes; or `soft`, the teacher's probabilities where its class is kept, which is not private.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
 
@@ -64,16 +57,12 @@ class LabelAnnotator(Annotator):
         *,
         epsilon: float = 1.0,
         smallest: int = 2,
-        labels: Literal["hard", "soft"] = "hard",
         budget: Budget = Budget(),
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
         self.epsilon = check_positive("epsilon", epsilon)
         self.smallest = check_count("smallest", smallest, minimum=2)
-        if labels not in ("hard", "soft"):
-            raise ValueError(f"labels must be hard or soft, got {labels!r}")
-        self.labels: Literal["hard", "soft"] = labels
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """See `Annotator.bind`.
@@ -99,10 +88,8 @@ class LabelAnnotator(Annotator):
 
     def _charge_of_size(self, size: int) -> Charge:
         samples, _ = self.shape
-        if self.labels == "soft":
-            return Charge(release=Unbounded(reason=_SOFT), queries=samples)
-        release: Release = RandomizedResponse(self.epsilon, size)
-        return Charge(release=Repeated(release, samples), claim=self._claim, queries=samples)
+        release = Repeated(RandomizedResponse(self.epsilon, size), samples)
+        return Charge(release=release, claim=self._claim, queries=samples)
 
     def charge_elsewhere(self, *, size: int | None = None) -> None:
         """Charges one call that others answer, before it is sent to them.
@@ -126,8 +113,7 @@ class LabelAnnotator(Annotator):
                 earlier responses.
 
         Returns:
-            Classes, shape (B,), int64, on the device of `logits`; for `labels: soft` distributions, shape (B, c),
-            float32.
+            Classes, shape (B,), int64, on the device of `logits`.
 
         Raises:
             ValueError: Not of the shape that was bound, or sets smaller than what is charged: nothing is
@@ -150,27 +136,11 @@ class LabelAnnotator(Annotator):
         # A non-finite prediction still yields a response: whether the teacher failed is itself private.
         finite = torch.isfinite(logits).all(dim=1)
         labels = torch.where(finite, logits.argmax(dim=1), 0)
-        responses = randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
-        if self.labels == "hard":
-            return responses
-        kept = (responses == labels) & finite
-        one_hot = functional.one_hot(responses, logits.shape[1]).float()
-        return torch.where(kept[:, None], functional.softmax(logits.float(), dim=1), one_hot)
+        return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         samples, classes = self.shape
-        if self.labels == "soft":
-            return MechanismDescription(
-                mechanism=(
-                    "the teacher's probabilities on each synthetic image as they are wherever randomized response "
-                    f"(epsilon={self.epsilon:g}) keeps its class, and another candidate elsewhere (B={samples} "
-                    "responses in a call)"
-                ),
-                relation="that of the teacher's own guarantee, where it has one",
-                source="post-processing of the teacher: nothing else bounds a probability that is not noised",
-                noise="",
-            )
         return MechanismDescription(
             mechanism=(
                 "the teacher's class of each synthetic image, by randomized response over candidates that the "

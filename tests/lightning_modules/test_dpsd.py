@@ -71,7 +71,6 @@ def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, c
     [
         ({"discriminator": "nobody"}, "discriminator must be student or teacher"),
         ({"distillation": "none"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed"),
-        ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard for DPSD"),
         ({"images": "real"}, "images.source must be generator, prior, both"),
         (
             {"discriminator": "teacher", "generator_loss": {"statistics_weight": 0.5}},

@@ -441,7 +441,6 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     ("settings", "message"),
     [
         ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be ensemble"),
-        ({"annotator": LabelAnnotator(labels="soft")}, "annotator.labels must be hard"),
         ({"unit": "label"}, "unit must be"),
         ({"min_clients": 0}, "min_clients"),
         ({"num_records": 0}, "num_records"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from support.variants import MoodyTeacher
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.labeldp import Stages
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
@@ -188,50 +186,14 @@ def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
     assert not _same_candidates(WellInformedLabelDP)
 
 
-def test_passes_over_kept_labels_cost_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[int]] = []
-    annotate = LabelDP.annotate
-
-    def watched(self: LabelDP, *arguments: Any) -> Any:
-        seen.append(self._rows.tolist())
-        return annotate(self, *arguments)
-
-    monkeypatch.setattr(LabelDP, "annotate", watched)
-    model = run("run", "--model.stages.passes=2", **QUIET).model
-    labels = BATCH_SIZE * STEPS // 2
-    assert model.steps_done == STEPS * STAGES
-    assert model.annotator.calls_made() == STEPS * STAGES // 2 == model.run.plan.calls
-    assert model.annotator.account.epsilon() == pytest.approx(_answers(STEPS * STAGES // 2))
-    assert model.annotator.account.epsilon() < _answers(STEPS * STAGES)  # what as many steps on new labels cost
-    for stage in (seen[:STEPS], seen[STEPS:]):
-        first, second = (list(chain(*half)) for half in (stage[: STEPS // 2], stage[STEPS // 2 :]))
-        assert first == list(range(labels)) and first != second and sorted(second) == first
-
-
-def test_a_pass_survives_an_interruption(folder: Path) -> None:
-    settings = {**QUIET, "images": "both", "stages": {"passes": 2}, "discriminator": "student"}
-    settings["annotator"] = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
-    settings["student_loss_weight"] = 1.0
-    whole = run("whole", epochs=1, **settings)
-    interrupted(LabelDP, 3, lambda: run("run", epochs=1, **settings))
-    assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
-
-
 def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(folder: Path) -> None:
     """Stages of 4 steps become ones of 6 in the midst of the second: the last is cut off, and paid for."""
-    settings: dict[str, Any] = {**QUIET, "stages": {"passes": 2}, "epochs": 3}
+    settings: dict[str, Any] = {**QUIET, "epochs": 3}
     interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
     assert model.steps_done < model.stage_end
-    assert model.annotator.calls_made() == model.run.plan.calls == (2 * STEPS + 2 * 6) // 2
-    assert model.run.plan.calls > model.steps_done // 2  # counted by the steps that are made, it would fall short
-
-
-def test_passes_that_make_up_no_epoch_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"stages\.passes must divide data\.steps_per_epoch.* got 3 for 4 steps"):
-        run("run", "--model.stages.passes=3", **QUIET)
-    with pytest.raises(ValueError, match=r"stages\.passes must be 1 or more"):
-        Stages(passes=0)
+    assert model.annotator.calls_made() == model.run.plan.calls == 2 * STEPS + 2 * 6
+    assert model.run.plan.calls > model.steps_done  # counted by the steps that are made, it would fall short
 
 
 def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
@@ -255,22 +217,12 @@ def _module(**settings: Any) -> LabelDP:
         ({"train_on": "all"}, "train_on must be stage or union"),
         ({"pretraining_steps": -1}, "pretraining_steps must be 0 or more"),
         ({"annotator": LabelAnnotator(smallest=3)}, "annotator.smallest must be 2"),
-        ({"annotator": LabelAnnotator(labels="soft")}, "needs stages.noise_correction=false"),
         ({"annotator": GradientAnnotator()}, "annotator must be a LabelAnnotator"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _module(**settings)
-
-
-def test_soft_labels_are_fitted_and_bounded_by_nothing(folder: Path, train_on: str = "union") -> None:
-    model = run(images="prior", train_on=train_on, noise_correction=False, annotator={"labels": "soft"}).model
-    assert model.stage_labels.shape == (BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1), 10)
-    assert model.annotator.account.epsilon() == model.annotator.account.epsilon_published() == math.inf
-    assert not torch.equal(model.stage_labels, model.stage_labels.round())
-    resumed = run("run", LAST, images="prior", train_on=train_on, noise_correction=False, annotator={"labels": "soft"})
-    assert resumed.model.stage_labels.dtype == torch.float32 and resumed.model.stage_labels.shape[1:] == (10,)
 
 
 def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
-from lightning_modules.labeldp import GeneratorTraining, Stages
+from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -18,7 +18,6 @@ COUNTS = [
     (GeneratorPhase, "generator_phase", "steps", 0),
     (VAEPhase, "vae_phase", "steps", 0),
     *((QueryPhase, "query_phase", name, 1) for name in ("queries", "candidates", "rounds", "steps_between")),
-    (Stages, "stages", "passes", 1),
     (GeneratorTraining, "generator_training", "pretraining_steps", 0),
 ]
 WEIGHTS = [

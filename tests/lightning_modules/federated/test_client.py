@@ -90,8 +90,8 @@ def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: 
     asked = client(target_epsilon=0.01)
     with pytest.raises(ClientRefusal, match=message):
         asked.begin(terms(mechanism={**terms().mechanism, **mechanism}))
-    with pytest.raises(ClientRefusal, match="labels of one"):
-        asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "labels": "soft"}}))  # type: ignore[dict-item]
+    with pytest.raises(ClientRefusal, match="noise of one"):
+        asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "noise": None}}))  # type: ignore[dict-item]
 
 
 def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from support.plans import plan_of
 from support.short_names import budgeted
 
-from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
-from privacy.events import Gaussian, RandomizedResponse, Repeated, Unbounded
-from privacy.identity import Training
+from privacy.events import RandomizedResponse, Repeated
 from privacy.mechanisms.randomized_response import top_k_candidates
-from privacy.numerics.gaussian import gaussian_epsilon
 
 B, CLASSES = 4000, 10
 
@@ -152,73 +148,3 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         annotator(**settings)
-
-
-# --- the teacher's output in place of its class (LabelDP Algorithm 1 line 9, to the letter) ---
-
-
-def released_by(labels: Any, given: torch.Tensor, *, calls: int) -> set[tuple[float, ...]]:
-    made = annotator(rows=1, paper="LabelDP", labels=labels)
-    return {
-        tuple(made.annotate(given, torch.ones(1, CLASSES, dtype=torch.bool)).flatten().tolist()) for _ in range(calls)
-    }
-
-
-def test_a_soft_label_tells_two_teachers_of_one_class_apart_and_a_hard_one_does_not() -> None:
-    """Why no ε bounds it: what one of them may release, the other never does. A kept class has probability 0.23."""
-    first = torch.tensor([[2.0] + [0.0] * 9])
-    second = torch.tensor([[2.1] + [0.0] * 9])
-    soft, other = (released_by("soft", logits, calls=200) for logits in (first, second))
-    told = tuple(first.softmax(1)[0].tolist())
-    assert told in soft and told not in other
-    assert released_by("hard", first, calls=400) == released_by("hard", second, calls=400)
-
-
-def test_soft_labels_are_the_teachers_probabilities_where_its_class_is_kept() -> None:
-    made = annotator(rows=100, paper="LabelDP", labels="soft", epsilon=3.0)
-    logits, candidates = teacher(100), sets(4, 100)
-    logits[7] = math.nan
-    out = made.annotate(logits, candidates)
-    assert out.shape == (100, CLASSES) and out.dtype == torch.float32
-    soft = (out > 0).sum(dim=1) > 1
-    assert 0 < int(soft.sum()) < 100 and not bool(soft[7])
-    assert torch.equal(out[soft], logits[soft].softmax(dim=1))
-    assert bool(candidates.gather(1, out.argmax(dim=1, keepdim=True)).all())
-    assert torch.equal(out[~soft].sum(dim=1), torch.ones(int((~soft).sum())))
-
-
-def test_soft_labels_of_a_teacher_by_dp_sgd_cost_what_its_training_does() -> None:
-    made = LabelAnnotator(labels="soft")
-    made.bind(batch_size=4, num_classes=CLASSES, paper="LabelDP")
-    training = Training("0" * 32, kind="DPSGDTeacher", releases={Gaussian(0.5): 1})
-    made.open(private_data="digits/train", training=training)
-    made.annotate(teacher(4), sets(3, 4))
-    assert made.account.epsilon() == pytest.approx(gaussian_epsilon(0.5, 1e-5))
-    assert made.account.epsilon_published() == math.inf
-
-
-def test_labels_that_were_charged_as_classes_are_described_as_classes() -> None:
-    made = annotator(rows=4, paper="LabelDP")
-    made.annotate(teacher(4), sets(3, 4))
-    made.labels = "soft"
-    assert "randomized response over candidates" in made.description().mechanism
-    made.annotate(teacher(4), sets(3, 4))
-    assert "1 call: the teacher's class" in made.description().mechanism
-    assert "1 call: the teacher's probabilities" in made.description().mechanism
-
-
-def test_nothing_bounds_soft_labels_and_no_theorem_covers_them() -> None:
-    """The negative control: charged as classes, they would have a finite ε."""
-    soft, hard = (annotator(rows=100, paper="LabelDP", labels=labels) for labels in ("soft", "hard"))
-    for made in (soft, hard):
-        made.annotate(teacher(100), sets(3, 100))
-    assert soft.account.epsilon() == soft.account.epsilon_published() == math.inf
-    assert hard.account.epsilon() < math.inf and hard.account.epsilon_published() == 1.0
-    assert isinstance(soft.charge.release, Unbounded) and soft.calls_made() == 1
-    page = soft.guarantee(artefacts=["student"], planned=plan_of(soft, 1))
-    assert page.epsilon == math.inf and "probabilities" in page.to_markdown()
-    refused = annotator(rows=100, paper="LabelDP", labels="soft", target_epsilon=1e9)
-    with pytest.raises(BudgetExceeded):
-        refused.annotate(teacher(100), sets(3, 100))
-    with pytest.raises(ValueError, match="labels must be hard or soft, got 'logits'"):
-        LabelAnnotator(labels="logits")  # type: ignore[arg-type]
