@@ -1,13 +1,12 @@
 """What a teacher's file holds: weights in any of the usual wrappings. Nothing is unpickled.
 
-Reads files of torch (weights only), safetensors, and the weights of a program of `torch.export`. Refused, with the
-lines that convert them, is whatever could run code of its maker: pickled modules, and TorchScript, a program in a
-language of its own, with operations on files. A graph in ONNX is read by `OnnxNetwork`.
+Reads files of torch (weights only) and safetensors. Refused, with the lines that convert them, is whatever could run
+code of its maker: pickled modules, programs of `torch.export`, whose loader evaluates expressions, and TorchScript, a
+language of its own with operations on files. A graph in ONNX is read by `OnnxNetwork`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -21,19 +20,6 @@ from torch import nn
 __all__ = ["TeacherError", "fitted_weights", "is_onnx", "read_file", "weights_in"]
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
-#: Of `torch._export.serde.schema.ScalarType`.
-_EXPORTED_TYPES = {
-    1: torch.uint8,
-    2: torch.int8,
-    4: torch.int32,
-    5: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    12: torch.bool,
-    13: torch.bfloat16,
-}
-
 _Weights = Mapping[str, torch.Tensor]
 
 
@@ -63,11 +49,7 @@ def read_file(file: Path) -> Any:
     # Torch's own files have been zip archives since version 1.6.
     names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
     if any(name.endswith(("serialized_exported_program.json", "archive_format")) for name in names):
-        try:
-            return _exported_weights(file)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            what = f"a program of torch.export whose weights cannot be read by themselves ({error!r})"
-            raise _must_be_converted(file, what, f'torch.export.load("{file}")', "content.state_dict") from error
+        raise _must_be_converted(file, "a program of torch.export", f'torch.export.load("{file}")', "content.state_dict")
     if any(name.endswith("constants.pkl") for name in names):
         raise _must_be_converted(file, "TorchScript", f'torch.jit.load("{file}")', "content.state_dict()")
     try:
@@ -91,25 +73,6 @@ def _must_be_converted(file: Path, what: str, load: str, weights: str) -> Teache
         f'    torch.save({weights}, "weights.pt")\n'
         "and give weights.pt, with model.teacher.network for its architecture"
     )
-
-
-def _exported_weights(file: Path) -> dict[str, torch.Tensor]:
-    """Weights of the one program of `torch.export` in an archive, whose own loader evaluates expressions.
-
-    Each weight lies in the archive as plain bytes, and a table in JSON says what they are. The program is not read.
-    """
-    with zipfile.ZipFile(file) as archive:
-        (table,) = (name for name in archive.namelist() if name.endswith("_weights_config.json"))
-        folder, found = table.rpartition("/")[0], {}
-        for name, entry in json.loads(archive.read(table))["config"].items():
-            if entry["use_pickle"]:
-                raise ValueError("a weight is pickled")
-            meta, content = entry["tensor_meta"], bytearray(archive.read(f"{folder}/{entry['path_name']}"))
-            flat = torch.frombuffer(content, dtype=_EXPORTED_TYPES[int(meta["dtype"])])
-            sizes, strides = ([int(one["as_int"]) for one in meta[key]] for key in ("sizes", "strides"))
-            # It refuses what reaches beyond the bytes.
-            found[name] = flat.as_strided(sizes, strides, int(meta["storage_offset"]["as_int"])).clone()
-        return found
 
 
 def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
