@@ -355,9 +355,7 @@ class DGD(DataFreeDistillation):
         """See `DataFreeDistillation.calls_ahead`: a call is one query, whatever the number of steps."""
         ended = self.phase == "student" and not self._is_between_rounds
         left = 0 if ended else self.query_phase.queries - len(self.query_set)
-        # How far a target carries confident votes depends on their answers: the plan is all of them.
-        confident = self.annotator.mechanism == "confident"
-        return left if confident or not left else self.annotator.affordable(limit=left)
+        return self.annotator.affordable(limit=left) if left else 0
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: a call is one query."""

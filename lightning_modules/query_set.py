@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from privacy.identity import CheckpointError
-from privacy.mechanisms.votes import REJECTED
 
 __all__ = ["QuerySet"]
 
@@ -22,7 +21,7 @@ class QuerySet:
     Attributes:
         images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen,
             in rounds those of the rounds so far.
-        labels: Shape (n,), int64, of the first n images; -1 is none.
+        labels: Shape (n,), int64, of the first n images.
         positions: Positions of these images in the pool: a checkpoint keeps no image that might be private.
     """
 
@@ -44,14 +43,11 @@ class QuerySet:
 
     def labels_per_class(self, num_classes: int) -> torch.Tensor:
         """Released labels of each class, shape (c,), int64."""
-        return self.labels[self.labels != REJECTED].bincount(minlength=num_classes)
+        return self.labels.bincount(minlength=num_classes)
 
     def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where none has a label."""
-        labelled = torch.nonzero(self.labels != REJECTED)[:, 0]
-        positions = labelled
-        if len(labelled):
-            positions = labelled[torch.randint(len(labelled), (size,), generator=draw)]
+        """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where there are no labels."""
+        positions = torch.randint(max(1, len(self)), (size if len(self) else 0,), generator=draw)
         return self.images[positions].float(), self.labels[positions]
 
     def state(self, *, of_pool: bool) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from privacy.events import (
     RevealedGaussian,
     SampledDiscreteGaussian,
     SampledGaussian,
-    ThresholdCheck,
     Unbounded,
 )
 from privacy.guarantee import Guarantee
@@ -80,7 +79,6 @@ __all__ = [
     "SampledDiscreteGaussian",
     "SampledGaussian",
     "SystemNoise",
-    "ThresholdCheck",
     "Training",
     "Unbounded",
     "Unit",

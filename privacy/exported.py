@@ -84,13 +84,8 @@ def _figures(content: Mapping[str, Any]) -> list[str]:
     ]
     if math.isfinite(bound) and (level == "person") is not any(one.unit is Unit.PERSON for one in releases):
         said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are not about that")
-    target = stated["target"]
-    if not (_same(bound, epsilon) if target is None else float(target) == epsilon < bound):
+    if not _same(bound, epsilon):
         said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
-    elif target is not None:
-        said.append(
-            f"ε = {round_up(epsilon)} is stated: a target that is said to have held all releases. NOT recomputed"
-        )
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
         said.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
     if claim is not None:

@@ -184,7 +184,6 @@ class Guarantee:
         epsilon_of_run: What the run by itself costs, with the training of its teacher: what holds if neither it nor its
             settings were chosen by what other runs on the data gave.
         releases: What ε composes: releases, as `Release.to_dict` gives them, and how many there are of each.
-        target: The target that holds ε below what the releases compose to; None where nothing does.
         claims: The same of the paper's figure, by `Claim.to_dict`.
     """
 
@@ -212,7 +211,6 @@ class Guarantee:
     labels: LabelStatement | None = None
     epsilon_of_run: float = math.inf
     releases: Sequence[tuple[Mapping[str, Any], int]] = ()
-    target: float | None = None
     claims: Sequence[tuple[Mapping[str, Any], int]] = field(default_factory=tuple)
 
     @classmethod
@@ -227,7 +225,6 @@ class Guarantee:
         noise_changed: bool = False,
         secure: bool = True,
         num_records: int | None = None,
-        epsilon: float | None = None,
         spent: float | None = None,
         of_run: Mapping[Charge, int] | None = None,
         uncharged_queries: Sequence[str] = (),
@@ -248,7 +245,6 @@ class Guarantee:
             noise_changed: Whether releases were made, or planned, with more than one noise.
             secure: Whether the noise cannot be reproduced.
             num_records: N, where it is known that δ lies below 1/N.
-            epsilon: A bound on `covered`, where one better than their composition is known.
             spent: Record-level ε of the releases made so far; None: of what the account was charged.
             of_run: Those of `covered` that are of this run; None: all.
             uncharged_queries: Unaccounted queries of this run to private data or models, in words.
@@ -304,8 +300,7 @@ class Guarantee:
             "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
         ]
         claimed = account.epsilon_published()
-        composed = account.epsilon(counts=covered)
-        stated = composed if epsilon is None else epsilon
+        stated = account.epsilon(counts=covered)
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if anything they produced is published too: the "
@@ -334,9 +329,8 @@ class Guarantee:
             run=account.ledger.run,
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
-            epsilon_of_run=min(stated, composed if of_run is None else account.epsilon(counts=of_run)),
+            epsilon_of_run=stated if of_run is None else min(stated, account.epsilon(counts=of_run)),
             releases=_listed(account.covering(covered)[0]),
-            target=stated if stated < composed else None,
             claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from privacy.checks import check_count
 from privacy.events import Release, release_from_dict
 from privacy.published.claims import Claim, claim_from_dict
 
-__all__ = ["Charge", "Limit", "Plan", "unmade"]
-
-Limit = tuple[float, float]
-"""(ε, δ) of a target that limits every release."""
+__all__ = ["Charge", "Plan", "unmade"]
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,11 @@ class Plan:
         charges: What these may be charged, and whatever else was planned at any time since the first release.
         changed: Something was added after the first release: what was charged then composes only if that was not chosen
             by looking at the results.
-        limit: The target that all releases were held to from the first one on, where there is one.
     """
 
     calls: int | None = None
     charges: Mapping[Charge, int] = field(default_factory=dict)
     changed: bool = False
-    limit: Limit | None = None
 
     @property
     def covered(self) -> Plan | None:
@@ -111,7 +106,6 @@ class Plan:
         made: int,
         charged: Mapping[Charge, int],
         price: Callable[[int], Mapping[Charge, int]],
-        limit: Limit | None = None,
     ) -> Plan:
         """The plan when a fit begins; this is the previous one.
 
@@ -120,10 +114,9 @@ class Plan:
             made: Calls before it.
             charged: What the run has been charged.
             price: What so many further calls may be charged.
-            limit: The target that this fit is held to.
         """
         if not made:
-            return Plan(wanted, dict(price(wanted)) if wanted else {}, limit=limit)
+            return Plan(wanted, dict(price(wanted)) if wanted else {})
         planned = Counter(self.charges)
         left, spare = _matched(planned, charged)
         more = price(max(0, wanted - made)) if wanted is not None else {}
@@ -135,14 +128,7 @@ class Plan:
             unplanned = sum(number for other, number in spare.items() if other.covers(charge))
             planned[charge] += count - left[charge] + unplanned
         calls = None if wanted is None else max(wanted, self.calls or 0)
-        return Plan(calls, dict(+planned), self.changed or grown, None).held_to(self.limit, limit)
-
-    def held_to(self, before: Limit | None, now: Limit | None) -> Plan:
-        """With the limit of a run that had first one target and then another: the larger, which it never passed."""
-        if before is None or now is None or before[1] != now[1]:
-            return replace(self, limit=None)
-        # A target that is raised may have been raised because of what was seen.
-        return replace(self, limit=max(before, now), changed=self.changed or now > before)
+        return Plan(calls, dict(+planned), self.changed or grown)
 
     def joined(self, other: Plan | None) -> Plan:
         """With what a later plan of the same run adds: a checkpoint may have been saved before it."""
@@ -150,8 +136,7 @@ class Plan:
             return self
         charges = Counter(self.charges) | Counter(other.charges)
         calls = None if None in (self.calls, other.calls) else max(self.calls or 0, other.calls or 0)
-        limit = other.limit if self.limit == other.limit else None
-        return Plan(calls, dict(charges), self.changed or other.changed, limit)
+        return Plan(calls, dict(charges), self.changed or other.changed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a ledger and for checkpoints; see `from_dict`."""
@@ -159,16 +144,14 @@ class Plan:
             "planned_calls": self.calls,
             "plan_changed": self.changed,
             "planned_charges": [[charge.to_dict(), n] for charge, n in self.charges.items()],
-            "plan_limit": None if self.limit is None else list(self.limit),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """Inverse of `to_dict`."""
-        calls, charges, limit = (values[name] for name in ("planned_calls", "planned_charges", "plan_limit"))
+        calls, charges = values["planned_calls"], values["planned_charges"]
         return cls(
             calls=None if calls is None else check_count("planned_calls", calls),
             charges={Charge.from_dict(charge): check_count("count", count) for charge, count in charges},
             changed=bool(values["plan_changed"]),
-            limit=None if limit is None else (float(limit[0]), float(limit[1])),
         )

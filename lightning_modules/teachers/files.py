@@ -49,7 +49,8 @@ def read_file(file: Path) -> Any:
     # Torch's own files have been zip archives since version 1.6.
     names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
     if any(name.endswith(("serialized_exported_program.json", "archive_format")) for name in names):
-        raise _must_be_converted(file, "a program of torch.export", f'torch.export.load("{file}")', "content.state_dict")
+        load = f'torch.export.load("{file}")'
+        raise _must_be_converted(file, "a program of torch.export", load, "content.state_dict")
     if any(name.endswith("constants.pkl") for name in names):
         raise _must_be_converted(file, "TorchScript", f'torch.jit.load("{file}")', "content.state_dict()")
     try:

@@ -7,13 +7,10 @@ the target holds: the achieved ε comes back with the answer and is never above 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from privacy.accounting.composition import compose
-from privacy.checks import check_delta, check_nonnegative
-from privacy.events import Release
-from privacy.numerics.gaussian import gaussian_mu
+from privacy.checks import check_nonnegative
 
 #: The count of releases of which any number costs the same.
 NO_LIMIT = 2**62
@@ -99,53 +96,6 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
         else:
             high = middle
     return Calibration(low, best)
-
-
-def max_count(
-    release: Release, budget_epsilon: float, delta: float, already: Mapping[Release, int] | None = None
-) -> int:
-    """How many further releases fit into a budget beside what was released already.
-
-    In closed form where all is Gaussian, else by bisection on `privacy.compose`.
-
-    Args:
-        release: what is going to be released n times.
-        budget_epsilon: most that all may cost together.
-        delta: failure probability in (0, 1).
-        already: what was released before.
-
-    Returns:
-        n, 0 where not one fits; `NO_LIMIT` (2**62) where releases cost nothing.
-
-    >>> from privacy.events import Gaussian
-    >>> max_count(Gaussian(0.02), 1.0, 1e-5)
-    179
-    >>> max_count(Gaussian(0.02), 1.0, 1e-5, {Gaussian(0.02): 100})
-    79
-    """
-    target = _target(budget_epsilon)
-    delta = check_delta(delta)
-    before = dict(already or {})
-
-    def spent(count: int) -> float:
-        return compose({**before, release: before.get(release, 0) + count}, delta).epsilon
-
-    if compose(before, delta).epsilon > target or spent(1) > target:
-        return 0
-    mu = release.gaussian_mu
-    if mu == 0.0 or release.pure_epsilon == 0.0:
-        return NO_LIMIT
-    used = [(other.gaussian_mu, count) for other, count in before.items() if count]
-    if mu is not None and all(other is not None for other, _ in used):
-        room = gaussian_mu(target, delta) ** 2 - math.fsum(count * m * m for m, count in used if m is not None)
-        count = min(NO_LIMIT, max(1, math.floor(room / (mu * mu))))
-        # The inverse is rounded down by 1e-12: the reporting functions decide.
-        while count > 1 and spent(count) > target:
-            count -= max(1, count // 10**12)
-        while count < NO_LIMIT and spent(count + 1) <= target:
-            count += 1
-        return count
-    return int(calibrate_count(spent, target, limit=2**40).value)
 
 
 def _target(target_epsilon: float) -> float:

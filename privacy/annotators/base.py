@@ -259,9 +259,6 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be written: nothing may be released.
         """
-        budget = self.budget
-        held = budget.accounting == "record" and budget.scope != "run"
-        target = budget.target_epsilon if held else None
 
         def act() -> Plan:
             plan = before
@@ -273,26 +270,18 @@ class Annotator(ABC):
                     made=self.calls_made(),
                     charged=self.account.counts(scope="run"),
                     price=lambda calls: self._noted(self.price(calls)),
-                    limit=None if target is None else (target, budget.delta),
                 )
-                return self._written(plan)
+                return plan
 
             self.account.ledger.write_plan(make)
             return plan
 
         return self._on_rank_zero(act)
 
-    def _written(self, plan: Plan) -> Plan:
-        """The part of a plan that the ledger needs, so that its total is never below what this run states."""
-        return plan
-
-    def _planned_charges(self, planned: Plan | None) -> Mapping[Charge, int]:
-        """What a plan is charged."""
-        return {} if planned is None else planned.charges
-
     def covering(self, planned: Plan | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and whatever of this run's plan is left."""
-        return self.account.spent() + unmade(self._planned_charges(planned), self.account.counts(scope="run"))
+        planned_charges = {} if planned is None else planned.charges
+        return self.account.spent() + unmade(planned_charges, self.account.counts(scope="run"))
 
     def covered_epsilon(self, planned: Plan | None) -> float:
         """Record-level ε of `covering(planned)`."""
@@ -316,13 +305,12 @@ class Annotator(ABC):
             LedgerError: The ledger cannot be read: nothing can be said.
         """
         self.account.ledger.refresh()
-        own, planned_charges = self.account.counts(scope="run"), self._planned_charges(planned)
+        own, planned_charges = self.account.counts(scope="run"), {} if planned is None else planned.charges
         return Guarantee.of(
             self.account,
             self.description(),
             artefacts=artefacts,
             covered=self.covering(planned),
-            epsilon=self.covered_epsilon(planned),
             of_run=own + unmade(planned_charges, own),
             planned=planned is not None and not planned.changed,
             noise_changed=len({self._words_of(charge) for charge in {*own, *planned_charges} if _noised(charge)}) > 1,

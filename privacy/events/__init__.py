@@ -2,7 +2,7 @@
 
 from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.events.gaussian import Gaussian, GaussianVotes, ThresholdCheck
+from privacy.events.gaussian import Gaussian, GaussianVotes
 from privacy.events.laplace import DiscreteLaplaceVotes, LaplaceVector, LaplaceVotes
 from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
@@ -24,7 +24,6 @@ __all__ = [
     "RevealedGaussian",
     "SampledDiscreteGaussian",
     "SampledGaussian",
-    "ThresholdCheck",
     "Unbounded",
     "release_from_dict",
     "release_kinds",

@@ -1,4 +1,4 @@
-"""Events of Gaussian noise: on a vector, on votes, and on the check whether teachers agree."""
+"""Events of Gaussian noise: on a vector, and on votes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 
-__all__ = ["Gaussian", "GaussianMechanism", "GaussianVotes", "ThresholdCheck"]
+__all__ = ["Gaussian", "GaussianMechanism", "GaussianVotes"]
 
 
 class GaussianMechanism(Release):
@@ -85,21 +85,3 @@ class GaussianVotes(GaussianMechanism):
     @property
     def gaussian_mu(self) -> float:
         return math.sqrt(2.0) / self.noise_std if self.noise_std else math.inf
-
-
-@dataclass(frozen=True)
-class ThresholdCheck(GaussianMechanism):
-    """max(counts) + N(0, noise_std^2) against a threshold (confident votes): every check costs, the rejected ones too.
-
-    One record moves the largest count by at most one, so μ = 1/noise_std.
-    """
-
-    kind: ClassVar[str] = "threshold_check"
-    noise_std: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_std", check_nonnegative("noise_std", self.noise_std, infinite=True))
-
-    @property
-    def gaussian_mu(self) -> float:
-        return 1.0 / self.noise_std if self.noise_std else math.inf

@@ -16,12 +16,9 @@ from privacy.mechanisms.draws import discrete_laplace, laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
-__all__ = ["REJECTED", "VOTE_MECHANISMS", "NoisyVote", "check_claim", "vote_counts"]
+__all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_counts"]
 
 _GNMAX = "Papernot et al. 2018, Proposition 8"
-
-REJECTED = -1
-"""Response to a query on which the teachers do not agree enough."""
 
 
 def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
@@ -123,18 +120,5 @@ VOTE_MECHANISMS: dict[str, NoisyVote] = {
     ),
     # GNMax, which DGD calls DGD+.
     "gaussian": _GAUSSIAN,
-    # As `gaussian`, for queries whose largest count passes a noisy bar (Confident-GNMax).
-    "confident": replace(
-        _GAUSSIAN,
-        source=(
-            "Gaussian mechanisms on the largest count (moves by 1) and on the counts (by sqrt(2)), Papernot et al. "
-            "2018; exact composition of all checks and of the most responses that were allowed before the first"
-        ),
-    ),
 }
 """Every noise whose cost is known."""
-
-
-def check_claim(threshold_scale: float) -> RdpSlope:
-    """What Papernot et al. count for one check of `confident`."""
-    return RdpSlope(source=_GNMAX, slope=0.5 / threshold_scale**2)

@@ -18,7 +18,6 @@ from privacy.events import (
     Release,
     RevealedGaussian,
     SampledGaussian,
-    ThresholdCheck,
     Unbounded,
 )
 from privacy.formatting import short_figure
@@ -56,8 +55,6 @@ def methods_table() -> str:
         ("LabelDP on a prior, or with the generator against the student", _answers(1000, 2), None),
         ("DGD, votes on a prior: 400 queries, Laplace b=40", None, votes),
         ("DGD, votes on a prior: 100 queries, Gaussian σ=40", None, {GaussianVotes(40.0): 100}),
-        ("DGD, confident votes: 1000 checks σ=150, 300 responses σ=40",
-         None, {ThresholdCheck(150.0): 1000, GaussianVotes(40.0): 300}),
         ("DGD as published: generator against a baseline on all data, 400 Laplace votes",
          None, {Unbounded("baseline trained without privacy"): 1, **votes}),
         ("DPDFD Algorithm 3, direct training on private images, for records",

@@ -359,16 +359,6 @@ def test_whoever_stops_early_has_used_the_whole_plan(place: Path) -> None:
     )
 
 
-def test_confident_votes_leave_queries_out_and_the_student_goes_on(place: Path) -> None:
-    votes = {"mechanism": "confident", "scale": 0.5, "threshold": 1.5, "threshold_scale": 0.5, "max_responses": 15}
-    model = run(votes=votes).model
-    labels = model.query_set.labels
-    answered = int((labels >= 0).sum())
-    assert len(labels) <= QUERIES and 0 < answered <= 15 and model.annotator.responses_made == answered
-    worst = model.annotator.account.epsilon(counts=model.annotator.covering(model.run.plan))
-    assert model.guarantee().epsilon == worst >= model.annotator.account.epsilon()
-
-
 POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
 
 

@@ -82,17 +82,6 @@ SLOW: dict[str, dict[str, Any]] = {
         "model": {"annotator": LABELS, "train_on": "union", "images": "prior"},
         "epochs": 2,
     },
-    "DGD confident": {
-        "class_path": "DGD",
-        "model": {
-            **METHODS["DGD"]["model"],
-            "annotator": {
-                "class_path": "VoteAnnotator",
-                "init_args": {"mechanism": "confident", "scale": 1.0, "threshold": -1e3, "threshold_scale": 1.0},
-            },
-        },
-        "epochs": 2,
-    },
     "DGD baseline": {
         "class_path": "DGD",
         "model": {

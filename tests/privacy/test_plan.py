@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,7 @@ class Fit:
         made, calls = self.annotator.calls_made(), self.plan.calls or 0
         votes = isinstance(self.annotator, VoteAnnotator)
         planned = calls if votes else made + self.annotator.affordable(limit=calls - made)
-        budget = self.annotator.budget
-        limit = None if budget.target_epsilon is None else (budget.target_epsilon, budget.delta)
-        return self.annotator.covered_epsilon(replace(plan_of(self.annotator, planned), limit=limit))
+        return self.annotator.covered_epsilon(plan_of(self.annotator, planned))
 
 
 def asked(annotator: Annotator, rows: int) -> None:
@@ -79,8 +77,7 @@ def fit(
 
     def affordable() -> int:
         made = annotator.calls_made()
-        confident = isinstance(annotator, VoteAnnotator) and annotator.mechanism == "confident"
-        return made + (wanted - made if confident else annotator.affordable(limit=wanted - made))
+        return made + annotator.affordable(limit=wanted - made)
 
     plan = annotator.fix_plan(Plan() if before is None else Plan.from_dict(before.plan.to_dict()), affordable)
     for _ in range(calls):
@@ -91,7 +88,6 @@ def fit(
 
 
 GRADIENTS: dict[str, Any] = {"release": "per_sample_full", "noise_multiplier": 30.0}
-CONFIDENT: dict[str, Any] = {"mechanism": "confident", "scale": 4.0, "threshold": 1.0, "threshold_scale": 15.0}
 #: Kind, settings of the first fit, and what is changed of them.
 CHANGES: dict[str, tuple[type[Annotator], dict[str, Any], dict[str, Any]]] = {
     "noise": (GradientAnnotator, GRADIENTS, {"noise_multiplier": 1e9}),
@@ -101,8 +97,6 @@ CHANGES: dict[str, tuple[type[Annotator], dict[str, Any], dict[str, Any]]] = {
     "epsilon of a label": (LabelAnnotator, {"epsilon": 0.1, "rows": 8}, {"epsilon": 1e-6, "rows": 8}),
     "scale": (VoteAnnotator, {"mechanism": "gaussian", "scale": 4.0}, {"scale": 1e9}),
     "scale of Laplace votes": (VoteAnnotator, {"scale": 4.0}, {"scale": 1e9}),
-    "responses": (VoteAnnotator, {**CONFIDENT, "max_responses": 20}, {"max_responses": 10}),
-    "target of confident votes": (VoteAnnotator, {**CONFIDENT, "target_epsilon": 5.0}, {"target_epsilon": 4.8}),
 }
 
 
@@ -120,7 +114,7 @@ def test_a_plan_is_not_shed_by_changing_what_it_costs(name: str, tmp_path: Path)
     assert after.stated.epsilon >= before * (1 - 2e-4)
     assert after.stated_by_number < 0.99 * before
     told = after.stated.assumptions
-    new_price = "target" not in name and name != "responses"
+    new_price = name != "target"
     assert after.plan.changed is new_price and any("THE NOISE WAS CHANGED" in text for text in told) is new_price
     assert any("planned before the first release" in text for text in told) is not new_price
     # What the ledger gives in total, to this run and to every reader, is not less.
@@ -140,17 +134,6 @@ def test_a_plan_is_what_it_was_even_from_a_checkpoint_before_the_change(tmp_path
     assert dict(unmade(rolled_back.plan.charges or {}, rolled_back.annotator.account.counts())) != {}
     both = compose({Gaussian(mus[0]): 20, Gaussian(mus[1]): 30}, 1e-5).epsilon
     assert rolled_back.stated.epsilon == pytest.approx(both)
-
-
-def test_a_target_that_was_raised_bounds_nothing_that_was_fixed_beforehand() -> None:
-    first = fit(None, VoteAnnotator, wanted=50, calls=10, **CONFIDENT, target_epsilon=4.0)
-    assert first.stated.epsilon == 4.0
-    raised = fit(None, VoteAnnotator, wanted=50, calls=0, before=first, **CONFIDENT, target_epsilon=5.0)
-    assert raised.stated.epsilon == 5.0 and raised.plan.changed and not first.plan.changed
-    none = fit(None, VoteAnnotator, wanted=50, calls=0, before=first, **CONFIDENT)
-    assert none.stated.epsilon > 5.0
-    again = fit(None, VoteAnnotator, wanted=50, calls=0, before=none, **CONFIDENT, target_epsilon=5.0)
-    assert again.stated.epsilon == none.stated.epsilon
 
 
 def test_sizes_that_were_fixed_beforehand_use_a_plan_up() -> None:
@@ -246,5 +229,5 @@ def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> No
 
 
 def test_a_state_survives_its_checkpoint() -> None:
-    first = fit(None, VoteAnnotator, wanted=50, calls=3, **CONFIDENT, target_epsilon=4.0)
+    first = fit(None, GradientAnnotator, wanted=50, calls=3, **GRADIENTS, target_epsilon=40.0)
     assert Plan.from_dict(json.loads(json.dumps(first.plan.to_dict()))) == first.plan

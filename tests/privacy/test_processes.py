@@ -108,10 +108,6 @@ KINDS: dict[str, tuple[Callable[[], Annotator], Callable[[int], tuple[torch.Tens
     "mean response": (lambda: MeanResponseAnnotator(noise_multiplier=10.0), of_teachers),
     "response": (lambda: ResponseAnnotator(), gradients),
     "votes": (lambda: VoteAnnotator(), votes),
-    "confident": (
-        lambda: VoteAnnotator(mechanism="confident", scale=1.0, threshold=2.0, threshold_scale=0.1),
-        votes,
-    ),
 }
 
 

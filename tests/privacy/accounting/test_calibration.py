@@ -7,20 +7,11 @@ import math
 import pytest
 
 from privacy import (
-    Gaussian,
-    GaussianVotes,
-    LaplaceVotes,
-    RandomizedResponse,
-    Release,
-    SampledGaussian,
-    Unbounded,
     calibrate_count,
     calibrate_noise,
-    compose,
     gaussian_epsilon,
     published_dpdfd_epsilon,
 )
-from privacy.accounting.calibration import NO_LIMIT, max_count
 from privacy.mechanisms.gradients import output_gradient_mu
 
 DELTA = 1e-5
@@ -48,42 +39,6 @@ def test_steps_are_the_most_that_fit(norm_bound: float, target: float, steps: in
     found = calibrate_count(spent, target)
     assert abs(found.value - steps) <= 1
     assert found.epsilon == spent(int(found.value)) <= target < spent(int(found.value) + 1)
-
-
-@pytest.mark.parametrize(
-    ("release", "already"),
-    [
-        (Gaussian(0.02), {}),
-        (Gaussian(0.02), {Gaussian(0.1): 3}),
-        (Gaussian(1e-4), {GaussianVotes(400.0): 10}),
-        (GaussianVotes(40.0), {}),
-        (RandomizedResponse(0.05, 10), {}),
-        (RandomizedResponse(0.05, 10), {RandomizedResponse(0.05, 10): 5, Gaussian(0.1): 1}),
-        (LaplaceVotes(100.0), {Gaussian(0.1): 1}),
-        (SampledGaussian(2.0, 0.01), {}),
-    ],
-    ids=repr,
-)
-def test_max_count_is_the_last_that_fits(release: Release, already: dict[Release, int]) -> None:
-    count = max_count(release, 1.0, DELTA, already)
-
-    def spent(n: int) -> float:
-        return compose({**already, release: already.get(release, 0) + n}, DELTA).epsilon
-
-    assert count > 0
-    assert spent(count) <= 1.0 < spent(count + 1)
-
-
-def test_max_count_at_its_ends() -> None:
-    assert max_count(Gaussian(0.02), 1.0, DELTA) == 179
-    assert max_count(Gaussian(5.12), 1.0, DELTA) == 0
-    assert max_count(Unbounded("x"), 1.0, DELTA) == 0
-    assert max_count(Gaussian(0.02), 1.0, DELTA, {Unbounded("x"): 1}) == 0
-    assert max_count(Gaussian(0.02), 1.0, DELTA, {Gaussian(1.0): 1}) == 0
-    assert max_count(Gaussian(0.0), 1.0, DELTA) == NO_LIMIT
-    assert max_count(RandomizedResponse(0.0, 3), 1.0, DELTA) == NO_LIMIT
-    assert max_count(Gaussian(0.02), 0.0, DELTA) == 0
-    assert max_count(Gaussian(1e-7), 1.0, DELTA) > 10**12
 
 
 def test_out_of_reach_says_so() -> None:

@@ -9,13 +9,11 @@ from scipy.stats import binom
 
 from privacy import (
     Gaussian,
-    GaussianVotes,
     LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
     RevealedGaussian,
     SampledGaussian,
-    ThresholdCheck,
     compose,
     compose_delta,
     gaussian_delta,
@@ -97,12 +95,6 @@ def test_laplace_votes_figures(queries: int, expected: float) -> None:
 def test_gaussian_votes_figures(queries: int, expected: float) -> None:
     """The last one: a crash after 999 of 1000 queries and a rerun from 0."""
     assert gaussian_votes_epsilon(40.0, queries, DELTA) == pytest.approx(expected, abs=5e-5)
-
-
-def test_confident_votes_figure_and_free_rejections_as_twin() -> None:
-    whole, forgotten = ({ThresholdCheck(150.0): checks, GaussianVotes(40.0): 300} for checks in (1000, 300))
-    assert compose(whole, DELTA).epsilon == pytest.approx(2.6648, abs=5e-5)
-    assert compose(forgotten, DELTA).epsilon < 2.6
 
 
 @pytest.mark.parametrize(("steps", "epsilon"), [(1, 2.0), (100, 9.0), (1000, 22.0)])

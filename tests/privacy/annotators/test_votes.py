@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ from support.short_names import budgeted
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators.votes import VoteAnnotator
-from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian, ThresholdCheck
+from privacy.events import LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.votes import REJECTED, VOTE_MECHANISMS
-from privacy.plan import Plan
+from privacy.mechanisms.votes import VOTE_MECHANISMS
 from privacy.published import published_dgd_epsilon
 
 CLASSES = 10
-CONFIDENT: dict[str, Any] = {"mechanism": "confident", "threshold": 200.0, "threshold_scale": 150.0}
 
 
 def annotator(kind: type[VoteAnnotator] = VoteAnnotator, **settings: Any) -> VoteAnnotator:
@@ -42,11 +39,6 @@ def counts(queries: int, *first: int) -> torch.Tensor:
     row[: len(first)] = torch.tensor(first)
     row[-1] = 250 - row.sum()
     return row.repeat(queries, 1)
-
-
-def confident(checks: int, responses: int) -> float:
-    """ε of so many checks and responses of `CONFIDENT`."""
-    return compose({ThresholdCheck(150.0): checks, GaussianVotes(40.0): responses}, 1e-5).epsilon
 
 
 def winner_probability(kind: str, scale: float) -> float:
@@ -79,23 +71,8 @@ def test_answers_have_the_noise_that_is_charged_for(mechanism: Any) -> None:
     assert p_value(2 / 3 * charged) < 1e-12 and p_value(3 / 2 * charged) < 1e-12
 
 
-def test_the_check_has_the_noise_that_is_charged_for() -> None:
-    made = annotator(**CONFIDENT)
-    draws = 20_000
-    passed = int((made.annotate(counts(draws, 140)) != REJECTED).sum())
-
-    def p_value(scale: float) -> float:
-        return float(stats.binomtest(passed, draws, float(stats.norm.sf(60 / scale))).pvalue)
-
-    assert p_value(150.0) > 1e-8
-    assert p_value(100.0) < 1e-12 and p_value(225.0) < 1e-12
-    assert made.account.counts() == {made._check: draws, made._response: passed}
-
-
-@pytest.mark.parametrize("settings", [{}, {"mechanism": "gaussian"}, CONFIDENT], ids=["laplace", "gaussian", "checks"])
-def test_queries_are_charged_before_noise_is_drawn(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_queries_are_charged_before_noise_is_drawn(mechanism: str, tmp_path: Path) -> None:
     class Failing(ReproducibleNoise):
         secure = True
 
@@ -103,76 +80,11 @@ def test_queries_are_charged_before_noise_is_drawn(
             raise OSError("no noise")
 
     path = tmp_path / "ledger.jsonl"
-    made = annotator(**settings, ledger=str(path), noise=Failing(seed=0))
+    made = annotator(mechanism=mechanism, ledger=str(path), noise=Failing(seed=0))
     with pytest.raises(OSError, match="no noise"):
         made.annotate(counts(7, 200, 30))
     # As another process reads it: nothing is settled, so at least the 7 count.
     assert sum(Ledger(path=path, private_data="digits/train", run="reader").counts().values()) >= 7
-
-
-def test_a_query_left_out_costs_its_check_alone() -> None:
-    made = annotator(**{**CONFIDENT, "threshold": 1e9})
-    assert made.annotate(counts(50, 200)).tolist() == [REJECTED] * 50
-    assert made.account.epsilon() == compose({ThresholdCheck(150.0): 50}, 1e-5).epsilon
-    assert (made.calls_made(), made.responses_made) == (50, 0)
-
-
-def test_answered_and_left_out_queries_cost_what_is_known_from_elsewhere() -> None:
-    made = annotator(**{**CONFIDENT, "threshold": 1e9})
-    made.annotate(counts(700, 200))
-    made.threshold = -1e9
-    made.annotate(counts(300, 200))
-    assert made.account.epsilon() == pytest.approx(2.6648, abs=5e-5)
-    assert made.account.epsilon() == confident(1000, 300)
-
-
-def stated(made: VoteAnnotator, plan: Plan) -> float:
-    return made.covered_epsilon(plan)
-
-
-def stated_by_what_came_out(made: VoteAnnotator, plan: Plan) -> float:
-    """Negative control: a number of answers that depends on the private data as if it had been fixed."""
-    return made.account.epsilon()
-
-
-@pytest.mark.parametrize(("statement", "same"), [(stated, True), (stated_by_what_came_out, False)])
-def test_what_is_stated_does_not_depend_on_how_many_were_answered(
-    statement: Callable[[VoteAnnotator, Plan], float], same: bool
-) -> None:
-    figures = []
-    for threshold in (1e9, -1e9):
-        made = annotator(**{**CONFIDENT, "threshold": threshold, "max_responses": 60})
-        plan = made.fix_plan(Plan(), lambda: 100)
-        made.annotate(counts(50, 200))
-        figures.append(statement(made, plan))
-    assert (figures[0] == figures[1]) is same
-    if same:
-        assert figures[0] == confident(100, 60)
-
-
-def test_no_more_are_answered_than_were_allowed() -> None:
-    made = annotator(**{**CONFIDENT, "threshold": -1e9, "max_responses": 60})
-    assert made.affordable(limit=100) == 60
-    made.annotate(counts(50, 200))
-    assert made.affordable(limit=100) == 10
-    with pytest.raises(BudgetExceeded, match="max_responses=60"):
-        made.annotate(counts(11, 200))
-    assert made.calls_made() == 50
-
-
-def test_a_target_that_everything_was_held_to_is_the_figure() -> None:
-    made = annotator(**{**CONFIDENT, "target_epsilon": 1.0})
-    plan = made.fix_plan(Plan(), lambda: 10_000)
-    while (number := made.affordable(limit=20)) > 0:
-        made.annotate(counts(number, 200))
-    assert made.account.epsilon() <= 1.0
-    assert made.covered_epsilon(plan) == made.covered_epsilon(None) == 1.0
-    free = annotator(**CONFIDENT)
-    assert free.covered_epsilon(free.fix_plan(Plan(), lambda: 10_000)) > 1.0
-    # Laplace noise: the whole plan, which no filter is known to cut short.
-    whole = compose({LaplaceVotes(40.0): 1000}, 1e-5).epsilon
-    laplace = annotator(target_epsilon=1.0)
-    assert laplace.covered_epsilon(laplace.fix_plan(Plan(), lambda: 1000)) == pytest.approx(whole)
 
 
 BASELINE_ID = new_training_id()
@@ -247,11 +159,9 @@ def test_what_are_no_votes_is_refused_and_not_charged(votes: torch.Tensor) -> No
 
 
 def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
-    for settings in ({}, {**CONFIDENT, "threshold": -1e9}):
-        made = annotator(**settings, noise=ReproducibleNoise(seed=1))
-        made.annotate(counts(3, 200))
-        assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 3))
-        assert made.responses_made == 3
+    made = annotator(noise=ReproducibleNoise(seed=1))
+    made.annotate(counts(3, 200))
+    assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 3))
 
 
 def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> None:
@@ -272,10 +182,6 @@ def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> 
         ({"mechanism": "majority"}, "mechanism must be one of"),
         ({"scale": 0.0}, "scale must be above 0"),
         ({"scale": True}, "scale must be a number, got True"),
-        ({"threshold": 3.0}, "only mechanism='confident'"),
-        ({"mechanism": "confident"}, "threshold must be a finite number"),
-        ({"mechanism": "confident", "threshold": 3.0}, "threshold_scale must be above 0"),
-        ({**CONFIDENT, "max_responses": 0}, "max_responses must be"),
         ({"latent_epsilon": -1.0}, "latent_epsilon must be above 0"),
     ],
 )

@@ -30,14 +30,12 @@ from privacy import (
     RandomizedResponse,
     Release,
     SampledGaussian,
-    ThresholdCheck,
     audit,
     compose,
     published_dgd_epsilon,
     worst_case_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
-from privacy.annotators import VoteAnnotator
 from privacy.auditing import AuditResult, Method, Sampler, Score
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.draws import laplace_latents
@@ -171,18 +169,6 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
     return Case(f"{kind}_votes", play, {release: 3}, published)
 
 
-def play_confident(factor: float) -> Players:
-    scales = {"scale": 4.0 * factor, "threshold_scale": 4.0 * factor}
-    made = VoteAnnotator(mechanism="confident", threshold=11.5, **scales, noise=Seeded())  # type: ignore[arg-type]
-    made.bind(batch_size=1, num_classes=2)
-    made.open(private_data="digits/train")
-
-    def sampler(counts: list[int]) -> Sampler:
-        return lambda count: made.annotate(torch.tensor([counts]).expand(count, 2))
-
-    return sampler([12, 9]), sampler([11, 10]), None
-
-
 def latents_case(name: str, rows: int, *, sound: bool) -> Case:
     """DGD counts epsilon1 once, and the record moves the codes of all rows."""
 
@@ -228,7 +214,6 @@ CASES = [
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("discrete_laplace", 2.0, DiscreteLaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
-    Case("confident_votes", play_confident, {ThresholdCheck(4.0): 1, GaussianVotes(4.0): 1}),
     latents_case("latents", 1, sound=True),
     latents_case("dgd_latents", 4, sound=False),  # its votes are published as more than they cost
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
