@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erfcx, ndtr, ndtri
+from scipy.special import erfcx, ndtr
 
 from privacy.checks import check_delta, check_nonnegative
 
@@ -128,40 +128,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     root = _solve(lambda epsilon: _log_delta(mu, epsilon) - target, 0.0, high * (1.0 + 1e-9))
     return root * (1.0 + _SAFETY)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest μ for which μ-GDP implies (ε, δ)-DP: the inverse of `gaussian_epsilon`.
-
-    Rounded down by 1e-12 relative, so that spending all of it never exceeds `epsilon`.
-
-    Raises:
-        ValueError: `epsilon` is negative or not a number, or `delta` is outside (0, 1).
-
-    >>> round(gaussian_mu(gaussian_epsilon(0.5, 1e-6), 1e-6), 9)
-    0.5
-    """
-    epsilon = check_nonnegative("epsilon", epsilon, infinite=True)
-    delta = check_delta(delta)
-    if math.isinf(epsilon):
-        return math.inf
-    # At epsilon = 0 the total variation distance is 2 Phi(mu/2) - 1.
-    low = 2.0 * float(ndtri(0.5 + 0.5 * delta))
-    if low <= 0.0:
-        low = delta * math.sqrt(2.0 * math.pi)
-    if epsilon == 0.0:
-        return low * (1.0 - _SAFETY)
-    target = math.log(delta)
-    low *= 1.0 - 1e-9
-    high = low
-    while _log_delta(high, epsilon) <= target:
-        high *= 2.0
-    # In log mu, because the answer spans many orders of magnitude.
-    root = _solve(lambda t: _log_delta(math.exp(t), epsilon) - target, math.log(low), math.log(high))
-    mu = math.exp(root) * (1.0 - _SAFETY)
-    while gaussian_epsilon(mu, delta) > epsilon:
-        mu *= 1.0 - 1e-11
-    return mu
 
 
 def _solve(function: Callable[[float], float], low: float, high: float) -> float:

@@ -49,16 +49,6 @@ def rdp_conversion(rdp: ArrayLike, orders: ArrayLike, delta: float) -> NDArray[n
     return values + np.log1p(-1.0 / order) - (math.log(delta) + np.log(order)) / (order - 1.0)
 
 
-def rdp_epsilon(rdp: ArrayLike, orders: ArrayLike, delta: float) -> float:
-    """The least ε that the tabulated curve proves, never below 0.
-
-    >>> orders = np.linspace(1.1, 200, 20000)
-    >>> round(rdp_epsilon(0.02 * orders, orders, 1e-5), 4)
-    0.7943
-    """
-    return max(0.0, float(np.min(rdp_conversion(rdp, orders, delta))))
-
-
 def rdp_slope_epsilon(slope: float, delta: float) -> float:
     """ε of the linear curve rdp(l) = slope * l at its best order, which is free and not from a grid.
 
