@@ -157,9 +157,8 @@ PRESET ?= smoke
 JOBS ?= 1
 TABLE_ARGS ?=
 TABLES := $(BIN)/LightningCLI tables
-HOURS ?=
 TABLE_OPTIONS := --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(TABLE_ARGS)
-RUN_TABLES := $(TABLES) run $(if $(HOURS),--hours $(HOURS)) $(TABLE_OPTIONS)
+RUN_TABLES := $(TABLES) run $(TABLE_OPTIONS)
 
 .PHONY: list-tables
 list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1)
@@ -172,7 +171,7 @@ figure-%: $(INSTALLED)
 	$(RUN_TABLES) $*
 
 .PHONY: tables
-tables: $(INSTALLED) ## every table and figure, most valuable and first seeds first; goes on where it was (HOURS=3 JOBS=2 DRY_RUN=1)
+tables: $(INSTALLED) ## every table and figure, most valuable and first seeds first; goes on where it was (JOBS=2 DRY_RUN=1)
 	$(RUN_TABLES)
 	$(if $(DRY_RUN),,$(TABLES) render)
 

@@ -286,7 +286,6 @@ def run_plan(
     plan: Plan,
     run: Run,
     *,
-    until: float = math.inf,
     jobs: int = 1,
     command: Sequence[str] = (),
     say: Callable[[str], None] = print,
@@ -298,8 +297,6 @@ def run_plan(
     Args:
         plan: The fits.
         run: Takes the arguments of one command.
-        until: No fit is begun that its estimate says would end after this time (seconds since the epoch); those that
-            run are waited for. A fit without an estimate counts as 0 s.
         jobs: Fits at a time: all but one in other processes, which are given `command`.
         command: The arguments of a command line that makes this plan.
         say: Takes lines for the user.
@@ -322,7 +319,7 @@ def run_plan(
         return Progress(0, {}, len(plan.tasks), None)
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")
-    course = _Course(plan, run, until=until, jobs=jobs, say=say, after=after, strict=strict)
+    course = _Course(plan, run, jobs=jobs, say=say, after=after, strict=strict)
     if jobs == 1 and BEGUN not in os.environ:
         with feature_memory():  # of several processes each would hold its own
             return course.run()
@@ -369,14 +366,13 @@ class _Course:
     """One run of a plan."""
 
     def __init__(
-        self, plan: Plan, run: Run, *, until: float, jobs: int, say: Callable[[str], None], after: Any, strict: bool
+        self, plan: Plan, run: Run, *, jobs: int, say: Callable[[str], None], after: Any, strict: bool
     ) -> None:
-        self.plan, self.command, self.until, self.jobs = plan, run, until, jobs
+        self.plan, self.command, self.jobs = plan, run, jobs
         self.say, self.after, self.strict = say, after, strict
         self.begun = float(os.environ.get(BEGUN) or time.time())
         self.parent = os.getppid()
         self.left = [name for name in plan.tasks if plan.current(name) is None]
-        self.late: list[str] = []
         self.failed: dict[str, str] = {}
 
     def run(self) -> Progress:
@@ -393,35 +389,30 @@ class _Course:
         return self.progress()
 
     def progress(self) -> Progress:
-        missing = [*self.left, *self.late]
         notes = self.plan.store.notes()
-        seconds = [estimate(self.plan.tasks[name], notes) for name in missing]
+        seconds = [estimate(self.plan.tasks[name], notes) for name in self.left]
         return Progress(
-            done=len(self.plan.tasks) - len(missing) - len(self.failed),
+            done=len(self.plan.tasks) - len(self.left) - len(self.failed),
             failed=self.failed,
-            left=len(missing),
+            left=len(self.left),
             seconds_left=None if None in seconds else sum(filter(None, seconds)) / self.jobs,
         )
 
     def _go_on(self) -> bool:
         """Makes the first fit that can be made; whether there is no need to wait for another command."""
         plan = self.plan
-        notes = [] if self.until == math.inf else plan.store.notes()
         for name in list(self.left):
-            task = plan.tasks[name]
-            parents = list(task.parents.values())
+            parents = list(plan.tasks[name].parents.values())
             if plan.current(name) is not None:
                 self._end(name)
             elif broken := [parent for parent in parents if parent in self.failed]:
                 self._end(name, plan.store.fail(name, f"its parent {broken[0]} failed"))
-            elif any(parent in self.late for parent in parents):
-                self._put_off(name)
-            elif all(plan.current(parent) is not None for parent in parents):
-                if self.until < math.inf and time.time() + (estimate(task, notes) or 0.0) > self.until:
-                    self._put_off(name)
-                elif (failure := self._make(name)) is not None:
-                    self._end(name, failure)
-                    return True
+            elif (
+                all(plan.current(parent) is not None for parent in parents)
+                and (failure := self._make(name)) is not None
+            ):
+                self._end(name, failure)
+                return True
         return not self.left
 
     def _make(self, name: str) -> str | None:
@@ -486,10 +477,6 @@ class _Course:
             # A background process ignores it from the start: nothing to restore then.
             if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
                 signal.signal(signal.SIGINT, handler)
-
-    def _put_off(self, name: str) -> None:
-        self.left.remove(name)
-        self.late.append(name)
 
     def _end(self, name: str, failure: str = "") -> None:
         self.left.remove(name)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +75,6 @@ def run_tables(
     results: str | Path = RESULTS,
     jobs: int = 1,
     command: Sequence[str] = (),
-    until: float = math.inf,
     say: Any = print,
 ) -> Progress:
     """Runs what is missing; records and rendered tables follow each fit, also where this is interrupted.
@@ -89,7 +87,6 @@ def run_tables(
         results: Where records and rendered tables go.
         jobs: Fits at a time.
         command: The arguments of this command, for other processes.
-        until: No fit is begun that its estimate says would end after this time (seconds since the epoch).
         say: Takes lines for the user.
 
     Returns:
@@ -110,7 +107,7 @@ def run_tables(
             render_table(spec, results=Path(results))
 
     follow({})
-    return run_plan(plan, run, until=until, jobs=jobs, command=command, say=say, after=follow)
+    return run_plan(plan, run, jobs=jobs, command=command, say=say, after=follow)
 
 
 def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
@@ -176,9 +173,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
-    run.add_argument(
-        "--hours", type=float, default=math.inf, help="Begin no fit that its estimate says would not end in that time."
-    )
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
     render.add_argument("--results", default=RESULTS, help="Where the records are.")
     render.add_argument("--document", default="docs/results.md", help="The index.")
@@ -205,7 +199,6 @@ def _specs(names: Sequence[str], preset: str) -> list[Spec]:
 
 
 def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
-    until = time.time() + 3600 * options.hours
     specs = _specs(options.names, options.preset or "smoke")
     if options.preset is None:
         known = list(specs[0].presets)
@@ -223,7 +216,6 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
         results=results,
         jobs=options.jobs,
         command=["tables", *args],
-        until=until,
         say=lambda text: print(text, flush=True),
     )
     console = Console(width=118)
@@ -231,8 +223,6 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
         rows = {options.preset: read_rows(spec, options.preset, results)}
         console.print(Markdown(page_of(spec, rows, results=results, brief=True)))
         print(results / f"{spec.name}.md")
-    if outcome.left:
-        print(f"{outcome.left} fits are left that would not end in {options.hours:g} h: the same command goes on")
     if outcome.failed:
         sys.exit(f"error: {len(outcome.failed)} fits failed; each one's folder in {options.folder} has a failed.json")
 
@@ -249,8 +239,7 @@ def _dry_run(turns: Sequence[Turn], options: argparse.Namespace) -> None:
         costs = [estimate(plan.tasks[name], notes) for name in names if plan.current(name) is None]
         cost, unknown = sum(filter(None, costs)), unknown + costs.count(None)
         sum_of_all += cost
-        after = sum_of_all / options.jobs
-        when = f"ends after {duration(after)}" if after <= 3600 * options.hours else "not reached"
+        when = f"ends after {duration(sum_of_all / options.jobs)}"
         print(
             f"  {f'seed {turn.seed}  {turn.spec.kind}-{turn.spec.name}':<30} {len(turn.cells):>3} cells, "
             f"{len(costs):>3} fits to do  {duration(cost):<8}  {when if costs else 'done'}"

@@ -137,27 +137,6 @@ def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_check
     assert [(cell, resumed) for _, cell, _, resumed in said("begun")][:2] == [("cell1", "True"), ("cell2", "False")]
 
 
-def test_no_fit_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    clock = {"now": now}
-    monkeypatch.setattr("sweeps.runner.queue.time.time", lambda: clock["now"])
-
-    def takes(line: Sequence[str]) -> None:
-        fit()(line)
-        clock["now"] += 100 if given(line)[0] == "teacher" else 10
-
-    progress = made(takes, until=now + 127)
-    assert ran() == ["teacher", "cell0", "cell1"] and progress.left == 4
-    # Where a parent is too long, its children are not waited for.
-    assert made(takes, of=plan(value=2), until=clock["now"] + 99).left == 7 and ran() == []
-    # Negative control: without the estimate one more would be begun.
-    monkeypatch.setattr("sweeps.runner.queue.estimate", lambda *_: 0.0)
-    clock["now"] = now
-    Path("store/cell1/done.json").unlink()
-    made(takes, until=now + 5)
-    assert ran() == ["cell1"]
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., int]]:
     """Starts a process that makes the plan, which is ended with the test."""
