@@ -9,7 +9,8 @@ import pytest
 from matplotlib import pyplot as plt
 
 from lightning_modules.cli import main
-from lightning_modules.cli.priors import PICTURES, PriorPicture, picture
+from lightning_modules.cli.priors import COLOUR, PICTURES, picture
+from lightning_modules.priors import FractalPrior
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +42,5 @@ def test_nothing_else_is_drawn_or_shown(drawn: Path) -> None:
 
 
 def test_the_comparison_notices_another_prior(drawn: Path, tmp_path: Path) -> None:
-    leaves = PICTURES["dead_leaves"]
-    other = PriorPicture(prior=PICTURES["fractals"].prior, image_shape=leaves.image_shape, columns=leaves.columns)
-    (tmp_path / "other.png").write_bytes(picture(other))
+    (tmp_path / "other.png").write_bytes(picture(FractalPrior(), COLOUR, columns=10))
     assert _difference(drawn / "dead_leaves.png", tmp_path / "other.png") > 0.05
