@@ -10,12 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, teacher_weights, watched
+from support.runs import (
+    BATCH_SIZE,
+    checkpoint,
+    distil,
+    equal,
+    fit_script,
+    grouped,
+    interrupted,
+    leaks,
+    teacher_weights,
+    watched,
+)
 from torch import nn
 
-from datamodules import Digits, SyntheticSteps
+from datamodules import Digits
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
@@ -463,11 +474,7 @@ def _votes(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), annotator=Watching(),
         **grouped(DGD, images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1, query_phase=query_phase),
     )  # fmt: skip
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=9, batch_size=8))
+    fit_script(module, steps=9)
     return torch.cat(given), module.query_set.images
 
 

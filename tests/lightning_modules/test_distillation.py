@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from support.runs import BATCH_SIZE, checkpoint, fit, trainer_settings
+from support.runs import BATCH_SIZE, checkpoint, fit, fit_script, trainer_settings
 from support.short_names import grouped
 from torch import nn
 
-from datamodules import Digits, SyntheticSteps
+from datamodules import Digits
 from lightning_modules import Distillation
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import LinearOnFeatures
@@ -144,11 +144,7 @@ def _accuracies(module: Distillation, steps: int = 2) -> list[float]:
         def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
             found.append(float(trainer.callback_metrics["test_split/accuracy"]))
 
-    trainer = Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, callbacks=[Collected()],
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    fit_script(module, steps=steps, epochs=2, limit_val_batches=1.0, callbacks=[Collected()])
     return found
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from support.ensembles import ensemble_file
-from support.runs import BATCH_SIZE, distil, watched
+from support.runs import BATCH_SIZE, distil, fit_script, watched
 from torch import nn
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images.source import Images
@@ -156,11 +155,7 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
         annotator=Watching(release="ensemble", noise_multiplier=0.0),
         gradient_targets=GradientTargets(dkd_alpha=0.7, dkd_beta=3.0),
     )  # fmt: skip
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, callbacks=[],
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE))
+    fit_script(module, steps=steps)
     return module, images[:steps]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from support.label_variants import (
     BackDoorDPSD,
     FixedLabels,
@@ -17,10 +17,20 @@ from support.label_variants import (
     UndetachedDPSD,
     WellInformedDPSD,
 )
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, networks, teacher_weights
+from support.runs import (
+    BATCH_SIZE,
+    checkpoint,
+    distil,
+    equal,
+    fit_script,
+    grouped,
+    interrupted,
+    leaks,
+    networks,
+    teacher_weights,
+)
 from support.variants import FixedAnnotator, MoodyTeacher
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
@@ -93,11 +103,7 @@ def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps
         annotator=annotator,
         **grouped(DPSD, **settings),
     )
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=8))
+    fit_script(module, steps=steps)
     return module
 
 

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from support.label_variants import FixedLabels, WellInformedLabelDP
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, grouped, interrupted, leaks, networks, teacher_weights
+from support.runs import (
+    BATCH_SIZE,
+    checkpoint,
+    distil,
+    equal,
+    fit_script,
+    grouped,
+    interrupted,
+    leaks,
+    networks,
+    teacher_weights,
+)
 from support.variants import MoodyTeacher
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.accounting.composition import compose
@@ -162,11 +172,7 @@ def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator,
         **grouped(LabelDP, images="prior", threshold=0.1),
     )  # fmt: skip
-    trainer = Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=2, batch_size=8))
+    fit_script(module, steps=2, epochs=2)
     return annotator.seen
 
 
@@ -239,9 +245,5 @@ def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
         teacher=teacher,
         **grouped(LabelDP, pretraining_steps=1, **settings),
     )
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    fit_script(module, steps=1)
     return module

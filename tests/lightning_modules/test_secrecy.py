@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
-from support.runs import checkpoint, distil, equal, leaks, networks, teacher_weights
+from support.runs import checkpoint, distil, equal, fit_script, leaks, networks, teacher_weights
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
@@ -125,17 +124,11 @@ def _generator_gradients(kind: type[DPDFD], teacher: torch.nn.Module, **settings
     from lightning import seed_everything
     from support.variants import FixedAnnotator
 
-    from datamodules import Digits, SyntheticSteps
-
     seed_everything(5)
     module = kind(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=FixedAnnotator(), **settings
     )
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
+    fit_script(module, steps=1)
     assert module.generator is not None
     return [parameter.grad.clone() for parameter in module.generator.parameters() if parameter.grad is not None]
 

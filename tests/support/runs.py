@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from support.short_names import grouped
 from torch import Tensor
 
+from datamodules import Digits, SyntheticSteps
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.files import write_atomically
@@ -90,6 +92,19 @@ def fit(config: dict[str, Any], *arguments: str) -> TranscriptionCLI:
 def distil(folder: str = "run", *arguments: str, **settings: Any) -> TranscriptionCLI:
     """`fit` on `configuration(folder, **settings)`."""
     return fit(configuration(folder, **settings), *arguments)
+
+
+def fit_script(
+    module: LightningModule, *, steps: int, epochs: int = 1, batch_size: int = BATCH_SIZE, **settings: Any
+) -> None:
+    """Fits a module on digits as a script does, with a quiet trainer that writes and evaluates nothing."""
+    trainer = Trainer(
+        **{
+            **trainer_settings(".", epochs), "logger": False, "enable_checkpointing": False, "limit_val_batches": 0,
+            **settings,
+        }
+    )  # fmt: skip
+    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=batch_size))
 
 
 def interrupted(kind: type, step: int, go: Callable[[], Any]) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
-from support.runs import QUIET, checkpoint
+from support.runs import QUIET, checkpoint, fit_script
 from torch import nn
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import FedDistillation
 from lightning_modules.baselines import ImageTerms, NoisePrior
 from lightning_modules.cli import main
@@ -123,11 +121,7 @@ def small_generator(image_shape: tuple[int, int, int]) -> DAFLGenerator:
 
 
 def fitted(module: Any, *, steps: int) -> Any:
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=16))
+    fit_script(module, steps=steps, batch_size=16)
     return module
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.runs import distil
+from support.runs import distil, fit_script
 from support.variants import MoodyTeacher
 from torch import nn
 
@@ -198,16 +198,9 @@ def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path)
 
 
 def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
-    from lightning import Trainer
-
-    from datamodules import Digits, SyntheticSteps
 
     module = DPDFD(**SHAPE, batch_size=8, teacher=MoodyTeacher(), images=Images(source="prior"))
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=3, batch_size=8))
+    fit_script(module, steps=3)
     assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
     assert module.steps_done == 3
