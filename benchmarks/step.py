@@ -12,6 +12,7 @@ what the clock says once the device is done.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import statistics
 import tempfile
@@ -30,7 +31,6 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.reporting import report
 from datamodules.synthetic_steps import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks import PrivacyCourse
@@ -38,10 +38,12 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import Network, SmallCNN
 from lightning_modules.priors import StrokePrior
+from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 from privacy.annotators import GradientAnnotator, LabelAnnotator
+from privacy.files import write_atomically
 
 # As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
 # steps here, and is looked at in each.
@@ -246,7 +248,10 @@ def main(args: list[str] | None = None) -> None:
     finally:
         torch.set_num_threads(threads)
     settings = {key: vars(options)[key] for key in ("batch_size", "side", "steps", "rounds", "threads")}
-    report({**settings, "classes": CLASSES, "methods": methods}, table, output=options.output)
+    measured = {**settings, "classes": CLASSES, "methods": methods}
+    result = {**measured, "hardware": hardware(), "versions": versions(), "commit": commit()}
+    print(table(result))
+    write_atomically(options.output, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
