@@ -43,16 +43,9 @@ class _Guaranteed(Protocol):
 
 
 class ResultRecord(Callback):
-    """Writes accuracy, both ε and provenance as JSON when a fit ends. Documents and tables are made from such files.
+    """Writes accuracy, both ε and provenance into the run's `result.json` when a fit ends, for documents and tables."""
 
-    Args:
-        path: The file, for example `results/dpdfd_mnist_prior.json`; None is `result.json` in the run's folder.
-        note: Free text that is kept with the record.
-    """
-
-    def __init__(self, *, path: str | None = None, note: str = "") -> None:
-        self.path = path
-        self.note = note
+    def __init__(self) -> None:
         self._begun = 0.0
         self._seconds_before = 0.0
 
@@ -111,14 +104,13 @@ class ResultRecord(Callback):
             "hardware": hardware(),
             "versions": versions(),
             "commit": commit(),
-            "note": self.note,
             "config": resolved_config(trainer),
         }
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def file_of(self, trainer: Trainer) -> Path:
         """Path of a run's record."""
-        return Path(self.path) if self.path else run_folder(trainer) / "result.json"
+        return run_folder(trainer) / "result.json"
 
     @property
     def seconds(self) -> float:

@@ -160,7 +160,7 @@ def _places(given: Path) -> tuple[Path, Path | None]:
         raise ExportError(f"RUN must be a run's folder or a checkpoint of one, and {given} is not there")
     last = given / "checkpoints" / "last.ckpt"
     found = [last] if last.is_file() else sorted((given / "checkpoints").glob("*.ckpt"))
-    for settings in _callbacks(given, "ModelCheckpoint"):
+    for settings in _savers(given):
         if not found and settings.get("dirpath"):
             place = Path(settings["dirpath"]) / f"{settings.get('filename') or 'last'}.ckpt"
             found = [place] if place.is_file() else []
@@ -370,31 +370,26 @@ def _record(
     folder: Path, content: Mapping[str, Any], stated: Mapping[str, Any], *, steps: int
 ) -> Mapping[str, Any] | None:
     """What was measured of this very state."""
-    places = [folder / "result.json"]
-    places += [Path(settings["path"]) for settings in _callbacks(folder, "ResultRecord") if settings.get("path")]
     seed = content.get("distillation", {}).get("draw_seed")
-    for place in places:
-        try:
-            record = json.loads(place.read_text(encoding="utf-8"))
-            same = record["steps"] == steps and epsilon_of(record) == float(stated["epsilon"])
-            # Another run of the same settings may have written to the same path.
-            same = same and record["run"] == stated["run"]
-            if same and seed in (None, record["seed"]):
-                float(record["accuracy"])
-                return dict(record)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+    try:
+        record: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        same = record["steps"] == steps and epsilon_of(record) == float(stated["epsilon"])
+        # Another run may have written into the same folder.
+        same = same and record["run"] == stated["run"] and seed in (None, record["seed"])
+        float(record["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if same else None
 
 
-def _callbacks(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Settings of a run's callbacks of one kind."""
+def _savers(folder: Path) -> list[dict[str, Any]]:
+    """Settings of a run's `ModelCheckpoint`s."""
     try:
         given = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return []
     listed = given if isinstance(given, list) else [given]
-    found = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith(kind)]
+    found = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith("ModelCheckpoint")]
     return [one.get("init_args") or {} for one in found]
 
 
