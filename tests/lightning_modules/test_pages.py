@@ -148,7 +148,7 @@ def test_a_method_of_your_own(folder: Path) -> None:
 def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, quick_whitening: None) -> None:
     pixels, labels = load_digits(n_class=2, return_X_y=True)
     pixels = np.kron(pixels.reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30].astype(np.uint8) * 15
-    parts = {"train": slice(0, 64), "test": slice(64, 80)}
+    parts = {"train": slice(0, 64), "test": slice(64, 80), "val": slice(80, 96)}
     content = {f"{part}_images": pixels[rows] for part, rows in parts.items()}
     np.savez("pneumoniamnist.npz", **content, **{f"{part}_labels": labels[rows, None] for part, rows in parts.items()})
     saved("tutorial_hospital.md", "python", "pictures.py", "net.py", "train.py")
@@ -166,6 +166,7 @@ def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, q
         run_command([name, *options, *small.get(name, []), *pool])
     assert stated("my-student")["epsilon"] == pytest.approx(3, rel=1e-3)
     assert stated("my-unprotected-student")["epsilon"] > 10  # of two steps of 8 images
+    assert "a folder public, is public" in str(stated("my-unprotected-student")["assumptions"])
     assert len(Path("table.csv").read_text(encoding="utf-8").splitlines()) == 17
     del sys.modules["net"]
 
