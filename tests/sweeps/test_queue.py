@@ -163,7 +163,7 @@ def start() -> Iterator[Callable[..., int]]:
             pass
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+def until(condition: Callable[[], Any], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, LOG.read_text() if LOG.exists() else "nothing was begun"
