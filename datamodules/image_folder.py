@@ -73,9 +73,9 @@ class ImageFolder(PictureDataModule):
             bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs.
             test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
             person_pattern: Regular expression whose first group that matches says whose a picture is, searched in its
-                path below its class's folder: `^(patient[0-9]+)_`, or `^(.*)/` for a folder for each person. No split
-                divides a person then. A picture that it does not match is refused; `|(.*)` at its end makes each such
-                picture a person of its own.
+                path below its class's folder: `^(patient[0-9]+)_`, or `^([^/]+)/` for a folder for each person. No
+                split divides a person then. A picture that it does not match is refused; `|(.*)` at its end makes each
+                such picture a person of its own.
             name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
                 folders of the same pictures need the same one.
             num_records: A bound on the number of private records, public. Default: how many pictures there are now,

@@ -280,16 +280,25 @@ def warn_of_dark(files: Sequence[Path]) -> None:
                 return
 
 
-def require_outside(stated: Sequence[Partition | None], files: Sequence[Path]) -> None:
-    """Refuses public `files` that are below a folder of private data, links followed. None is opened.
+def require_outside(stated: Sequence[Partition | None], files: Sequence[Path], *, private: Path | None = None) -> None:
+    """Refuses public `files` that are below a folder of private data, links followed both ways. None is opened.
+
+    Args:
+        stated: What files and the data module say of the private data.
+        files: The pictures that are to be public.
+        private: The folder of the private data where it is at hand, whose links may lead elsewhere.
 
     Raises:
         PartitionError: One is.
     """
     names = {one["place"]: one["data"] for one in stated if one is not None and one["place"] is not None}
-    for folder in {above for file in files for above in file.resolve().parents}:
-        if name := names.get(_place_of(folder)):
-            raise PartitionError(f"images.pool must lie outside of the folder of {name}, which holds private pictures")
+    real = {file.resolve() for file in files}
+    folders = {above for file in real for above in file.parents}
+    inside = [names[place] for place in map(_place_of, folders) if place in names]
+    if not inside and private is not None and any(file.resolve() in real for file in pictures_below(private)):
+        inside = [private.resolve().name]
+    if inside:
+        raise PartitionError(f"images.pool must lie outside of the folder of {inside[0]}, which holds private pictures")
 
 
 def _place_of(folder: Path) -> str:

@@ -54,7 +54,7 @@ _SAME_PERSON = (
 
 _OTHER_NAMES = (
     "a person whose pictures count as those of several, near-duplicates of a picture among those of other persons, and "
-    "the same images under the name of another data set, which has another ledger"
+    "pictures of a person in data of another name, such as another client's, which have another ledger"
 )
 
 
@@ -301,6 +301,9 @@ class Guarantee:
         ]
         claimed = account.epsilon_published()
         stated = account.epsilon(counts=covered)
+        of_this = stated if of_run is None else min(stated, account.epsilon(counts=of_run))
+        if unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON:
+            of_this = stated  # a figure for persons is none for the unit that is stated
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if anything they produced is published too: the "
@@ -329,7 +332,7 @@ class Guarantee:
             run=account.ledger.run,
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
-            epsilon_of_run=stated if of_run is None else min(stated, account.epsilon(counts=of_run)),
+            epsilon_of_run=of_this,
             releases=_listed(account.covering(covered)[0]),
             claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
@@ -489,7 +492,8 @@ def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
     together = ". Publishing it with what is covered here costs no more, since all of that is computed from it"
     return (
         "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
-        f"ε = {round_up(epsilon)} (δ = {delta:g}), under the assumptions stated there{together if covers_it else ''}"
+        f"ε = {round_up(epsilon)} (δ = {delta:g}), for the unit and under the assumptions stated there"
+        f"{together if covers_it else ''}"
     )
 
 

@@ -120,8 +120,9 @@ class Node:
         # The identity is hexadecimal digits, see `read_terms`: no other folder can be named by it.
         folder = self.folder / terms.run
         client.begin(terms, folder=folder)
+        said = client.guarantee()
         rank_zero_info(
-            f"{self.name} takes part in run {terms.run}: record-level ε = {round_up(client.guarantee().epsilon)} at "
+            f"{self.name} takes part in run {terms.run}: {said.level}-level ε = {round_up(said.epsilon)} at "
             f"δ = {client.annotator.budget.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
         )
 

@@ -72,19 +72,19 @@ class PoolSource(ImageSource):
             PartitionError: The pool is divided otherwise than the private data, or inside of their folder.
             ValueError: A folder without pictures, or for images that are not square.
         """
-        pool = self.pool
+        pool, data = self.pool, _innermost(data)
         if isinstance(pool, str):
             self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
             return
         require_partition(partitions, pool, whose="the teacher's file, or data.dataset,")
-        if isinstance(pool, PictureDataModule):
-            require_outside(partitions, [pool.folder])
+        same = any(one and same_data(one, pool.partition) for one in partitions)
         if pool.download:
             pool.fetch(self.part)
+        if not same and isinstance(pictures := _innermost(pool), PictureDataModule):
+            require_outside(partitions, pictures_below(pictures.folder), private=_folder_of(data))
         pool.setup("fit" if self.part == "train" else "test")
         records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        same = any(one and same_data(one, pool.partition) for one in partitions)
         self.is_private = self.part == "train" and (same or pool.private_data in private)
 
     def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
@@ -94,9 +94,7 @@ class PoolSource(ImageSource):
             raise ValueError(
                 f"images.pool must be a data set, or pictures for square images: {folder} has {len(files)}"
             )
-        require_outside(partitions, files)
-        while hasattr(data, "dataset"):
-            data = data.dataset
+        require_outside(partitions, files, private=_folder_of(data))
         prepare = getattr(data, "preparation", None) or Preparation(size=height, channels=channels)
         return read_pictures(files, prepare).float() / 127.5 - 1
 
@@ -113,6 +111,17 @@ class PoolSource(ImageSource):
         what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
         told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
         return [] if self.is_private else [told]
+
+
+def _innermost(data: Any) -> Any:
+    """The data set that a data module is made around."""
+    while hasattr(data, "dataset"):
+        data = data.dataset
+    return data
+
+
+def _folder_of(data: Any) -> Path | None:
+    return data.folder if isinstance(data, PictureDataModule) else None
 
 
 def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:

@@ -68,19 +68,31 @@ def test_a_pool_that_is_the_private_data_is_refused(folder: Path, monkeypatch: p
     assert len(transcribe(**private).model.memory)  # which a checkpoint then holds
 
 
-@pytest.mark.parametrize("kind", ["inside", "above", "link", "data set"])
+@pytest.mark.parametrize(
+    "kind", ["inside", "above", "link", "data set", "data set above", "data set of links", "own links"]
+)
 def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = write_folders(tmp_path / "pictures" / "train")
     stated = ImageFolder(root=tmp_path / "pictures", size=8, channels=1).partition
     (tmp_path / "links").mkdir()
     (tmp_path / "links/1.png").symlink_to(inside / "ants/001.png")
-    given = {"inside": str(inside), "above": str(tmp_path), "link": str(tmp_path / "links")}
-    divided = ImageFolder(root=inside, size=8, channels=1, test_fraction=0.5)
-    pool = PoolSource(given.get(kind, divided), part="train", image_shape=SHAPE, batch_size=4)
-    with pytest.raises(PartitionError, match="outside of the folder of pictures, which holds private"):
-        pool.open(private=set(), partitions=[stated])
+    (tmp_path / "shared/train").mkdir(parents=True)
+    for name in ("ants", "bees"):
+        (tmp_path / "shared/train" / name).symlink_to(inside / name)
+    linked = ImageFolder(root=tmp_path / "shared", size=8, channels=1)
+    given: dict[str, Any] = {"inside": str(inside), "above": str(tmp_path), "link": str(tmp_path / "links")}
+    divided: dict[str, Any] = {"size": 8, "channels": 1, "test_fraction": 0.5}
+    given["data set"] = ImageFolder(root=inside, **divided)
+    given["data set above"] = ImageFolder(root=tmp_path, **divided, classes=["pictures", "shared"])
+    given["data set of links"], given["own links"] = linked, str(inside)
+    # Links that the private folder itself is made of are known where it is at hand.
+    data = SyntheticSteps(dataset=linked) if kind == "own links" else None
+    stated = linked.partition if kind == "own links" else stated
+    pool = PoolSource(given[kind], part="train", image_shape=SHAPE, batch_size=4)
+    with pytest.raises(PartitionError, match=r"outside of the folder of (pictures|shared), which holds private"):
+        pool.open(private=set(), partitions=[stated], data=data)
     monkeypatch.setattr(pools, "require_outside", lambda *given, **named: None)
-    pool.open(private=set(), partitions=[stated])
+    pool.open(private=set(), partitions=[stated], data=data)
     assert len(pool.pixels) and not pool.is_private
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys: pytest.CaptureFixture[str]) -> None:
-    fit(student("of-person", "person"))
+    of_person = fit(student("of-person", "person")).model
     main(["export", "of-person", "--to", "given", "--force"])
     main(["verify", "given"])
     said = capsys.readouterr().out
@@ -110,6 +111,8 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
         fit(student("of-record", "record"))
     fit(student("of-record", "record", scope="run"))
     assert stated("of-record")["unit"] == "one training record of the teacher"
+    said = of_person.guarantee()  # resumed by now it has none, and its own figure for persons is none for a record
+    assert said.level == "record" and said.epsilon == said.epsilon_of_run == math.inf
     with pytest.MonkeyPatch.context() as patch:  # the mutant adds them as one
         patch.setattr(PrivacyAccount, "require_one_unit", lambda *_: None)
         patch.setattr("privacy.accounting.composition.common_neighbours", lambda _: None)
