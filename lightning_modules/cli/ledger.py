@@ -58,11 +58,13 @@ def _show(file: Path, *, delta: float) -> None:
     for charge, count in book.unmade().items():
         charges.setdefault(charge.training, Counter())
         planned.setdefault(charge.training, Counter())[charge] += count
+    whose = ""
     for training, counts in charges.items():
         own = trained.get(training or "")
         name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
         if any(release.unit is Unit.PERSON for release in own or ()):
-            name += " (one person with all pictures)"
+            whose = " (one person with all pictures)"  # of the total as well: with any other unit it is infinite
+            name += whose
         table.add_row(
             name,
             round_up(account.epsilon_of(own)) if own else "-",
@@ -74,7 +76,7 @@ def _show(file: Path, *, delta: float) -> None:
     console = Console(width=118)
     console.print(table)
     console.print(
-        f"All of it together: {round_up(account.epsilon_of_ledger())} (trainings: {len(trained)}, runs: "
+        f"All of it together{whose}: {round_up(account.epsilon_of_ledger())} (trainings: {len(trained)}, runs: "
         f"{len(book.runs())}). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was "
         "stopped early its whole plan counts.",
         highlight=False,

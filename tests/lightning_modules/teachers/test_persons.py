@@ -88,7 +88,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert stated("record")["epsilon_all_runs"] < 100 and stated("person")["epsilon_all_runs"] == "inf"
     main(["ledger", "show", "ledgers/pictures-train.jsonl", "--delta", "1e-3"])
     shown = capsys.readouterr().out
-    assert shown.count(MEANS) == 1 and "All of it together: inf" in shown
+    assert shown.count(MEANS) == 2 and f"All of it together ({MEANS}): inf" in shown
 
 
 def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys: pytest.CaptureFixture[str]) -> None:
