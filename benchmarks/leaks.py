@@ -40,7 +40,10 @@ def main(args: list[str] | None = None) -> None:
                 command(["attack", str(folder), *attacks, *settings])
             except SystemExit as error:
                 print(error)  # a claim fails: the table says so
-            found = json.loads((folder / "private" / "attack" / "attack.json").read_text(encoding="utf-8"))
+            file = folder / "private" / "attack" / "attack.json"
+            if not file.is_file():
+                continue  # an ensemble, whose votes are attacked in its student
+            found = json.loads(file.read_text(encoding="utf-8"))
             measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
             runs[fit.name] = _kept(found, measured)
             commits |= set(found["commits"])

@@ -228,6 +228,8 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
     path = (config["model"].get("init_args") or {}).get("teacher")
     _require_retrained(config, but=("teacher", "teacher.path"))
     if path is None:
+        if config["model"]["class_path"].endswith("TeacherEnsemble"):
+            raise AttackError(f"{run} is an ensemble, whose votes nobody is shown: attack a student of them")
         return {"model": config}, {"model": run / PRIVATE}
     file = Path(path["path"] if isinstance(path, Mapping) else path)
     place = Path(teacher) if teacher is not None else folder_of_checkpoint(file)

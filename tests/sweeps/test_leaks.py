@@ -51,6 +51,8 @@ def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pyte
     def command(line: list[str]) -> None:
         lines.append(line)
         if line[0] == "attack":
+            if line[1].endswith("ensemble"):
+                raise SystemExit("error: its student is attacked")
             folder = Path(line[1], "private", "attack")
             folder.mkdir(parents=True)
             (folder / "attack.json").write_text(json.dumps(attacked(folder.parents[1].name)))
@@ -67,8 +69,9 @@ def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pyte
     assert Path("results/tiny.png").is_file() and Path("results/tiny_teacher.png").read_bytes() == b"picture"
     page = "<!-- leaks: tiny -->\n<!-- end leaks -->\n<!-- inversions: tiny -->\n<!-- end inversions -->\n"
     text = render_text(page, Path("results"))
+    assert "| ensemble |" not in text
     row = "| Digits | student | 87.5 % | 0.750 | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
-    assert row in text and text.count("| 50 %, 25 % ") == 16 and "; commit abc." in text
+    assert row in text and text.count("| 50 %, 25 % ") == 12 and "; commit abc." in text
     content = json.loads(Path("results/tiny.json").read_text())
     changed = copy.deepcopy(content)
     changed["runs"]["student"]["leaks"] = changed["runs"]["student"]["leaks"][:4]  # without canaries

@@ -264,6 +264,8 @@ def test_what_is_refused(runs: Path) -> None:
     config = json.loads(json.dumps(STUDENT))
     config["model"]["init_args"]["teacher"] = "elsewhere.ckpt"
     Path("alone/config.yaml").write_text(json.dumps(config))
+    Path("votes").mkdir()
+    Path("votes/config.yaml").write_text(json.dumps({**STUDENT, "model": "TeacherEnsemble"}))
     for name, inside in (
         ("chain", {"teacher": str(runs / "s/checkpoints/last.ckpt")}),
         ("dgd", {"generator_phase": {"baseline": {"path": "b.ckpt"}}}),
@@ -275,6 +277,7 @@ def test_what_is_refused(runs: Path) -> None:
         (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
         (["absent"], "RUN must be the folder of a fit"),
         (["alone"], "add --teacher"),
+        (["votes"], "votes is an ensemble, whose votes nobody is shown"),
         (["chain"], "model.teacher.path='.*t/checkpoints/last.ckpt' was trained on the private records before"),
         (["dgd"], "model.generator_phase.baseline.path='b.ckpt' was trained"),
         (["federation"], "model.clients='LocalClients' was trained"),
