@@ -43,6 +43,7 @@ def calibrate_noise(
     Raises:
         ValueError: Even `high` spends more than the target.
 
+    >>> from privacy import compose
     >>> from privacy.events import Gaussian
     >>> found = calibrate_noise(lambda s: compose({Gaussian(1 / s): 100}, 1e-5).epsilon, 1.0)
     >>> round(found.value, 3), found.epsilon <= 1.0
@@ -76,6 +77,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     Raises:
         ValueError: `epsilon_of(0)` is above the target already.
 
+    >>> from privacy import compose
     >>> from privacy.events import Gaussian
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
