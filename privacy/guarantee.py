@@ -16,7 +16,15 @@ from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 
-__all__ = ["MEANINGFUL_EPSILON", "POST_PROCESSING", "RELATIONS", "Guarantee", "LabelStatement", "level_of"]
+__all__ = [
+    "MEANINGFUL_EPSILON",
+    "ONE_PERSON",
+    "POST_PROCESSING",
+    "RELATIONS",
+    "Guarantee",
+    "LabelStatement",
+    "level_of",
+]
 
 _PUBLIC = (
     "treated as public: the number of private records, the number of classes, image shape and normalisation, the "
@@ -65,20 +73,23 @@ MEANINGFUL_EPSILON = 20.0
 _GENERATOR = "noise came from the operating system's cryptographic generator"
 
 
+ONE_PERSON = "one person with all pictures"
+"""The unit of a guarantee for persons."""
+
+
 RELATIONS: Mapping[tuple[Unit, Relation], str] = {
     (Unit.RECORD, Relation.ADD_OR_REMOVE): "add-or-remove of one training record",
     (Unit.RECORD, Relation.REPLACE_ONE): "replacement of one training record",
     (Unit.RECORD, Relation.ZERO_OUT): "zero-out of one training record",
     (Unit.LABEL, Relation.REPLACE_ONE): "replacement of the label of one training record",
     (Unit.CLIENT, Relation.REPLACE_ONE): "replacement of all records of one client; which clients there are is public",
-    (Unit.PERSON, Relation.ADD_OR_REMOVE): "add-or-remove of one person with all pictures",
+    (Unit.PERSON, Relation.ADD_OR_REMOVE): f"add-or-remove of {ONE_PERSON}",
 }
 """Words for what is more special than what a mechanism says of itself."""
 
 
 _OF_CLIENT = "one client: all records that its teacher was trained on"
-_OF_PERSON = "one person with all pictures"
-_OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" The unit is {_OF_PERSON}."}
+_OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" The unit is {ONE_PERSON}."}
 
 
 POST_PROCESSING = (
@@ -312,7 +323,7 @@ class Guarantee:
         return cls(
             epsilon=stated,
             delta=account.budget.delta,
-            unit={Unit.CLIENT: _OF_CLIENT, Unit.PERSON: _OF_PERSON}.get(unit, words.unit),
+            unit={Unit.CLIENT: _OF_CLIENT, Unit.PERSON: ONE_PERSON}.get(unit, words.unit),
             relation=RELATIONS.get((unit, relation), words.relation),
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
@@ -476,7 +487,7 @@ class Guarantee:
 
 def level_of(unit: str) -> str:
     """`client` or `person` where the unit that a guarantee states is a whole one, else `record`."""
-    return {_OF_CLIENT: "client", _OF_PERSON: "person"}.get(unit, "record")
+    return {_OF_CLIENT: "client", ONE_PERSON: "person"}.get(unit, "record")
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

@@ -25,6 +25,7 @@ from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file
 from privacy.accounting.composition import compose
 from privacy.formatting import round_up
+from privacy.guarantee import ONE_PERSON
 from privacy.identity import CheckpointError, Training
 from privacy.neighbours import Unit
 
@@ -292,7 +293,7 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
         assert training.releases is not None  # by `facts_of`
         epsilon = compose(dict(training.releases), delta).epsilon
         by_person = any(release.unit is Unit.PERSON for release in training.releases)
-        whom = "one person with all pictures" if by_person else "every training record"
+        whom = ONE_PERSON if by_person else "every training record"
         lines.append(
             f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for {whom} and "
             "bounds everything that is computed from the teacher: the student costs nothing more, and the teacher "

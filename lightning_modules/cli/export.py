@@ -82,7 +82,6 @@ def say_exported(done: Exported) -> None:
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:
         print("No record of a finished fit is of this state of the network: the card states no accuracy.")
-    epsilon = round_up(float(done.run.stated["epsilon"]))
-    stated = done.run.stated
-    print(f"{done.run.level.capitalize()}-level ε = {epsilon} at δ = {stated['delta']:g}; unit: {stated['unit']}.")
+    run, unit = done.run, done.run.stated["unit"]
+    print(f"{run.level.capitalize()}-level ε = {round_up(run.epsilon)} at δ = {run.stated['delta']:g}; unit: {unit}.")
     print(f"Read it before you hand it on: {done.folder / 'README.md'}", flush=True)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
+from privacy.guarantee import ONE_PERSON
 from privacy.ledger import RECORDS, Ledger, LedgerError
 from privacy.neighbours import Unit
 
@@ -63,7 +64,7 @@ def _show(file: Path, *, delta: float) -> None:
         own = trained.get(training or "")
         name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
         if any(release.unit is Unit.PERSON for release in own or ()):
-            whose = " (one person with all pictures)"  # of the total as well: with any other unit it is infinite
+            whose = f" ({ONE_PERSON})"  # of the total as well: with any other unit it is infinite
             name += whose
         table.add_row(
             name,

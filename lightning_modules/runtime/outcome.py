@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.callbacks.record import epsilon_of, role
 from privacy.formatting import round_up
+from privacy.guarantee import ONE_PERSON
 
 __all__ = ["exit_status", "how_to_resume", "outcome", "say_how_to_resume"]
 
@@ -62,7 +63,7 @@ def _epsilon(record: Mapping[str, Any]) -> str:
     value = epsilon_of(record)
     if math.isinf(value):
         return "inf: nothing bounds what it reveals about a training record; it must stay private"
-    whose = "one person with all pictures" if "epsilon_person" in record else "every training record"
+    whose = ONE_PERSON if "epsilon_person" in record else "every training record"
     return f"{round_up(value)} at δ = {record['delta']:g}, for {whose}; it may be published at that ε"
 
 
