@@ -71,6 +71,15 @@ class Training:
             kept = {release: int(count) for release, count in self.releases.items() if count}
             object.__setattr__(self, "releases", MappingProxyType(kept))
 
+    @property
+    def division(self) -> dict[str, Any]:
+        """The settings that decide which records are private, whichever are chosen for a task, and whose each is."""
+        settings = (self.partition or {}).get("settings", {})
+        chosen = {"classes", "task"}
+        if settings.get("test_fraction") is None and settings.get("person_pattern") is None:
+            chosen.add("person_pattern")  # folders divide the pictures, and whose they are is not said
+        return {name: value for name, value in settings.items() if name not in chosen}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; `from_dict` is the inverse."""
         return {

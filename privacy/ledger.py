@@ -70,6 +70,7 @@ class Ledger:
         self._plans: dict[str, Plan] = {}
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._trainings: dict[str, str] = {}
+        self._divisions: dict[str, dict[str, Any]] = {}
         self._fingerprints: dict[str, str] = {}
         self._saved: dict[str, str] = {}
         self._key = secrets.token_hex(16)
@@ -212,12 +213,16 @@ class Ledger:
         What is known of it never shrinks: of each release the larger count holds.
 
         Raises:
-            LedgerError: The lines could not be written: nothing may be released.
+            LedgerError: The lines could not be written: nothing may be released. Or other records were private in
+                another training, and no ε covers both.
         """
         self.settle()
         with self._locked() as append:
             if training.id not in self._trainings:
-                self._append_training(append, training.id, training.kind, None)
+                self._require_division(training)
+                self._append_training(
+                    append, training=training.id, kind=training.kind, fingerprint=None, division=training.division
+                )
             known = self.trained_by(training.id)
             if known and not training.releases:
                 raise LedgerError(
@@ -266,7 +271,9 @@ class Ledger:
         with self._locked() as append:
             fingerprint = _fingerprint(self._key, digest)
             if fingerprint not in self._fingerprints:
-                self._append_training(append, new_training_id(), kind, fingerprint)
+                self._append_training(
+                    append, training=new_training_id(), kind=kind, fingerprint=fingerprint, division={}
+                )
             return self._fingerprints[fingerprint]
 
     def absorb(self, other: Ledger) -> None:
@@ -278,7 +285,8 @@ class Ledger:
         with self._locked() as append:
             for training, kind in other._trainings.items():
                 if training not in self._trainings:
-                    self._append_training(append, training, kind, None)
+                    division = other._divisions[training]
+                    self._append_training(append, training=training, kind=kind, fingerprint=None, division=division)
             for owner, counts in other._totals.items():
                 for charge, count in counts.items():
                     if (more := count - self._totals.get(owner, Counter())[charge]) > 0:
@@ -365,18 +373,27 @@ class Ledger:
         self._take_reserved(key, owner, charge, count)
         return key, charge, count
 
-    def _append_training(
-        self, append: Callable[[dict[str, Any]], None], training: str, kind: str, fingerprint: str | None
-    ) -> None:
-        append({"event": "training", "training": training, "kind": kind, "fingerprint": fingerprint})
-        self._take_training(training, kind, fingerprint)
+    def _require_division(self, training: Training) -> None:
+        now = training.division
+        for other, before in self._divisions.items():
+            for name in now.keys() & before.keys():
+                if now[name] != before[name]:
+                    raise LedgerError(
+                        f"{name} of the data is {now[name]!r}, and the privacy ledger {self.path} has {before[name]!r} "
+                        f"for training {other}: which records are private, or whose they are, would differ, and no "
+                        f"epsilon covers both. Set {name} to what it was; other records need another name"
+                    )
 
-    def _take_training(self, training: str, kind: str, fingerprint: str | None) -> None:
+    def _append_training(self, append: Callable[[dict[str, Any]], None], **line: Any) -> None:
+        append({"event": "training", **line})
+        self._take_training(**line)
+
+    def _take_training(self, training: str, kind: str, fingerprint: str | None, division: Mapping[str, Any]) -> None:
         self._changes += 1
         # A run of that name would no longer count as one.
         if training in self._totals and training not in self._trainings:
             raise ValueError(f"{training} is a run, and cannot be a training as well")
-        self._trainings[str(training)] = str(kind)
+        self._trainings[str(training)], self._divisions[str(training)] = str(kind), dict(division)
         if fingerprint is not None:
             self._fingerprints[str(fingerprint)] = str(training)
 
@@ -422,7 +439,7 @@ class Ledger:
         elif event == "plan":
             self._take_plan(str(entry["run"]), Plan.from_dict(entry))
         elif event == "training":
-            self._take_training(entry["training"], entry["kind"], entry["fingerprint"])
+            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry.get("division", {}))
         elif event == "settle":
             self._take_settled(entry["block"], entry["used"])
         else:

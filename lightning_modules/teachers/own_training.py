@@ -130,7 +130,7 @@ class OwnTraining:
         def act() -> None:
             self._open(in_memory=in_memory or self.private_data is None)
             assert self.id is not None
-            self.ledger.register(Training(self.id, kind=self.kind, releases=releases))
+            self.ledger.register(Training(self.id, kind=self.kind, releases=releases, partition=self.partition))
 
         self._on_rank_zero(act)
 

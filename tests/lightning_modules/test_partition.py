@@ -23,6 +23,8 @@ from lightning_modules.cli import main
 from lightning_modules.images import pool as pools
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.teachers import own_training
+from privacy import LedgerError
+from privacy.identity import Training
 
 
 def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
@@ -30,11 +32,11 @@ def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
     return {"class_path": "ImageFolder", "init_args": given}
 
 
-def train_teacher() -> None:
+def train_teacher(data: dict[str, Any]) -> None:
     config = {
         "trainer": trainer_settings("trained", 1),
         "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
-        "data": pictures(batch_size=16),
+        "data": data,
     }
     fit(config)
 
@@ -44,7 +46,7 @@ def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 80 pictures, about a fifth of which are for testing."""
     monkeypatch.chdir(tmp_path)
     write_folders(tmp_path / "insects")
-    train_teacher()
+    train_teacher(pictures(batch_size=16))
 
 
 def transcribe(
@@ -64,13 +66,15 @@ def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def refused(monkeypatch: pytest.MonkeyPatch, broken: bool, *said: str) -> Iterator[None]:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, broken: bool, *said: str, error: type[Exception] = PartitionError
+) -> Iterator[None]:
     """Refuses with one message; with the check taken out, goes through."""
     if broken:
         without_check(monkeypatch)
         yield
         return
-    with pytest.raises(PartitionError) as stopped:
+    with pytest.raises(error) as stopped:
         yield
     assert all(text in str(stopped.value) for text in said)
 
@@ -130,6 +134,18 @@ def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: p
         trainer.save_checkpoint("again.ckpt")
         stated = torch.load("again.ckpt", weights_only=True)["training"]["partition"]
         assert stated["settings"]["test_fraction"] == 0.5
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_teachers_of_one_ledger_agree_on_what_is_private(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr(Training, "division", {})
+    persons = {"person_pattern": r"(\d\d)\."}
+    for other, told in ((pictures(0.5), "test_fraction"), (pictures(**persons), "person_pattern")):
+        with refused(monkeypatch, broken, f"{told} of the data is", "records need another name", error=LedgerError):
+            train_teacher(other)
+    train_teacher(pictures(0.5, name="others"))
+    train_teacher(pictures(classes=["bees", "ants"]))
 
 
 @pytest.mark.parametrize(("part", "broken"), [("test", False), ("train", False), ("train", True)])
