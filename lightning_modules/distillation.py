@@ -16,6 +16,7 @@ from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.losses.functional import class_weights, informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
 from lightning_modules.networks import build_network, logits_and_features
+from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -105,7 +106,7 @@ class Distillation(DataFreeDistillation):
         self.loss: Literal["logits", "kl"] = loss
         self.temperature = temperature
         # In a tuple: registered, it would be in the checkpoint twice.
-        self._feature_extractor = (getattr(self.student, "feature_extractor", None),)
+        self._feature_extractor = (fixed_extractor(self.student),)
         #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
         self._evaluated: dict[int, torch.Tensor] = {}
         #: How informative the pool is, from 0 to 1; see `informativeness`. None before it is answered.

@@ -19,6 +19,7 @@ from torch.func import functional_call, stack_module_state
 
 __all__ = [
     "NetworkStack",
+    "fixed_extractor",
     "in_threads",
     "one_thread",
     "stack_states",
@@ -64,6 +65,17 @@ def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a `state_dict`."""
     states = [network.state_dict() for network in networks]
     return {name: torch.stack([state[name].detach().cpu() for state in states]) for name in states[0]} if states else {}
+
+
+def fixed_extractor(network: Any) -> nn.Module | None:
+    """The network's `feature_extractor`, where nothing of it is trained and `forward_extracted` takes its outputs.
+
+    Many other networks have a part of that name, which is trained with the rest.
+    """
+    extractor = getattr(network, "feature_extractor", None)
+    if not isinstance(extractor, nn.Module) or not hasattr(network, "forward_extracted"):
+        return None
+    return None if any(parameter.requires_grad for parameter in extractor.parameters()) else extractor
 
 
 def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:

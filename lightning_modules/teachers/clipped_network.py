@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
@@ -50,7 +51,7 @@ class ClippedNetwork:
         """The part of the network whose outputs may be computed once; None where there is none."""
         if self.mode == "linear":
             return "forward_features"
-        fixed = isinstance(getattr(self.network, "feature_extractor", None), nn.Module)
+        fixed = fixed_extractor(self.network) is not None
         return "feature_extractor" if fixed and not self.clipping.views.count else None
 
     def go_on(self, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.networks import Network, build_network
-from lightning_modules.networks.stacked import without_feature_extractor
+from lightning_modules.networks.stacked import fixed_extractor, without_feature_extractor
 from lightning_modules.runtime.randomness import key
 
 __all__ = ["EnsembleNetworks", "unstacked"]
@@ -39,8 +39,8 @@ class EnsembleNetworks:
         whole = self._built(seed=0, teacher=0)
         self.random = _draws_at_random(whole, image_shape=image_shape)
         network, self.feature_extractor = without_feature_extractor(whole)
-        kept = getattr(network, "feature_extractor", None)
-        if isinstance(kept, nn.Module) and kept.state_dict():
+        kept = fixed_extractor(network)
+        if kept is not None and kept.state_dict():
             raise ValueError(
                 f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
                 "kept once for each teacher: leave out whitening"

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
+from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.teachers import clipping_trial
 from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
@@ -359,6 +360,27 @@ def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.
     moved = float((sums[0] - sums[2]).norm()) / norm
     assert (moved <= 1 + 1e-6) is not broken
     assert not broken or moved > 2
+
+
+class TrainsItsFront(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+        self.head = nn.Linear(2 * 36, 10)
+
+    def forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.forward_extracted(self.feature_extractor(images))
+
+
+def test_a_front_that_is_called_like_a_fixed_one_is_trained() -> None:
+    teacher = made(TrainsItsFront)
+    before = {name: weight.clone() for name, weight in teacher.network.state_dict().items()}
+    fitted(teacher)
+    assert not any(torch.equal(weight, before[name]) for name, weight in teacher.network.state_dict().items())
+    assert fixed_extractor(TrainsItsFront()) is None and fixed_extractor(TrainsItsFront().requires_grad_(False))
 
 
 class FrozenBody(ImageClassifier):
