@@ -32,7 +32,6 @@ COMMANDS = {
     "export": ("lightning_modules.cli.export", "make a folder to hand on from a finished run"),
     "calibrate": ("lightning_modules.cli.calibrate", "show what a configuration would cost, without training"),
     "pipeline": ("sweeps.runner.pipeline", "run fits in order, each once"),
-    "sweep": ("sweeps.runner.sweep", "follow a W&B sweep file without a server"),
     "tables": ("sweeps.runner.tables", "run and render the papers' tables"),
     "render": ("sweeps.runner.documents", "write results into documents"),
     "verify": ("lightning_modules.cli.verify", "check a folder that somebody hands on against its guarantee"),

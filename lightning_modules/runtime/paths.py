@@ -17,7 +17,7 @@ _CONFIG = ("--config", "-c")
 #: Options with a teacher's file, by command.
 _TEACHERS = {"fit": ("--model.teacher", "--model.teacher.path"), "distill": ("--teacher",)}
 #: Commands whose first argument is a file or a folder.
-_OF_A_PATH = ("attack", "export", "pipeline", "predict", "sweep", "test", "validate", "verify")
+_OF_A_PATH = ("attack", "export", "pipeline", "predict", "test", "validate", "verify")
 _LFS = b"version https://git-lfs"
 
 

@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 20
 
 
 class RunnerError(ValueError):
-    """A file, a name or an option that pipelines, tables and sweeps cannot follow."""
+    """A file, a name or an option that pipelines and tables cannot follow."""
 
 
 def hashed(content: Any) -> str:
@@ -46,20 +46,18 @@ def read_record(name: str, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit of a pipeline, a table or a sweep.
+    """One fit of a pipeline or a table.
 
     Attributes:
         name: Its name.
         config: Configuration files, later ones override earlier ones.
         set: Dotted parameters that override the files. `{name}` stands for the folder of another fit, its parent. They
             are applied in the order of their names, so that a part comes after the whole.
-        arguments: What the command line begins with: the command, and whatever a sweep's file adds to it.
     """
 
     name: str
     config: Sequence[str] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Sequence[str] = ("fit",)
 
     @property
     def parents(self) -> list[str]:
@@ -80,7 +78,7 @@ class Fit:
             OSError: A configuration file cannot be read.
         """
         files = [_parsed(Path(find_config(path)), ()) for path in self.config]
-        return hashed([_content(list(self.arguments)), files, _content(self.set), dict(parents)])
+        return hashed([["fit"], files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
         """The arguments of the command line that makes it.
@@ -90,7 +88,7 @@ class Fit:
             places: Folder of each fit that its settings refer to.
             resume: Checkpoint to resume from.
         """
-        line = list(self.arguments)
+        line = ["fit"]
         for config in self.config:
             line += ["--config", config]
         line += [f"--trainer.default_root_dir={folder}", "--trainer.enable_model_summary=false"]
@@ -116,16 +114,15 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) -> Any:
-    """Values with the files of settings that they name parsed in their place, also behind `--config=`."""
+    """Values with the files of settings that they name parsed in their place."""
     if isinstance(value, Mapping):
         return {str(key): _content(item, folder, above) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_content(item, folder, above) for item in value]
     if isinstance(value, str) and value:
-        option, _, name = value.rpartition("=")
-        for file in (folder / name, Path(find_config(name))):
+        for file in (folder / value, Path(find_config(value))):
             if file.resolve() not in above and _holds_settings(file):
-                return {"option": option, "file": _parsed(file, above)}
+                return {"option": "", "file": _parsed(file, above)}
     return value
 
 

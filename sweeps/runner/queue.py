@@ -1,6 +1,6 @@
 """Makes fits: each once, parents first, going on where an interrupted one stopped, in this process or in several.
 
-Pipelines, tables and sweeps keep what they make in a `Store`. Several processes may share one: `--jobs N` gives the
+Pipelines and tables keep what they make in a `Store`. Several processes may share one: `--jobs N` gives the
 same command to N - 1 more.
 
 **On one machine** a claim is `flock`, which the kernel takes back when the last process that holds it ends, however it
@@ -436,7 +436,7 @@ class _Course:
             self.say(f"[{plan.title}] {task.fit.name}{label}: {store.folder(name)}")
             begun = time.monotonic()
             try:
-                metrics = self._run(name)
+                self._run(name)
             except SystemExit as error:
                 # Lightning turns an interruption into an exit and ignores the ones that follow.
                 if isinstance(error.__context__, KeyboardInterrupt):
@@ -454,21 +454,18 @@ class _Course:
             if task.needs_record and not measured:
                 return store.fail(name, f"the fit ended without writing {record}")
             seconds = measured.get("wall_seconds") or time.monotonic() - begun
-            store.finish(name, **task.note, **mark, made=uuid.uuid4().hex, seconds=seconds, metrics=metrics)
+            store.finish(name, **task.note, **mark, made=uuid.uuid4().hex, seconds=seconds)
             if "accuracy" in measured:
                 self.say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split, {duration(seconds)}")
             return ""
 
-    def _run(self, name: str) -> dict[str, float]:
-        """Makes one fit, and gives what it logged last. It says nothing but warnings: of many fits, that is enough."""
+    def _run(self, name: str) -> None:
+        """Makes one fit. It says nothing but warnings: of many fits, that is enough."""
         handler = signal.getsignal(signal.SIGINT)
         os.environ[MAKING] = name
         logging.disable(logging.INFO)
         try:
-            made = self.command(self.plan.command(name))
-            logged = getattr(getattr(made, "trainer", None), "callback_metrics", {})
-            del made
-            return {key: float(value) for key, value in logged.items()}
+            self.command(self.plan.command(name))
         finally:
             logging.disable(logging.NOTSET)
             os.environ.pop(MAKING, None)

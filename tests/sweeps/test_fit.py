@@ -24,9 +24,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("base.yaml").write_text(BASE)
 
 
-def of(*config: str, parents: dict[str, str] | None = None, arguments: tuple[str, ...] = ("fit",), **given: Any) -> str:
+def of(*config: str, parents: dict[str, str] | None = None, **given: Any) -> str:
     settings = {name.replace("__", "."): value for name, value in given.items()}
-    return Fit(name="fit", config=config or ("base.yaml",), set=settings, arguments=arguments).digest(parents or {})
+    return Fit(name="fit", config=config or ("base.yaml",), set=settings).digest(parents or {})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,6 @@ def test_whatever_may_change_the_outcome_counts() -> None:
         of(),
         of("base.yaml", "more.yaml"),
         of("more.yaml", "base.yaml"),
-        of(arguments=("validate",)),
         of(seed_everything=1),
         of(seed_everything="1"),
         of(parents={"teacher": "a"}),
@@ -84,7 +83,7 @@ def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not
     def made(text: str) -> list[str]:
         Path("part", name).write_text(text)
         by_value = of(model__annotator=f"part/{name}")
-        return [of("part/outer.yaml"), by_value, of(arguments=("fit", f"--model.annotator=part/{name}"))]
+        return [of("part/outer.yaml"), by_value]
 
     narrow = made("{class_path: A, init_args: {width: 4}}")
     assert made("{class_path: A, init_args: {width:    4}} # narrow") == narrow

@@ -1,32 +1,76 @@
-"""Each of W&B's sweep files: every value of every parameter is understood, on the digits."""
+"""W&B's sweep files are what its server and its agent take, and a run by the agent is whole, named and described."""
 
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
+from support.idx_files import write_mnist
 from support.runs import QUIET
 
 import sweeps
+from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line as build
-from sweeps.runner.sweep import Sweep
+from lightning_modules.runtime.wandb_runs import end_wandb_run
+from privacy.formatting import round_up
 
 SWEEPS = Path(sweeps.__path__[0])
 FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))
 METHODS = ("dgd", "distillation", "dp_teacher", "dpdfd", "dpsd", "labeldp")
+TINY = ["--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--data.steps_per_epoch=1", "--data.batch_size=4"]
+
+
+@pytest.fixture
+def quick_figures() -> None:
+    """W&B reads the figures that it is handed: here they are real ones."""
+
+
+@pytest.fixture(autouse=True)
+def own_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    yield
+    end_wandb_run()
 
 
 def method(path: Path) -> str:
     return path.stem.removesuffix("_mnist")
 
 
-def on_digits(found: Sweep, point: dict[str, Any]) -> list[str]:
-    """The command line of a run, of the file for the digits, without W&B, whose part `test_sweep` has."""
-    line = [part.replace("_mnist.", "_digits.") for part in found.arguments(point) if "--trainer.logger" not in part]
-    return [str(next(SWEEPS.rglob(Path(part).name))) if part.endswith(".yaml") else part for part in line]
+def points(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Runs of a file that together have every value of every parameter."""
+    choices = {name: entry.get("values") or [entry["value"]] for name, entry in values["parameters"].items()}
+    most = max(map(len, choices.values()))
+    return [{name: given[number % len(given)] for name, given in choices.items()} for number in range(most)]
+
+
+def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str]:
+    """The command line of one run: macros that fill a whole part become lists, `${args}` in W&B's own words."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    macros = {
+        "program": [values["program"]],
+        "env": ["/usr/bin/env"],
+        "interpreter": ["python"],
+        **create_sweep_command_args({"args": {name: {"value": value} for name, value in point.items()}}),
+    }
+    line: list[str] = []
+    for part in map(str, create_sweep_command(list(values["command"]))):
+        if part.startswith("${") and part.endswith("}"):
+            line += macros[part[2:-1]]
+        else:
+            line.append(part)
+    return line
 
 
 def test_there_is_a_file_for_each_method() -> None:
@@ -49,21 +93,101 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
     json.dumps(values)
 
 
-def each_value_once(found: Sweep) -> list[dict[str, Any]]:
-    """Points that together have every value of every parameter."""
-    most = max(len(values) for values in found.parameters.values())
-    choices = found.parameters.items()
-    return [{name: values[number % len(values)] for name, values in choices} for number in range(most)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=method)
 def test_every_value_of_every_parameter_is_understood(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = Sweep.read(path)
-    for point in each_value_once(found):
-        command, *line = on_digits(found, point)
-        assert command == "fit"
-        build([*line, *QUIET], run=False)
+    values = yaml.safe_load(path.read_text())
+    for point in points(values):
+        _, program, command, *line = as_the_agent_does(values, point)
+        assert (program, command) == ("LightningCLI", "fit")
+        on_digits = [part.replace("_mnist.", "_digits.") for part in line if "--trainer.logger" not in part]
+        build(
+            [str(next(SWEEPS.rglob(Path(part).name))) if part.endswith(".yaml") else part for part in on_digits]
+            + QUIET,
+            run=False,
+        )
+
+
+@pytest.fixture
+def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_mnist(tmp_path / "data", name="MNIST")
+    limits = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.max_epochs=1"]
+    main(["fit", "--config", "sweeps/teacher_mnist.yaml", *limits, *QUIET])
+    return tmp_path
+
+
+def test_the_agent_runs_the_real_command_and_leaves_what_wandb_sync_accepts(mnist: Path) -> None:
+    values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_mnist.yaml").read_text())
+    point = points(values)[0]
+    _, program, *arguments = as_the_agent_does(values, point)
+    assert program == "LightningCLI"
+    cli = main([*arguments, *TINY, *QUIET])
+    assert cli is not None and cli.model.images.kind == point["model.images.source"]
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student.optimizer.lr"]
+    end_wandb_run()
+    wandb.teardown()  # as at the end of a process: W&B's own writes what it still holds
+    (folder,) = Path().rglob("offline-run-*")
+    (file,) = folder.glob("run-*.wandb")
+    records = list(datastore(file))
+    kinds = {record.WhichOneof("record_type") for record in records}
+    assert {"run", "history", "exit"} <= kinds
+    runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    reached = round_up(cli.model.guarantee().epsilon, digits=3)  # what it was told to reach stood there
+    names = ["DPDFD-MNIST", f"DPDFD-MNIST-eps{reached}"]
+    assert [run.display_name for run in runs] == names and {run.run_group for run in runs} == {"DPDFD-MNIST"}
+    tags = {"paper:DPDFD", "method:DPDFD", "dataset:MNIST", "target_epsilon:1", "accounting:published"}
+    assert set(runs[0].tags) == tags
+    config = logged_config(records)
+    assert "annotator" not in config  # the model's settings stand under `model`, once
+    assert config["model"]["init_args"]["annotator"]["init_args"]["noise_multiplier"] == 50.0
+    assert (
+        config["model"]["init_args"]["gradient_targets"]["gamma"] is None
+        and config["data"]["init_args"]["batch_size"] == 4
+    )
+    assert config["optimizers"][0] == {**config["optimizers"][0], "class": "Adam", "lr": 0.0003}
+    assert any("synthetic" in (item.key or "".join(item.nested_key)) for r in records for item in r.history.item)
+    assert accepts(folder)
+
+
+def datastore(path: Path) -> Iterator[Any]:
+    """The records of a `.wandb` file: a header, then blocks of 32 KiB as LevelDB's logs have them."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = path.read_bytes()
+    assert content[:4] == b":W&B"
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def logged_config(records: list[Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for record in records:
+        kind = record.WhichOneof("record_type")
+        source = record.config if kind == "config" else record.run.config if kind == "run" else None
+        for item in [] if source is None else source.update:
+            config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+    return config
+
+
+def accepts(folder: Path) -> bool:
+    """Whether `wandb sync` would take the folder; older versions have no dry run, and there reading it has to do."""
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    shown = done.stdout + done.stderr
+    return "No such option" in shown or (done.returncode == 0 and folder.name in shown)
