@@ -16,8 +16,6 @@ from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator
-from privacy.auditing import audit, clopper_pearson_epsilon
-from privacy.auditing.verification import worst_case_delta, worst_case_epsilon
 from privacy.events import (
     DiscreteGaussian,
     DiscreteLaplaceVotes,
@@ -83,10 +81,8 @@ __all__ = [
     "Unbounded",
     "Unit",
     "VoteAnnotator",
-    "audit",
     "calibrate_count",
     "calibrate_noise",
-    "clopper_pearson_epsilon",
     "compose",
     "compose_delta",
     "gaussian_delta",
@@ -97,6 +93,4 @@ __all__ = [
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
     "randomized_response_epsilon",
-    "worst_case_delta",
-    "worst_case_epsilon",
 ]

@@ -10,8 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torchvision.utils import make_grid
 
-from privacy.attacks import AttackResult, InversionResult, Records
-from privacy.auditing import AuditResult
+from privacy.attacks import AttackResult, AuditResult, InversionResult, Records
 from privacy.formatting import round_up
 
 __all__ = ["CONTROL", "Inverted", "Leak", "figure", "page"]

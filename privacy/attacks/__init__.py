@@ -3,12 +3,13 @@
 Membership attacks give each record a score, and `AttackResult` says how well the scores tell members apart. Inversion
 attacks give images, and `InversionResult` says how much of the private classes is in them. Every attack stands beside
 the same attack on a model that has learnt its records by heart (`overfitted`): one that fails there proves nothing.
-An attack that fails is no proof of privacy in any case; see `privacy.auditing`.
+An attack that fails is no proof of privacy in any case: a better one may exist.
 """
 
 from __future__ import annotations
 
 from privacy.attacks.answers import Answers, Records, Shadows, answers_of, moved, train_shadows
+from privacy.attacks.audit import AuditResult
 from privacy.attacks.background_inversion import background_inversion
 from privacy.attacks.copied import copied, passes_gradients
 from privacy.attacks.data_free_inversion import data_free_inversion
@@ -27,6 +28,7 @@ __all__ = [
     "MEMBERSHIP",
     "Answers",
     "AttackResult",
+    "AuditResult",
     "InversionResult",
     "Records",
     "Shadows",

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from sklearn.metrics import roc_curve
 
-from privacy.auditing.bounds import one_run_epsilon
-from privacy.auditing.game import AuditResult
+from privacy.attacks.audit import AuditResult, one_run_epsilon
 
 __all__ = ["AttackResult"]
 
@@ -111,10 +110,8 @@ class AttackResult:
             epsilon_lower=epsilon,
             delta=delta,
             confidence=confidence,
-            method="one_run",
-            trials=guesses,
-            hits=correct,
-            alarms=guesses - correct,
+            guesses=guesses,
+            correct=correct,
             claimed_epsilon=claimed_epsilon,
         )
 

@@ -23,6 +23,7 @@ from lightning import Callback, Trainer
 from numpy.typing import NDArray
 from scipy import stats
 from support.attacks import rounds
+from support.auditing import Audit, Sampler, Score, audit
 from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled
@@ -30,9 +31,8 @@ from datamodules.base import Part
 from datamodules.splits import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
-from privacy import Gaussian, NoiseSource, SampledGaussian, SystemNoise, audit, compose
+from privacy import NoiseSource, SampledGaussian, SystemNoise, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.auditing import AuditResult, Sampler, Score
 
 pytestmark = pytest.mark.slow
 
@@ -247,21 +247,20 @@ def replayed(outputs: Outputs) -> Sampler:
     return rounds(lambda: torch.from_numpy(next(left)))
 
 
-def play(folder: Path, setting: Setting, score: Score, *, tight: bool = False, **broken: Any) -> AuditResult:
+def play(folder: Path, setting: Setting, score: Score, *, tight: bool = False, **broken: Any) -> Audit:
     """The game on one setting, with whatever is broken in it; `tight` where all that is claimed is Gaussian."""
     there, away = (projected(moves(folder, setting, canary=canary, **broken)) for canary in (True, False))
     found = audit(
         replayed(there),
         replayed(away),
+        score,
         trials=ROUNDS,
         delta=DELTA,
         confidence=SURE if tight else CONFIDENCE,
-        score=score,
         claimed_epsilon=setting.claim,
-        method="gaussian" if tight else "clopper_pearson",
-        release=Gaussian(1 / setting.sigma) if tight else None,
+        method="gaussian" if tight else "any",
     )
-    print(f"\n{setting} sigma={setting.sigma:.4f}: {found.statement}")
+    print(f"\n{setting} sigma={setting.sigma:.4f}: {found}")
     return found
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from support.attacks import randomized_response_table
+from support.attacks import randomized_response_table, table_score
+from support.auditing import audit, worst_case_epsilon
 from support.seeded import Seeded
 
-from privacy import RandomizedResponse, audit, compose, compose_delta, worst_case_epsilon
+from privacy import RandomizedResponse, compose, compose_delta
 from privacy.mechanisms.randomized_response import randomized_response, top_k_candidates
 
 DELTA = 1e-5
@@ -43,13 +44,14 @@ TEACHERS = [
 ]
 
 
+def row_of(choose: Choice, teacher: torch.Tensor, epsilon: float) -> np.ndarray:
+    """How likely each answer is."""
+    return randomized_response_table(epsilon, choose(teacher, STUDENT)[0].numpy())[int(teacher.argmax())]
+
+
 def exactly_private(choose: Choice, epsilon: float) -> bool:
     """By enumeration: the answer's distribution for each teacher, over all pairs of them."""
-    table = [
-        randomized_response_table(epsilon, choose(teacher, STUDENT)[0].numpy())[int(teacher.argmax())]
-        for teacher in TEACHERS
-    ]
-    return worst_case_epsilon(table) <= epsilon * (1 + 1e-9)
+    return worst_case_epsilon([row_of(choose, teacher, epsilon) for teacher in TEACHERS]) <= epsilon * (1 + 1e-9)
 
 
 def privately_answered(choose: Choice, epsilon: float, there: torch.Tensor, away: torch.Tensor) -> bool:
@@ -63,8 +65,9 @@ def privately_answered(choose: Choice, epsilon: float, there: torch.Tensor, away
         )
 
     claimed = compose({RandomizedResponse(epsilon, 3): 1}, DELTA).epsilon
+    score = table_score(row_of(choose, there, epsilon), row_of(choose, away, epsilon))
     found = audit(
-        sampler(there), sampler(away), trials=TRIALS, delta=DELTA, confidence=CONFIDENCE, claimed_epsilon=claimed
+        sampler(there), sampler(away), score, trials=TRIALS, delta=DELTA, confidence=CONFIDENCE, claimed_epsilon=claimed
     )
     return not found.fails
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-
-from privacy.auditing import Sampler, Score
+from support.auditing import Sampler, Score
 
 Table = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support.auditing import worst_case_epsilon
 
-from privacy.auditing.verification import worst_case_epsilon
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.randomized_response import (
     keep_threshold,

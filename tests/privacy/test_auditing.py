@@ -1,0 +1,89 @@
+"""The bounds of the game are valid and reach far; discrete mechanisms by enumeration, DPSD's Eq. (5) as printed too."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+from support.attacks import dpsd_eq5_table, randomized_response_table
+from support.auditing import Sampler, audit, worst_case_delta, worst_case_epsilon
+
+from privacy import RandomizedResponse, compose_delta, gaussian_epsilon
+from privacy.attacks.audit import one_run_epsilon
+
+DELTA = 1e-5
+
+
+def gaussian(rng: np.random.Generator, mean: float) -> Sampler:
+    return lambda count: rng.normal(mean, 1.0, count)
+
+
+def test_the_bound_is_valid_and_near() -> None:
+    rng = np.random.default_rng(0)
+    truth = gaussian_epsilon(2.0, DELTA)
+    least = {"any": 3.0, "gaussian": 0.9 * truth}
+    for method in ("any", "gaussian"):
+        there, away = gaussian(rng, 2.0), gaussian(rng, 0.0)
+        found = audit(there, away, lambda x: x, trials=20_000, delta=DELTA, confidence=0.99, method=method)
+        assert least[method] < found.epsilon_lower < truth
+
+
+def test_the_bound_holds_as_often_as_it_says() -> None:
+    """Two mechanisms that are alike, at confidence 0.5; the mutant picks its threshold on the draws that it counts."""
+    rng = np.random.default_rng(1)
+
+    def shown(there: Sampler, away: Sampler) -> bool:
+        return audit(there, away, lambda x: x, trials=400, delta=0.0, confidence=0.5).epsilon_lower > 0.0
+
+    def peeking() -> bool:
+        there, away = rng.normal(0, 1, 200), rng.normal(0, 1, 200)
+        return shown(lambda count: there, lambda count: away)
+
+    assert sum(shown(gaussian(rng, 0.0), gaussian(rng, 0.0)) for _ in range(100)) <= 50
+    assert sum(peeking() for _ in range(100)) > 65
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-4])
+def test_guesses_about_one_run_are_as_unlikely_as_the_paper_s_code_says(delta: float) -> None:
+    """The listing of Steinke, Nasr and Jagielski 2023, by scipy's binomial, which has twice delta for each coin."""
+
+    def chance_of(right: int, guesses: int, records: int, epsilon: float, delta: float) -> float:
+        accuracy = 1 / (1 + np.exp(-epsilon))
+        fewer = np.arange(1, right + 1)
+        most = float((binom.pmf(right - fewer, guesses, accuracy).cumsum() / fewer).max())
+        return float(binom.sf(right - 1, guesses, accuracy)) + 2 * records * delta * most
+
+    for right, guesses, records in ((30, 40, 40), (95, 100, 400), (250, 400, 4000)):
+        found = one_run_epsilon(right, guesses, records=records, delta=delta, confidence=0.9)
+        assert chance_of(right, guesses, records, found, delta) == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_selective_randomized_response_is_exactly_epsilon(epsilon: float, size: int) -> None:
+    table = randomized_response_table(epsilon, [True] * size + [False] * (10 - size))
+    assert worst_case_epsilon(table) == pytest.approx(epsilon, rel=1e-9)
+    assert worst_case_delta(table, epsilon * (1 + 1e-9)) < 1e-12 < worst_case_delta(table, 0.9 * epsilon)
+    # Negative control: an answer outside the candidates proves that the label is inside.
+    assert size == 10 or worst_case_epsilon(dpsd_eq5_table(epsilon, [True] * size + [False] * (10 - size))) == math.inf
+
+
+@given(st.floats(0.05, 4.0), st.floats(0.0, 4.0), st.integers(2, 10))
+def test_the_composed_bound_covers_moves_out_of_the_set(epsilon: float, at: float, size: int) -> None:
+    """Teacher's label inside to inside, inside to outside and back: plain k-ary randomized response dominates."""
+    table = randomized_response_table(epsilon, [True] * size + [False])
+    assert worst_case_delta(table, at) <= compose_delta({RandomizedResponse(epsilon, size): 1}, at) * (1 + 1e-6) + 1e-12
+
+
+def test_two_answers_by_enumeration() -> None:
+    table = randomized_response_table(1.0, [True] * 3)
+    pair = np.array([[a * b for a, b in itertools.product(row, row)] for row in table])
+    for at in (0.0, 0.5, 1.0, 1.5):
+        assert worst_case_delta(pair, at) == pytest.approx(compose_delta({RandomizedResponse(1.0, 3): 2}, at), rel=1e-6)
+    # Negative control: two answers sold at the price of one.
+    assert worst_case_delta(pair, 1.0) > compose_delta({RandomizedResponse(1.0, 3): 1}, 1.0)
