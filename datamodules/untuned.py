@@ -17,7 +17,7 @@ from PIL import Image
 from datamodules.base import Part
 from datamodules.mnist import MNIST
 
-__all__ = ["FORMS", "NUM_CLASSES", "build_untuned", "cropped", "main", "overlaid", "recipes"]
+__all__ = ["FORMS", "NUM_CLASSES", "build_untuned", "cropped", "main", "overlaid"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -25,13 +25,12 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 NUM_CLASSES = 10
 #: Ways in which a class of overlaid characters is written, as a and A are.
 FORMS = 2
-#: Characters for training and testing: as many cropped ones as USPS, other digits that reach to the edge, has of each.
-CROPPED, OVERLAID = (7291, 2007), (8000, 2000)
-#: Height and width in pixels.
-CROPPED_SIZE, OVERLAID_SIZE = 16, 28
+#: Name, height and width in pixels, characters for training and testing: as many cropped ones as USPS, other digits
+#: that reach to the edge, has of each.
+SETS = (("cropped", 16, (7291, 2007)), ("overlaid", 28, (8000, 2000)))
 
 _PARTS: tuple[Part, Part] = ("train", "test")
-_MOST_PIECES = 3
+_MOST_PIECES, _SIDE = 3, 28
 #: Grey values above it count as ink. Below are the ends of soft edges, which would leave a border that looks empty.
 _INK = 32
 #: A box is at least this wide for its height, and this high for its width: a 1 stays a bar in place of a plain square.
@@ -53,29 +52,16 @@ class Piece(NamedTuple):
     y: float
 
 
-def build_untuned(
-    *,
-    root: str | os.PathLike[str],
-    to: str | os.PathLike[str],
-    seed: int = 0,
-    num_cropped: tuple[int, int] = CROPPED,
-    num_overlaid: tuple[int, int] = OVERLAID,
-    download: bool = False,
-) -> Path:
+def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
     """Writes both sets for `ImageFolder`, as `SET/PART/CLASS/NUMBER.png`, bright ink on dark ground.
 
-    `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels; a
-    picture's number is its digit's index in MNIST's file. `overlaid`: characters of 28×28 pixels made of two or three
-    digits each, see `overlaid`. What is in a set's `train` is made only of MNIST's training file, and what is in
-    `test` only of its test file. All is written, or nothing is.
+    `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels.
+    `overlaid`: characters of 28×28 pixels made of two or three digits each, see `overlaid`. What is in a set's `train`
+    is made only of MNIST's training file, and what is in `test` only of its test file. All is written, or nothing is.
 
     Args:
         root: Folder that holds MNIST's, as for `MNIST`.
         to: Folder of the sets. It must not be there yet.
-        seed: Of the overlaid characters, from 0 to 2**32 - 1; the cropped ones have nothing random.
-        num_cropped: Cropped characters for training and for testing.
-        num_overlaid: Overlaid characters for training and for testing.
-        download: Whether files of MNIST that are missing are fetched.
 
     Returns:
         `to`.
@@ -83,26 +69,21 @@ def build_untuned(
     Raises:
         MissingDataError: MNIST's files are not in `root`.
         FileExistsError: `to` is there already.
-        ValueError: A setting is outside its range, or MNIST's files hold too few digits.
     """
     place = Path(to).expanduser()
     if place.exists():
         raise FileExistsError(f"to must be a folder that is not there yet, got {place}: take it away, or name another")
     source = MNIST(root=root)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    (first, size, num_cropped), (second, _, num_overlaid) = SETS
     try:
         for number, part in enumerate(_PARTS):
-            if download:
-                source.fetch(part)
             records = source.read(part)
             digits, labels = records.images[:, 0].numpy(), records.labels.numpy()
             kept = num_cropped[number]
-            if not 0 < kept <= len(labels):
-                raise ValueError(f"num_cropped must be 1 to {len(labels)}, MNIST's {part} digits, got {kept}")
-            small = [cropped(digit, size=CROPPED_SIZE) for digit in digits[:kept]]
-            _write(small, labels[:kept], temporary / "cropped" / part)
-            images, classes = overlaid(digits, labels, count=num_overlaid[number], seed=seed, draw=1 + number)
-            _write(images, classes, temporary / "overlaid" / part)
+            _write([cropped(digit, size=size) for digit in digits[:kept]], labels[:kept], temporary / first / part)
+            images, classes = overlaid(digits, labels, count=num_overlaid[number], draw=1 + number)
+            _write(images, classes, temporary / second / part)
         temporary.rename(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -131,18 +112,12 @@ def cropped(digit: Pixels, *, size: int) -> Pixels:
     return np.asarray(_inked(digit).resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
 
 
-def recipes(seed: int) -> list[list[Piece]]:
-    """How overlaid characters are made: `FORMS` recipes of each class, of two or three digits each.
+def _recipes() -> list[list[Piece]]:
+    """How overlaid characters are made: `FORMS` recipes of each class, one after the other, of other digits each.
 
-    No two recipes have the same digits. Each of a recipe's digits stands in a different direction from the middle.
-
-    Args:
-        seed: Decides all of them.
-
-    Returns:
-        Recipe `FORMS * label + form` at that position.
+    Each of a recipe's two or three digits stands in a different direction from the middle.
     """
-    draw = _draws(seed, purpose=0)
+    draw = _draws(0)
     made: list[list[Piece]] = []
     while len(made) < FORMS * NUM_CLASSES:
         count = 2 + int(2 * draw.random_sample())
@@ -154,15 +129,15 @@ def recipes(seed: int) -> list[list[Piece]]:
         pieces = []
         for number, (digit, (wide, high, turn, far)) in enumerate(zip(digits, rows, strict=True)):
             angle, offset = first + 2 * math.pi * number / count, _between(_OFFSET, far)
-            x, y = (OVERLAID_SIZE / 2 + offset * part for part in (math.cos(angle), math.sin(angle)))
+            x, y = (_SIDE / 2 + offset * part for part in (math.cos(angle), math.sin(angle)))
             width, height = _between(_SIDES, wide), _between(_SIDES, high)
             pieces.append(Piece(digit, width, height, _between((-_TURN, _TURN), turn), x, y))
         made.append(pieces)
     return made
 
 
-def overlaid(digits: Pixels, labels: Labels, *, count: int, seed: int, draw: int) -> tuple[Pixels, Labels]:
-    """Characters of several digits each, squeezed, turned and laid over one another by `recipes(seed)`.
+def overlaid(digits: Pixels, labels: Labels, *, count: int, draw: int) -> tuple[Pixels, Labels]:
+    """Characters of several digits each, squeezed, turned and laid over one another by one recipe a form.
 
     Where digits overlap the brighter one shows. Which digit of its class is taken, and small changes of its size, its
     turn and its place, are drawn anew for each character. Classes go round, and so do the forms of each.
@@ -171,17 +146,16 @@ def overlaid(digits: Pixels, labels: Labels, *, count: int, seed: int, draw: int
         digits: (N, H, W), bright ink on dark ground: what characters are made of.
         labels: (N,), their classes; all of 0 to 9.
         count: Number of characters, M.
-        seed: Of the recipes, and with `draw` of the characters.
         draw: Another one for each set of characters of the same recipes, at least 1.
 
     Returns:
         (M, 28, 28), and (M,) classes from 0 to 9.
     """
-    made_by = recipes(seed)
+    made_by = _recipes()
     of_class = [np.flatnonzero(labels == digit) for digit in range(NUM_CLASSES)]
     # All at once, so that a character's numbers do not depend on how many digits the others have.
-    numbers = _draws(seed, purpose=draw).random_sample((count, _MOST_PIECES, 6))
-    images = np.zeros((count, OVERLAID_SIZE, OVERLAID_SIZE), dtype=np.uint8)
+    numbers = _draws(draw).random_sample((count, _MOST_PIECES, 6))
+    images = np.zeros((count, _SIDE, _SIDE), dtype=np.uint8)
     classes = np.arange(count, dtype=np.int64) % NUM_CLASSES
     for number, label in enumerate(classes.tolist()):
         form = number // NUM_CLASSES % FORMS
@@ -199,10 +173,10 @@ def _lay(image: Pixels, digit: Pixels, piece: Piece, jitter: list[float]) -> Non
     )
     squeezed = _inked(digit).resize((width, height), Image.Resampling.BILINEAR)
     turned = squeezed.rotate(piece.turn + _TURN_JITTER * turn, Image.Resampling.BILINEAR, expand=True)
-    ink = np.asarray(turned, dtype=np.uint8)[:OVERLAID_SIZE, :OVERLAID_SIZE]
+    ink = np.asarray(turned, dtype=np.uint8)[:_SIDE, :_SIDE]
     # What would reach beyond an edge is moved to it.
     top, left = (
-        min(max(round(middle + _PLACE_JITTER * change - side / 2), 0), OVERLAID_SIZE - side)
+        min(max(round(middle + _PLACE_JITTER * change - side / 2), 0), _SIDE - side)
         for middle, change, side in ((piece.y, y, ink.shape[0]), (piece.x, x, ink.shape[1]))
     )
     place = image[top : top + ink.shape[0], left : left + ink.shape[1]]
@@ -225,29 +199,20 @@ def _between(interval: tuple[float, float], fraction: float) -> float:
     return interval[0] + (interval[1] - interval[0]) * fraction
 
 
-def _draws(seed: int, *, purpose: int) -> np.random.RandomState:
+def _draws(purpose: int) -> np.random.RandomState:
     # The one generator of NumPy whose numbers stay the same with every version.
-    return np.random.RandomState([seed, purpose])
+    return np.random.RandomState([0, purpose])
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command `python -m datamodules.untuned --to FOLDER`; what is wrong ends it with a message."""
-    parser = argparse.ArgumentParser(
-        prog="python -m datamodules.untuned",
-        description="Make of MNIST's digits two sets of characters like none of the shipped priors, as pictures for "
-        "ImageFolder: TO/cropped, 16x16 pixels, and TO/overlaid, 28x28.",
-    )
+    parser = argparse.ArgumentParser(prog="python -m datamodules.untuned", description=__doc__)
     parser.add_argument("--root", default="data", help="folder that holds MNIST/raw/*-ubyte (default: %(default)s)")
     parser.add_argument("--to", default="data/untuned", help="folder to make (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the overlaid characters (default: %(default)s)")
-    parser.add_argument("--download", action="store_true", help="fetch files of MNIST that are missing")
-    options = parser.parse_args(args)
     try:
-        place = build_untuned(**vars(options))
+        print(build_untuned(**vars(parser.parse_args(args))))
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    for name, size, (train, test) in (("cropped", CROPPED_SIZE, CROPPED), ("overlaid", OVERLAID_SIZE, OVERLAID)):
-        print(f"{place / name}: {train:,} characters of {size}x{size} pixels for training, {test:,} for testing")
 
 
 if __name__ == "__main__":
