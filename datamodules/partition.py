@@ -58,7 +58,7 @@ def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: 
             if was != is_now:
                 raise PartitionError(
                     f"{name} of the data is {is_now!r}, and {whose} says {was!r} of {one['data']}: records that are "
-                    f"private there would be in the public test split here. Set {name} to what it was; other records "
+                    f"private there may be in the public test split here. Set {name} to what it was; other records "
                     "need another name"
                 )
 

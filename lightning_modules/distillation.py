@@ -186,8 +186,8 @@ class Distillation(DataFreeDistillation):
             rank_zero_warn(
                 f"Images of {prior} tell little of this teacher: {told:.2f} of 1, where {_INFORMATIVE} and more is "
                 "usual of images that suit. It is unsure of most or gives them few classes, so they may be unlike what "
-                "it was trained on, and a student may lose much to it. Try a wider prior, such as GlyphPrior for "
-                "characters, and take the one of which this figure is larger: docs/choosing.md"
+                "it was trained on, and a student may lose much to it. Take public pictures of its kind, or the "
+                "prior of which this figure is largest: docs/choosing.md"
             )
 
     @torch.no_grad()

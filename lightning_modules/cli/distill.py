@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import require_at_least
+from datamodules.partition import PartitionError
 from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
 from lightning_modules.cli.parsers import OptionParser
@@ -64,7 +65,7 @@ _OWN_WORDS = (
     (r"\bmodel\.teacher(\.path)?\b(?!\.)", "--teacher"),
     (r"\bmodel\.student(\.network)?\b(?!\.)", "--student"),
     (r"\bmodel\.(images\.)?prior\b(?!\.)", "--prior"),
-    (r"\bmodel\.(images\.)?pool\b(?!\.)", "--pictures"),
+    (r"\b(model\.(images\.)?|images\.)pool\b(?!\.)", "--pictures"),
     (r"\bmodel\.annotator\.noise_multiplier\b", "--noise-multiplier"),
     (r"\bmodel\.annotator\.delta\b", "--delta"),
     (r"\bseed_everything\b", "--seed"),
@@ -270,7 +271,7 @@ def _in_own_words(act: Callable[[], Any]) -> Any:
     """Runs it; refusals name the options of this command."""
     try:
         return act()
-    except (CheckpointError, TeacherError) as error:
+    except (CheckpointError, TeacherError, PartitionError) as error:
         text = str(error)
         for pattern, own in _OWN_WORDS:
             text = re.sub(pattern, own, text)

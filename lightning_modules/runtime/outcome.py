@@ -51,8 +51,9 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
         config = folder / "config.yaml"
         if config.is_file():
             lines.append(f"test:    {_command('test', '--config', config, '--ckpt_path', checkpoint)}")
-            more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
-            lines.append(f"go on:   {more} --trainer.max_epochs N")
+            if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
+                more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
+                lines.append(f"go on:   {more} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
             unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
             lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *unbounded)}")

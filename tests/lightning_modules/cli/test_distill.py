@@ -14,6 +14,7 @@ from PIL import Image
 from support.data_files import write_folders
 from support.runs import QUIET
 
+from datamodules.partition import PartitionError
 from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.cli.distill import PRIORS, facts_of, prior_for
@@ -58,10 +59,10 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
             Path("pictures", part, label).mkdir(parents=True)
             for number in range(6):
                 Image.new("RGB", (16, 16), colour).save(Path("pictures", part, label, f"{number}.png"))
-    distil(
-        *("--teacher", "model.pt", "--network", "my_own_network.py:Net", "--data", "ImageFolder:pictures/"),
-        *("--to", "public", "--steps", "2", "--batch-size", "8", "--synthetic-images", "4"),
-    )
+    given = ("--teacher", "model.pt", "--network", "my_own_network.py:Net", "--data", "ImageFolder:pictures/")
+    with pytest.raises(PartitionError, match=r"^--pictures must lie outside of the folder of pictures"):
+        distil(*given, "--to", "public", "--pictures", "pictures/test", "--folder", "refused")
+    distil(*given, "--to", "public", "--steps", "2", "--batch-size", "8", "--synthetic-images", "4")
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_model")
