@@ -41,7 +41,8 @@ class Budget:
     Attributes:
         target_epsilon: ε at which the run stops; None for no limit.
         delta: δ of every ε, below one over the number of private records.
-        accounting: Which ε the target limits: `record`, which bounds something, or `published`, a paper's claim.
+        accounting: Which ε the target limits: `record`, which bounds a record (a person, where the teacher was trained
+            for persons), or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` this run only. Students of several runs
             that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
         ledger: The ledger's file; None is the private data's own, see `ledger_file`.

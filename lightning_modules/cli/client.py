@@ -54,8 +54,8 @@ def _client(
         server: HOST:PORT that the server listens on.
         name: By which the server knows this client; no other may have it.
         teacher: File of the classifier that was trained on this client's records.
-        target_epsilon: Record-level epsilon that all runs together may spend of these records; null for no limit, which
-            a server that adds the noise itself needs.
+        target_epsilon: Epsilon, for the unit of this client's guarantee, that all runs together may spend; null for no
+            limit, which a server that adds the noise itself needs.
         teacher_network: The classifier's architecture, where its file does not say.
         folder: Where guarantees are written, in NAME/RUN.
         delta: Of this client's figures, below one over the number of its records.

@@ -42,7 +42,7 @@ class FederatedClient:
     Args:
         name: By which the server knows it.
         teacher: The classifier that was trained on this client's records.
-        target_epsilon: Record-level ε that all runs together may spend of this client's records; None for no limit.
+        target_epsilon: ε, for the unit of the client's guarantee, that all runs together may spend; None for no limit.
         delta: δ of its own figures; None takes the server's.
         trusts_server: Whether it may send gradients without noise, for the server to add it to the sum.
         noise: Source of its noise; None is the operating system's generator.

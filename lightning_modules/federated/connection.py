@@ -115,7 +115,7 @@ class LocalClients(ClientConnection):
             in a script.
         names: Of the clients, in the order of their teachers. Default: client-0, client-1, ...
         teacher_network: Builds the teachers where their files hold nothing but weights.
-        target_epsilon: Record-level ε that each client lets all runs spend; null for no limit.
+        target_epsilon: ε, for the unit of its guarantee, that each client lets all runs spend; null for no limit.
         noise: Gives each client's source of noise by its number; null is the operating system's generator.
 
     Raises:
