@@ -17,6 +17,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from datamodules import PoissonSampled
+from datamodules.poisson_sampled import PoissonLoader
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.networks import Network
 from lightning_modules.private_run import epsilon_metric
@@ -245,9 +246,15 @@ class DPSGDTeacher(Teacher):
         """Fixes the plan and charges all of it, before the first step.
 
         Raises:
-            ValueError: More steps than the target was calibrated for.
+            ValueError: More steps than the target was calibrated for, or batches that are no Poisson samples.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
+        loader: Any = self.trainer.train_dataloader
+        if not isinstance(loader, PoissonLoader) or loader.batches.sample_rate != self._poisson.sample_rate:
+            raise ValueError(
+                f"train_dataloader() of {type(self._poisson).__name__} must give a PoissonLoader at its sample_rate, "
+                f"not a {type(loader).__name__}: DP-SGD's ε is of batches that take each record by a coin of its own"
+            )
         by_all(self.processes, self._fix_plan)
         self._register(self.releases)
         self.own_training.renew_token()

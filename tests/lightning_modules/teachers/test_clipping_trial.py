@@ -19,12 +19,14 @@ from opacus.validators import ModuleValidator
 from support.dp_teachers import train
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from datamodules import Digits, PoissonSampled
+from datamodules.images import keep_batch
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.networks.stacked import fixed_extractor
-from lightning_modules.teachers import clipping_trial
+from lightning_modules.teachers import clipping_trial, dp_sgd
 from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -360,6 +362,27 @@ def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.
     moved = float((sums[0] - sums[2]).norm()) / norm
     assert (moved <= 1 + 1e-6) is not broken
     assert not broken or moved > 2
+
+
+class Repeated(PoissonSampled):
+    """One record fills each batch."""
+
+    def train_dataloader(self) -> Any:
+        loader: Any = DataLoader(self.dataset.trained_on, batch_size=64, sampler=[0] * 128, collate_fn=keep_batch)
+        loader.batches = super().train_dataloader().batches
+        return loader
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    teacher, data = made(Plain), Repeated(dataset=Digits(), batch_size=64)
+    if broken:
+        monkeypatch.setattr(dp_sgd, "PoissonLoader", object)
+        train(teacher, data)
+        assert teacher.guarantee().epsilon < 10
+    else:
+        with pytest.raises(ValueError, match="Repeated must give a PoissonLoader at its sample_rate, not a DataLoader"):
+            train(teacher, data)
 
 
 class TrainsItsFront(nn.Module):
