@@ -60,6 +60,7 @@ class DPDFD(DataFreeDistillation):
     ) -> None:
         super().__init__(annotator=annotator or GradientAnnotator(), **shared)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
+        self.gradient_targets.require(self.annotator)
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         self.generator_criterion.check_for(self.student)
 
@@ -80,8 +81,11 @@ class DPDFD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 5 to 10: y_s, shape (B, c)."""
-        released = self.annotator.annotate(self.output_gradients(outputs, images))
-        return self.gradient_targets.annotation(outputs, released, norm_bound=self.annotator.norm_bound)
+        annotator = self.annotator
+        released = annotator.annotate(self.output_gradients(outputs, images))
+        return self.gradient_targets.annotation(
+            outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+        )
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until annotated.

@@ -73,10 +73,7 @@ class DPSD(DataFreeDistillation):
             raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        if self.gradient_targets.student_target == "gradients" and not isinstance(self.annotator, GradientAnnotator):
-            raise ValueError(
-                "gradient_targets.student_target='gradients' needs the data switch: labels have no gradients to follow"
-            )
+        self.gradient_targets.require(self.annotator)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
@@ -111,7 +108,9 @@ class DPSD(DataFreeDistillation):
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
             released = annotator.annotate(self.output_gradients(outputs, images))
-            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+            return self.gradient_targets.annotation(
+                outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+            )
         candidates = self.candidates(outputs)
         # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None

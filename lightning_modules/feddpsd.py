@@ -134,10 +134,7 @@ class FedDPSD(DataFreeDistillation):
         if self.federation.unit == "client":
             self.annotator.protect_clients()
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        if self.gradient_targets.student_target == "gradients" and isinstance(self.annotator, LabelAnnotator):
-            raise ValueError(
-                "gradient_targets.student_target='gradients' needs the data switch: labels have no gradients to follow"
-            )
+        self.gradient_targets.require(self.annotator)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
@@ -161,7 +158,9 @@ class FedDPSD(DataFreeDistillation):
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
             released = self._noisy_gradients(outputs, images)
-            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+            return self.gradient_targets.annotation(
+                outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+            )
         sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=annotator.smallest)
         candidates = top_k_candidates(outputs, k=sizes)
         # One size for all: it depends only on the step.

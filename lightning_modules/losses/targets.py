@@ -19,9 +19,12 @@ from lightning_modules.losses.functional import (
     soft_cross_entropy,
 )
 from lightning_modules.setting_checks import check_choice, check_number
+from privacy.annotators import Annotator, GradientAnnotator
 
 _SMALLEST_PROBABILITY = 1e-12
 """Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
+_LONGEST = 2**0.5
+"""Norm of p_s − p_t, at most."""
 
 
 class Annotation(NamedTuple):
@@ -72,16 +75,18 @@ class GradientTargets:
         gamma: γ, the length of a step along the noisy gradient; null is 1/norm_bound, so that a step moves the outputs
             by about one.
         student_target: `targets`, the cross-entropy to y_s as printed; or `gradients`, the released gradients
-            themselves, less their mean over classes, propagated back through the student. The former multiplies them by
-            the softmax's Jacobian, which vanishes where the student is sure, right or wrong. The latter needs `outputs:
-            logits`.
+            themselves, less their mean over classes, propagated back through the student; or `answers`, the
+            cross-entropy to the teacher's probabilities that the released rows stand for (`teacher_answers`), which
+            says nothing of what the student thought. The first multiplies gradients by the softmax's Jacobian, which
+            vanishes where the student is sure, right or wrong. The others need `outputs: logits`, and `answers` the
+            loss `kd`, whose gradient is p_s − p_t.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
     """
 
     loss: Literal["kd", "dkd", "dkd_as_printed"] = "dkd"
     gamma: float | None = None
-    student_target: Literal["targets", "gradients"] = "targets"
+    student_target: Literal["targets", "gradients", "answers"] = "targets"
     dkd_alpha: float = 1.0
     dkd_beta: float = 8.0
     outputs: Literal["logits", "probabilities"] = "logits"
@@ -90,15 +95,39 @@ class GradientTargets:
     def __post_init__(self) -> None:
         check_choice("gradient_targets.loss", self.loss, ("kd", "dkd", "dkd_as_printed"))
         check_choice("gradient_targets.outputs", self.outputs, ("logits", "probabilities"))
-        check_choice("gradient_targets.student_target", self.student_target, ("targets", "gradients"))
+        check_choice("gradient_targets.student_target", self.student_target, ("targets", "gradients", "answers"))
         check_number("gradient_targets.temperature", self.temperature, above=0)
         check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
         for name in ("dkd_alpha", "dkd_beta"):
             check_number(f"gradient_targets.{name}", getattr(self, name))
-        if self.student_target == "gradients" and self.outputs != "logits":
+        if self.student_target != "targets" and self.outputs != "logits":
             raise ValueError(
-                "gradient_targets.student_target='gradients' needs gradient_targets.outputs='logits', which gradients "
-                f"are propagated back through, got {self.outputs!r}"
+                f"gradient_targets.student_target={self.student_target!r} needs gradient_targets.outputs='logits', "
+                f"which gradients are of, got {self.outputs!r}"
+            )
+        if self.student_target == "answers" and (self.loss, self.temperature, self.gamma) != ("kd", 1.0, None):
+            raise ValueError(
+                "gradient_targets.student_target='answers' needs the loss 'kd' at temperature 1 and no gamma, got "
+                f"{self.loss!r}, {self.temperature} and {self.gamma}"
+            )
+
+    def require(self, annotator: Annotator) -> None:
+        """Refuses an annotator whose releases are no targets of this kind.
+
+        Raises:
+            ValueError: It releases labels, or gradients whose length cannot be told.
+        """
+        if self.student_target == "targets":
+            return
+        if not isinstance(annotator, GradientAnnotator):
+            raise ValueError(
+                f"gradient_targets.student_target={self.student_target!r} needs the data switch: labels have no "
+                "gradients to follow"
+            )
+        if self.student_target == "answers" and annotator.bounding != "normalize":
+            raise ValueError(
+                "gradient_targets.student_target='answers' needs annotator.bounding='normalize', which can be undone, "
+                f"got {annotator.bounding!r}"
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
@@ -131,23 +160,53 @@ class GradientTargets:
         decoupled = decoupled_kd if self.loss == "dkd" else decoupled_kd_as_printed
         return decoupled(student, teacher, alpha=self.dkd_alpha, beta=self.dkd_beta, temperature=self.temperature)
 
-    def annotation(self, outputs: Tensor, released: Tensor, *, norm_bound: float) -> Annotation:
+    def annotation(
+        self, outputs: Tensor, released: Tensor, *, norm_bound: float, stability: float = 1e-4
+    ) -> Annotation:
         """y_s, a step from the student's outputs against the released gradient; and the step where that is followed.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
             released: What the annotator released about them, shape (B, c).
             norm_bound: C, the bound on each sample's gradient, or on a batch's.
+            stability: e, with which gradients were normalised.
         """
         step = (1 / norm_bound if self.gamma is None else self.gamma) * released
         if self.outputs == "probabilities":
             return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
+        if self.student_target == "answers":
+            return Annotation(teacher_answers(functional.softmax(outputs.float(), dim=1), step, stability=stability))
         targets = functional.softmax(outputs.float() - step, dim=1)
         if self.student_target == "targets":
             return Annotation(targets, step=step)
         # What a mask and the noise leave all classes in common moves no softmax, but followed it moves all weights: on
         # FashionMNIST a student of DPSD's three largest entries had 38 % with it, and 73 without.
         return Annotation(targets, step - step.mean(dim=1, keepdim=True), step)
+
+
+def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) -> Tensor:
+    """The teacher's probabilities p_t that normalised gradients of `kd` stand for: post-processing of the release.
+
+    A row is g/(‖g‖ + e) with g = p_s − p_t, and noise: solved for p_t, and moved to the nearest distribution (Duchi et
+    al. 2008).
+
+    Args:
+        probabilities: The student's, p_s, shape (B, c).
+        rows: Released gradients over C, shape (B, c).
+        stability: e. Where it is small beside ‖g‖, rows tell no lengths, and all count as long.
+
+    Returns:
+        Shape (B, c).
+    """
+    norms = rows.norm(dim=1, keepdim=True)
+    lengths = norms.clamp_max(_LONGEST / (_LONGEST + stability))  # no two distributions are further apart
+    gradients = rows / norms.clamp_min(_SMALLEST_PROBABILITY) * (stability * lengths / (1 - lengths))
+    free = probabilities - gradients
+    sorted_, counts = free.sort(dim=1, descending=True).values, torch.arange(1, free.shape[1] + 1, device=free.device)
+    surplus = (sorted_.cumsum(dim=1) - 1) / counts
+    last = (sorted_ > surplus).sum(dim=1, keepdim=True) - 1
+    found: Tensor = (free - surplus.gather(1, last)).clamp_min(0)
+    return found
 
 
 def _moved(probabilities: Tensor, step: Tensor) -> Tensor:

@@ -19,6 +19,11 @@ LABEL = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "smallest
 RUNS: dict[str, dict[str, Any]] = {
     "DPDFD": {"model": {"student_follows": "gradients"}},
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
+    "DPSD answers": {
+        "class_path": "DPSD",
+        "annotator": {"top_k": 3},
+        "model": {"gradient_targets": {"loss": "kd", "student_target": "answers"}},
+    },
     "DPSD label": {"class_path": "DPSD", "model": {"annotator": LABEL}},
 }
 #: Each option by the settings that switch it on.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed, kd
-from lightning_modules.losses.targets import GradientTargets
-from privacy import GradientAnnotator
+from lightning_modules.losses.targets import GradientTargets, teacher_answers
+from privacy import GradientAnnotator, LabelAnnotator
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 
 C = 1e-3
 
@@ -198,8 +199,40 @@ def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: 
         ({"temperature": 0.0}, "gradient_targets.temperature must be above 0 and finite, got 0.0"),
         ({"temperature": math.nan}, "gradient_targets.temperature"),
         ({"outputs": "probabilities", "student_target": "gradients"}, "needs gradient_targets.outputs='logits'"),
+        ({"student_target": "answers"}, "needs the loss 'kd' at temperature 1 and no gamma, got 'dkd', 1.0 and None"),
     ],
 )
 def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GradientTargets(**given)
+
+
+def test_answers_are_the_teachers_whatever_the_student_thinks() -> None:
+    settings = GradientTargets(loss="kd", student_target="answers")
+    student, teacher = logits(0), 3 * logits(1)
+    gradients = settings.gradients(student, teacher).double()
+    released = GRADIENT_BOUNDINGS["normalize"].bound(gradients, norm_bound=C, stability=0.3)
+    made = settings.annotation(student, released, norm_bound=C, stability=0.3)
+    torch.testing.assert_close(made.targets.double(), teacher.double().softmax(1), rtol=0, atol=1e-6)
+    wrong = settings.annotation(student, released, norm_bound=C, stability=0.1).targets
+    assert not torch.allclose(wrong.double(), teacher.double().softmax(1), atol=1e-2)
+
+
+def test_answers_of_noisy_rows_are_the_nearest_distributions() -> None:
+    rows, student = logits(2, rows=50), logits(0, rows=50).softmax(1)
+    made = teacher_answers(student, rows, stability=0.3)
+    torch.testing.assert_close(made.sum(1), torch.ones(50))
+    assert float(made.min()) >= 0
+    lengths = rows.norm(dim=1, keepdim=True)
+    free = student - rows / lengths * 0.3 / (1 / lengths.clamp_max(2**0.5 / (2**0.5 + 0.3)) - 1)
+    for other in (student, torch.eye(5)[torch.arange(50) % 5], 0.9 * made + 0.1 * student):
+        assert ((made - free).norm(dim=1) <= (other - free).norm(dim=1) + 1e-6).all()
+
+
+def test_answers_need_gradients_that_can_be_solved() -> None:
+    settings = GradientTargets(loss="kd", student_target="answers")
+    settings.require(GradientAnnotator())
+    with pytest.raises(ValueError, match="labels have no gradients to follow"):
+        settings.require(LabelAnnotator())
+    with pytest.raises(ValueError, match=r"annotator\.bounding='normalize', which can be undone, got 'clip'"):
+        settings.require(GradientAnnotator(bounding="clip"))
