@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount
 from privacy.accounting.calibration import calibrate_count, calibrate_noise
-from privacy.accounting.composition import (
-    compose,
-    compose_delta,
-    gaussian_votes_epsilon,
-    laplace_votes_epsilon,
-    randomized_response_epsilon,
-)
+from privacy.accounting.composition import compose, compose_delta
 from privacy.annotators import Annotator, DirectGradientAnnotator, DirectLabelAnnotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
@@ -18,7 +12,6 @@ from privacy.annotators.response import ResponseAnnotator
 from privacy.annotators.votes import VoteAnnotator
 from privacy.events import (
     DiscreteGaussian,
-    DiscreteLaplaceVotes,
     Gaussian,
     GaussianVotes,
     LabelOnly,
@@ -52,7 +45,6 @@ __all__ = [
     "DirectGradientAnnotator",
     "DirectLabelAnnotator",
     "DiscreteGaussian",
-    "DiscreteLaplaceVotes",
     "Gaussian",
     "GaussianVotes",
     "GradientAnnotator",
@@ -87,10 +79,7 @@ __all__ = [
     "compose_delta",
     "gaussian_delta",
     "gaussian_epsilon",
-    "gaussian_votes_epsilon",
-    "laplace_votes_epsilon",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
     "published_dpsd_data_epsilon",
-    "randomized_response_epsilon",
 ]

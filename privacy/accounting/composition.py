@@ -14,15 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.checks import check_count, check_delta, check_nonnegative
-from privacy.events import (
-    Gaussian,
-    GaussianVotes,
-    LaplaceVotes,
-    OneOf,
-    RandomizedResponse,
-    Release,
-    Repeated,
-)
+from privacy.events import Gaussian, OneOf, Release, Repeated
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics import pld
 from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
@@ -230,37 +222,3 @@ def _interval(items: Items) -> float:
     interval = max(wanted, 30.0 * math.sqrt(variance) / _MAX_SUM, widest / _MAX_SINGLE)
     # A lattice keeps its exactness where the grid divides it.
     return lattices[0] / math.ceil(lattices[0] / interval) if lattices and lattices[0] > interval else interval
-
-
-def randomized_response_epsilon(epsilon: float, num_classes: int, num_queries: int, delta: float) -> float:
-    """Record-level ε of `num_queries` randomized responses that one record may all change, composed exactly.
-
-    Args:
-        epsilon: natural-log parameter of one response.
-        num_classes: k, candidates of one response; where k varies, the smallest in use dominates.
-        num_queries: N, responses drawn (reusing a cached response is free, drawing again is not).
-        delta: failure probability in (0, 1).
-
-    >>> round(randomized_response_epsilon(1.0, 10, 100, 1e-5), 4)
-    37.2055
-    """
-    release = RandomizedResponse(epsilon, num_classes)
-    return compose({release: check_count("num_queries", num_queries)}, delta).epsilon
-
-
-def laplace_votes_epsilon(scale: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent ε of `num_queries` votes with Laplace noise of scale `scale`.
-
-    >>> round(laplace_votes_epsilon(40.0, 400, 1e-5), 3)
-    2.924
-    """
-    return compose({LaplaceVotes(scale): check_count("num_queries", num_queries)}, delta).epsilon
-
-
-def gaussian_votes_epsilon(noise_std: float, num_queries: int, delta: float) -> float:
-    """Record-level, data-independent ε of `num_queries` votes with Gaussian noise, which is exact.
-
-    >>> round(gaussian_votes_epsilon(40.0, 1000, 1e-5), 4)
-    4.9833
-    """
-    return compose({GaussianVotes(noise_std): check_count("num_queries", num_queries)}, delta).epsilon

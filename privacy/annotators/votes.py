@@ -11,7 +11,7 @@ from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_positive, named
 from privacy.ledger import Charge
-from privacy.mechanisms.description import MechanismDescription, of_shards
+from privacy.mechanisms.description import FLOATS, MechanismDescription, of_shards
 from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.votes import VOTE_MECHANISMS, NoisyVote
@@ -19,7 +19,7 @@ from privacy.published.claims import Claim
 
 __all__ = ["VoteAnnotator", "VoteMechanism"]
 
-VoteMechanism = Literal["laplace", "discrete_laplace", "gaussian"]
+VoteMechanism = Literal["laplace", "gaussian"]
 
 
 class VoteAnnotator(Annotator):
@@ -30,12 +30,11 @@ class VoteAnnotator(Annotator):
     | `mechanism` | response | record-level, each query |
     |---|---|---|
     | `laplace` | argmax(counts + Lap(b)), b = 2/ε₀ = 40: DGD Eq. 3 | two unit shifts of Laplace noise |
-    | `discrete_laplace` | the same on the integers: no floating-point low bits | slightly more |
     | `gaussian` | argmax(counts + N(0, σ²)): GNMax, DGD+ | μ² = 2/σ² |
 
     Args:
         mechanism: See the table.
-        scale: b of the Laplace kinds, σ of the Gaussian one, in votes.
+        scale: b of the Laplace kind, σ of the Gaussian one, in votes.
         latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
             noise. It enters only the published figure, since no record-level bound rests on it.
         budget: What the run may spend; see `Budget`.
@@ -134,7 +133,7 @@ class VoteAnnotator(Annotator):
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
         return of_shards(
-            noise=self.votes.drawn,
+            noise=FLOATS,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
                 f"{self.votes.words.format(self.scale)} was added to every count (mechanism={self.mechanism})"

@@ -11,11 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
-from privacy.events.randomized_response import RandomizedResponse
 from privacy.numerics import pld
 from privacy.numerics.rdp import laplace_rdp
 
-__all__ = ["DiscreteLaplaceVotes", "LaplaceVector", "LaplaceVotes"]
+__all__ = ["LaplaceVector", "LaplaceVotes"]
 
 
 @dataclass(frozen=True)
@@ -103,36 +102,4 @@ class LaplaceVotes(Release):
         if self._shift == 0.0:
             return pld.zero_loss(interval), pld.zero_loss(interval)
         loss = pld.convolve_pair(pld.laplace_loss(self._shift, interval))
-        return loss, loss
-
-
-@dataclass(frozen=True)
-class DiscreteLaplaceVotes(LaplaceVotes):
-    """argmax(counts + integers of probability proportional to exp(-|x|/scale)): noise without low bits.
-
-    Two counts move by one, and one step of the integers has a loss of exactly +1/scale or -1/scale: two randomized
-    responses between two outcomes (the binary mechanism that has the largest δ of all with that ε). So it
-    costs **more** than `LaplaceVotes` of the same scale, whose loss may lie in between, though pure ε is
-    the same.
-
-    >>> DiscreteLaplaceVotes(40.0).pure_epsilon
-    0.05
-    """
-
-    kind: ClassVar[str] = "discrete_laplace_votes"
-
-    @property
-    def lattice(self) -> float | None:
-        return 2.0 * self._shift if self._shift > 0.0 else None
-
-    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Twice that of a randomized response between two outcomes, exact for the noisy counts."""
-        return 2.0 * RandomizedResponse(self._shift, 2).rdp(orders)
-
-    def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        step = self._shift
-        if step == 0.0:
-            return pld.zero_loss(interval), pld.zero_loss(interval)
-        up, down = RandomizedResponse(step, 2).probabilities
-        loss = pld.atoms(interval, [2.0 * step, 0.0, -2.0 * step], [up * up, 2.0 * up * down, down * down])
         return loss, loss

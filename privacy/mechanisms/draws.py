@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["bernoulli", "discrete_laplace", "laplace", "laplace_latents", "uniform_integers"]
+__all__ = ["bernoulli", "laplace", "laplace_latents", "uniform_integers"]
 
 _WORDS = 2**64
-# Integers up to here are exact in float64; with 45 scales, the longest draw, they still fit into int64.
-_LARGEST_SCALE = 2.0**53
 
 
 def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
@@ -66,7 +64,7 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     """Standard Laplace draws (density exp(-|x|)/2), float64 on the CPU, as the difference of two exponentials.
 
     The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
-    hardened against attacks on its low bits (Mironov 2012); `discrete_laplace` has none.
+    hardened against attacks on its low bits (Mironov 2012), of which nothing is left in a vote's class.
     """
     first, second = _exponentials(noise, shape), _exponentials(noise, shape)
     return torch.from_numpy(first - second).reshape(tuple(shape))
@@ -83,26 +81,6 @@ def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) 
     rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
     noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
     return noisy.to(dtype=codes.dtype, device=codes.device)
-
-
-def discrete_laplace(noise: NoiseSource, shape: Sequence[int], *, scale: float) -> torch.Tensor:
-    """Integers x with probability proportional to exp(-|x| / scale), int64 on the CPU.
-
-    The difference of two geometric draws (Ghosh, Roughgarden and Sundararajan 2012). Their steps are taken in float64,
-    so probabilities are right to about 1e-15 of their value; the tails end at 45 scales (mass below 3e-20).
-
-    Args:
-        noise: Where the words come from.
-        shape: Of the result.
-        scale: b, positive and at most 2**53.
-
-    Raises:
-        ValueError: `scale` is out of range: beyond it the draws would not fit into int64.
-    """
-    if not 0 < scale <= _LARGEST_SCALE:
-        raise ValueError(f"scale must be positive and at most 2**53, got {scale}")
-    first, second = (np.floor(scale * _exponentials(noise, shape)) for _ in range(2))
-    return torch.from_numpy((first - second).astype(np.int64)).reshape(tuple(shape))
 
 
 def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:

@@ -6,13 +6,12 @@ Teachers are trained on disjoint shards, so one record changes one teacher: two 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from privacy.events import DiscreteLaplaceVotes, GaussianVotes, LaplaceVotes, Release
-from privacy.mechanisms.description import FLOATS
-from privacy.mechanisms.draws import discrete_laplace, laplace
+from privacy.events import GaussianVotes, LaplaceVotes, Release
+from privacy.mechanisms.draws import laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
@@ -55,7 +54,6 @@ class NoisyVote:
         source: Theorem behind the record-level figure.
         published_source: Theorem behind the published figure.
         words: The noise, for a reader; `{:g}` stands for its scale.
-        drawn: How it is drawn, for a reader.
     """
 
     noisy: Callable[[torch.Tensor, float, NoiseSource], torch.Tensor]
@@ -64,7 +62,6 @@ class NoisyVote:
     source: str
     published_source: str
     words: str
-    drawn: str = FLOATS
 
     def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
         """argmax(counts + noise) for each query.
@@ -81,44 +78,28 @@ class NoisyVote:
         return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
 
 
-_LAPLACE = NoisyVote(
-    noisy=lambda counts, scale, noise: counts.double() + scale * laplace(noise, tuple(counts.shape)),
-    event=LaplaceVotes,
-    # b = 2/ε₀
-    claim=lambda scale, epsilon1: NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1),
-    source=(
-        "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
-        "pessimistically"
-    ),
-    published_source="DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
-    words="Lap({:g})",
-)
-
-_GAUSSIAN = NoisyVote(
-    noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
-    event=GaussianVotes,
-    claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
-    source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
-    published_source="Papernot et al. 2018, Proposition 8 (RDP of noisy votes), taken by DGD for DGD+; without eps1",
-    words="N(0, {:g}^2)",
-)
-
 VOTE_MECHANISMS: dict[str, NoisyVote] = {
     # DGD Eq. 3.
-    "laplace": _LAPLACE,
-    # The same on the integers: no floating-point low bits, at a slightly higher cost.
-    "discrete_laplace": replace(
-        _LAPLACE,
-        noisy=lambda counts, scale, noise: counts + discrete_laplace(noise, tuple(counts.shape), scale=scale),
-        event=DiscreteLaplaceVotes,
+    "laplace": NoisyVote(
+        noisy=lambda counts, scale, noise: counts.double() + scale * laplace(noise, tuple(counts.shape)),
+        event=LaplaceVotes,
+        # b = 2/ε₀
+        claim=lambda scale, epsilon1: NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1),
         source=(
-            "discrete Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions "
-            "that are exact on the integers"
+            "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
+            "pessimistically"
         ),
-        words="discrete Laplace noise of scale {:g}",
-        drawn="as whole numbers, whose probabilities are right to about 1e-15 of their value",
+        published_source="DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
+        words="Lap({:g})",
     ),
     # GNMax, which DGD calls DGD+.
-    "gaussian": _GAUSSIAN,
+    "gaussian": NoisyVote(
+        noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
+        event=GaussianVotes,
+        claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
+        source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
+        published_source=f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",
+        words="N(0, {:g}^2)",
+    ),
 }
 """Every noise whose cost is known."""

@@ -72,7 +72,7 @@ class WholeRun(Claim):
     """The theorem states one ε for the whole run, however many responses (LabelDP; DPSD's Theorem 2, label switch).
 
     **What it does not bound.** It is label-DP of one response, in the teacher's label of one synthetic image. A private
-    record can change the teacher and with it all N responses (see `randomized_response_epsilon`); and a generator
+    record can change the teacher and with it all N responses (see `RandomizedResponse`); and a generator
     trained against the private teacher leaks without any bound. DPSD's Eq. (5) as printed has no ε at all: it answers
     outside the candidate set only if the teacher's label lies inside. The claim belongs to DPSD's Algorithm 2.
     """

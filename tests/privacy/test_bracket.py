@@ -23,7 +23,6 @@ from support.auditing import Audit, Method, Sampler, Score, audit, worst_case_ep
 from support.seeded import Seeded
 
 from privacy import (
-    DiscreteLaplaceVotes,
     GaussianVotes,
     GradientAnnotator,
     LaplaceVector,
@@ -215,7 +214,6 @@ CASES = [
     answers_case("dpsd_label", 20, sound=False),
     answers_case("labeldp", 20, sound=False, size=2),
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
-    votes_case("discrete_laplace", 2.0, DiscreteLaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
     latents_case("latents", 1, sound=True),
     latents_case("dgd_latents", 4, sound=False),  # its votes are published as more than they cost

@@ -13,6 +13,7 @@ import pytest
 
 from privacy import (
     Gaussian,
+    GaussianVotes,
     LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
@@ -20,7 +21,6 @@ from privacy import (
     SampledGaussian,
     compose,
     compose_delta,
-    gaussian_votes_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
 
@@ -139,9 +139,9 @@ def test_votes_with_the_true_sensitivity() -> None:
     """L2 = sqrt(2) under ADD_OR_REMOVE_ONE; REPLACE_ONE would double it for distributions only."""
     one = oracle.from_gaussian_mechanism(40.0, sensitivity=math.sqrt(2), value_discretization_interval=1e-4)
     theirs = from_oracle(one, 100, 1e-5)
-    assert agree(gaussian_votes_epsilon(40.0, 100, 1e-5), theirs, absolute=0.0)
+    assert agree(compose({GaussianVotes(40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
     # Negative control: noise as for L2 = 1.
-    assert not agree(gaussian_votes_epsilon(40.0 * math.sqrt(2), 100, 1e-5), theirs, absolute=0.0)
+    assert not agree(compose({GaussianVotes(40.0 * math.sqrt(2)): 100}, 1e-5).epsilon, theirs, absolute=0.0)
 
 
 def epsilon_of_export(content: Mapping[str, Any]) -> float:

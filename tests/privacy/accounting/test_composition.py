@@ -9,6 +9,7 @@ from scipy.stats import binom
 
 from privacy import (
     Gaussian,
+    GaussianVotes,
     LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
@@ -18,9 +19,6 @@ from privacy import (
     compose_delta,
     gaussian_delta,
     gaussian_epsilon,
-    gaussian_votes_epsilon,
-    laplace_votes_epsilon,
-    randomized_response_epsilon,
 )
 from privacy.accounting.composition import rdp_compose
 
@@ -38,7 +36,7 @@ DELTA = 1e-5
     ],
 )
 def test_randomized_response_figures(epsilon: float, classes: int, queries: int, expected: float) -> None:
-    value = randomized_response_epsilon(epsilon, classes, queries, DELTA)
+    value = compose({RandomizedResponse(epsilon, classes): queries}, DELTA).epsilon
     assert value == pytest.approx(expected, rel=5e-6 if expected < 1000 else 1e-5)
     assert value <= queries * epsilon
 
@@ -75,26 +73,26 @@ def test_randomized_response_is_exact(parts: list[tuple[float, int, int]], delta
 def test_mixed_candidates_and_the_smallest_dominates() -> None:
     mixed = compose({RandomizedResponse(1.0, 10): 50, RandomizedResponse(1.0, 2): 50}, DELTA)
     assert mixed.epsilon == pytest.approx(58.7973, abs=5e-5)
-    assert mixed.epsilon < randomized_response_epsilon(1.0, 2, 100, DELTA)
+    assert mixed.epsilon < compose({RandomizedResponse(1.0, 2): 100}, DELTA).epsilon
     # Negative control: pricing all answers at the largest k would be too cheap.
-    assert mixed.epsilon > randomized_response_epsilon(1.0, 10, 100, DELTA)
+    assert mixed.epsilon > compose({RandomizedResponse(1.0, 10): 100}, DELTA).epsilon
 
 
 def test_a_million_answers() -> None:
-    value = randomized_response_epsilon(1.0, 10, 10**6, DELTA)
+    value = compose({RandomizedResponse(1.0, 10): 10**6}, DELTA).epsilon
     mean = 10**6 * (math.e - 1) / (math.e + 9)
     assert mean < value < rdp_compose({RandomizedResponse(1.0, 10): 10**6}, DELTA)
 
 
 @pytest.mark.parametrize(("queries", "expected"), [(27, 0.644), (400, 2.924), (1000, 4.955)])
 def test_laplace_votes_figures(queries: int, expected: float) -> None:
-    assert laplace_votes_epsilon(40.0, queries, DELTA) == pytest.approx(expected, abs=6e-4)
+    assert compose({LaplaceVotes(40.0): queries}, DELTA).epsilon == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.parametrize(("queries", "expected"), [(100, 1.3565), (1000, 4.9833), (1999, 7.5090)])
 def test_gaussian_votes_figures(queries: int, expected: float) -> None:
     """The last one: a crash after 999 of 1000 queries and a rerun from 0."""
-    assert gaussian_votes_epsilon(40.0, queries, DELTA) == pytest.approx(expected, abs=5e-5)
+    assert compose({GaussianVotes(40.0): queries}, DELTA).epsilon == pytest.approx(expected, abs=5e-5)
 
 
 @pytest.mark.parametrize(("steps", "epsilon"), [(1, 2.0), (100, 9.0), (1000, 22.0)])

@@ -11,38 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from privacy.accounting.composition import compose_delta
-from privacy.events import DiscreteLaplaceVotes, LaplaceVotes
-from privacy.mechanisms.draws import discrete_laplace, laplace, laplace_latents, uniform_integers
+from privacy.mechanisms.draws import laplace, laplace_latents, uniform_integers
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.votes import vote_counts
-
-
-def test_discrete_laplace_has_its_mass_function() -> None:
-    scale = 3.0
-    draws = discrete_laplace(ReproducibleNoise(seed=0), (50_000,), scale=scale).numpy()
-    values = np.arange(-12, 13)
-    observed = np.array([(draws == value).sum() for value in values] + [(np.abs(draws) > 12).sum()])
-
-    def p_value(other: float) -> float:
-        decay = math.exp(-1 / other)
-        mass = (1 - decay) / (1 + decay) * decay ** np.abs(values)
-        return float(stats.chisquare(observed, np.append(mass, 1 - mass.sum()) * draws.size).pvalue)
-
-    assert p_value(scale) > 1e-3
-    assert p_value(scale * 1.1) < 1e-6
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 0.6])
-def test_discrete_noise_is_priced_by_enumeration_and_not_as_continuous_noise(epsilon: float) -> None:
-    """The noisy histogram of two counts that a record moves apart, and the same at the price of continuous noise."""
-    scale = 2.0
-    values = np.arange(-100, 101)
-    mass = math.tanh(0.5 / scale) * np.exp(-np.abs(values) / scale)
-    there, back = np.outer(mass[1:], mass[:-1]), np.outer(mass[:-1], mass[1:])
-    exact = float(np.maximum(there - math.exp(epsilon) * back, 0.0).sum())
-    assert exact == pytest.approx(compose_delta({DiscreteLaplaceVotes(scale): 1}, epsilon), rel=1e-8)
-    assert exact > 1.005 * compose_delta({LaplaceVotes(scale): 1}, epsilon)
 
 
 def test_laplace_against_scipy() -> None:
@@ -83,14 +54,6 @@ def test_counts_of_decisions() -> None:
     assert vote_counts(decisions, num_classes=3).tolist() == [[2, 1, 0], [0, 1, 2]]
     with pytest.raises(ValueError, match="decisions must lie"):
         vote_counts(torch.tensor([[3]]), num_classes=3)
-
-
-def test_discrete_draws_fit_into_integers_at_the_largest_scale() -> None:
-    draws = discrete_laplace(ReproducibleNoise(seed=0), (1000,), scale=2.0**53)
-    assert draws.abs().max() < 2**62
-    assert stats.kstest(draws.numpy() / 2.0**53, "laplace").pvalue > 1e-3
-    with pytest.raises(ValueError, match="scale"):
-        discrete_laplace(ReproducibleNoise(seed=0), (1,), scale=2.0**54)
 
 
 def within_sensitivity(codes: torch.Tensor) -> bool:
