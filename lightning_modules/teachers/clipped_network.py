@@ -1,4 +1,4 @@
-"""The network of a DP-SGD training: how per-record gradients are clipped, and over how many views of a record."""
+"""The network of a DP-SGD training: how per-record gradients are clipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError
-from privacy.mechanisms.noise import NoiseSource
 from privacy.processes import Processes, by_all
 
 __all__ = ["ClippedNetwork"]
@@ -51,8 +50,7 @@ class ClippedNetwork:
         """The part of the network whose outputs may be computed once; None where there is none."""
         if self.mode == "linear":
             return "forward_features"
-        fixed = fixed_extractor(self.network) is not None
-        return "feature_extractor" if fixed and not self.clipping.views.count else None
+        return None if fixed_extractor(self.network) is None else "feature_extractor"
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """`auto` continues as the checkpoint's training began, and so does ghost clipping that fell back to flat.
@@ -66,9 +64,7 @@ class ClippedNetwork:
 
     def _records_at_once(self, records: int) -> int:
         """Records of a physical batch, of so many in all."""
-        if self.mode == "linear":
-            return max(1, records)
-        return max(1, self.clipping.physical_batch_size // max(1, self.clipping.views.count))
+        return max(1, records) if self.mode == "linear" else self.clipping.physical_batch_size
 
     def settle(
         self,
@@ -94,7 +90,6 @@ class ClippedNetwork:
             # Features are computed in pieces, as `PoissonSampled.precompute` does.
             physical=min(batch_size, 512 if self.mode == "linear" else self._records_at_once(batch_size)),
             extracts=self.extracts,
-            views=self.clipping.views,
             criterion=self.criterion,
         )
         own = by_all(processes, lambda: trial(self.network, self.mode))
@@ -113,27 +108,19 @@ class ClippedNetwork:
         """Logits of images, or of features that were computed before."""
         return logits_after(self.network, self.extracts if extracted else None, inputs)
 
-    def sums(
-        self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None, *, source: NoiseSource, extracted: bool
-    ) -> list[Tensor]:
-        """Sums of the clipped gradients of a batch, which may be empty, in pieces; views are drawn from `source`.
+    def sums(self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None, *, extracted: bool) -> list[Tensor]:
+        """Sums of the clipped gradients of a batch, which may be empty, in pieces.
 
         `counts` are the records of each person, as `PoissonSampled.sample_persons` has them.
         """
         assert self._clipped is not None and self.by_person == (counts is not None)
-        views, size = self.clipping.views, self._records_at_once(len(inputs))
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
             return sums
         persons = None if counts is None else counts.tolist()
-        for rows, targets, within in pieces_of(inputs, labels, persons, size=size):
-            parts = self._clipped.sums(
-                views.draw(rows, source),
-                targets.repeat_interleave(max(1, views.count)),
-                lambda images: self.logits(images, extracted=extracted),
-                within,
-            )
+        for rows, targets, within in pieces_of(inputs, labels, persons, size=self._records_at_once(len(inputs))):
+            parts = self._clipped.sums(rows, targets, lambda images: self.logits(images, extracted=extracted), within)
             for total, part in zip(sums, parts, strict=True):
                 total += part
         return sums

@@ -23,10 +23,8 @@ from torch.nn import functional as F
 
 from lightning_modules.networks.memory import bytes_of
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
-from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
-from privacy.mechanisms.noise import ReproducibleNoise
 
 __all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
 
@@ -80,7 +78,6 @@ class ClippingTrial:
         num_classes: c.
         physical: Records of a physical batch.
         criterion: The loss.
-        views: Of each record.
         extracts: See `Extracts`; None where images are trained on.
     """
 
@@ -88,7 +85,6 @@ class ClippingTrial:
     num_classes: int
     physical: int
     criterion: PriorCrossEntropy
-    views: Views = Views()
     extracts: Extracts | None = None
 
     def __call__(self, network: nn.Module, mode: Mode) -> tuple[Mode, str | None]:
@@ -130,7 +126,7 @@ class ClippingTrial:
         raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
 
     def records(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Public records, extreme ones among them: images (R, K, C, H, W) of K views, and labels (R,)."""
+        """Public records, extreme ones among them: images (R, C, H, W), and labels (R,)."""
         draw = torch.Generator().manual_seed(0)
         priors = [
             prior.sample(2, image_shape=self.image_shape, generator=draw, device="cpu")
@@ -143,9 +139,8 @@ class ClippingTrial:
         # One level of 8 bits around a constant, and less.
         faint = 0.9 + noise * torch.tensor([1 / 127, 1e-3, 1e-4]).view(_FAINT, 1, 1, 1)
         images = torch.cat([*priors, one_pixel, noise[:1], flat, faint])
-        images, count = self.views.draw(images, ReproducibleNoise(seed=0)), max(1, self.views.count)
-        labels = torch.randint(self.num_classes, (len(images) // count,), generator=draw)
-        return images.unflatten(0, (-1, count)).to(device), labels.to(device)
+        labels = torch.randint(self.num_classes, (len(images),), generator=draw)
+        return images.to(device), labels.to(device)
 
 
 class _Copy:
@@ -169,8 +164,8 @@ class _Copy:
         self._clipped: RecordClipping | None = None
 
     def batch(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs (N K, ...) and labels (N K,) of some records, as the training has them."""
-        inputs, labels = self.images[rows].flatten(0, 1), self.labels[rows].repeat_interleave(self.images.shape[1])
+        """Inputs (N, ...) and labels (N,) of some records, as the training has them."""
+        inputs, labels = self.images[rows], self.labels[rows]
         if self.trial.extracts is not None:
             self.network.eval()
             with torch.no_grad():
@@ -191,7 +186,7 @@ class _Copy:
     def clipped(self, rows: list[int], mode: Mode, limit: float) -> list[Tensor]:
         """Sum of the clipped gradients of some records, as the training computes it; of one mode and limit a copy."""
         if self._clipped is None:
-            settings = Clipping(max_grad_norm=limit, views=self.trial.views)
+            settings = Clipping(max_grad_norm=limit)
             self._clipped = MODES[mode](self.network, settings, self.trial.criterion)
         return self._clipped.sums(*self.batch(rows), self.logits)
 
@@ -262,7 +257,7 @@ def _require_steady(tried: _Copy) -> None:
         raise ValueError(
             f"model.network: {(drawing or ['it'])[0]} draws at random in train mode: a record's draw would depend on "
             "who else is in the batch and on a seed that others may know. Set its probability (dropout, drop_path) to "
-            "0, or leave it out; model.clipping.views varies the images of a record instead"
+            "0, or leave it out"
         )
 
 
@@ -274,7 +269,7 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
     """
     inputs = tried.batch(rows)[0].detach().requires_grad_()
     logits = tried.logits(inputs.clone())
-    record = torch.arange(len(inputs), device=inputs.device) // tried.images.shape[1]
+    record = torch.arange(len(inputs), device=inputs.device)
     if not logits.requires_grad or len(logits) != len(inputs):
         return  # the comparison of gradients names the layer
     weights = torch.linspace(1, 2, logits[0].numel(), dtype=logits.dtype, device=logits.device).view_as(logits[0])

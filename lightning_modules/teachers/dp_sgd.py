@@ -67,7 +67,7 @@ class DPSGDTeacher(Teacher):
         delta: δ, below one over the number of private records.
         unit: What ε is about: one `record`, or one `person` with all pictures; `data.batch_size` then counts persons.
         clipping: See `Clipping`.
-        noise: Source of the noise and of the views; None is the operating system's generator.
+        noise: Source of the noise; None is the operating system's generator.
         network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
             the first step. Features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed once.
         optimizer: Default: SGD, rate 4, momentum 0.9.
@@ -116,9 +116,6 @@ class DPSGDTeacher(Teacher):
         check_choice("unit", unit, ("record", "person"))
         self.unit = Unit(unit)
         self.clipping = settings_of(Clipping, clipping, name="clipping")
-        shift = self.clipping.views.shift
-        if self.clipping.views.count and shift >= min(image_shape[1:]):
-            raise ValueError(f"clipping.views.shift must be below the sides of images {image_shape}, got {shift}")
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
@@ -358,7 +355,7 @@ class DPSGDTeacher(Teacher):
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
         optimizer.zero_grad()
         extracted = self._features_precomputed
-        optimizer.sums = self.clipped.sums(inputs, labels, *counts, source=self.noise, extracted=extracted)
+        optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=extracted)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self._register)
         wrapper.step()  # type: ignore[union-attr]

@@ -19,9 +19,7 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from torch import Tensor, nn
 
 from lightning_modules.networks import ImageClassifier
-from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from privacy.mechanisms.discrete_gaussian import lattice_spacing, round_to_lattice
 
@@ -81,7 +79,7 @@ class Clipping:
             only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB, else `ghost`;
             a resumed training continues as it began. Before the first step it is tried on public images (see
             `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
-        physical_batch_size: Gradients that are held at once, one for each view of a record, except by `linear`. All of
+        physical_batch_size: Gradients that are held at once, except by `linear`. All of
             one person (`unit: person`) are held at once. Does not change the result.
         bounding: `clip` a record's gradient at C, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
             2022). A record moves the sum by C at most either way. Needs flat clipping.
@@ -89,7 +87,6 @@ class Clipping:
         granularity: Distance, in units of C (for example 1e-3), of the lattice that clipped gradients are rounded to,
             towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs slightly
             more, since it is composed only by RDP, and needs flat clipping. None takes floating-point noise.
-        views: See `Views`. Need flat clipping; features are not computed once.
     """
 
     max_grad_norm: float = 0.1
@@ -98,11 +95,8 @@ class Clipping:
     bounding: Literal["clip", "normalize"] = "clip"
     stability: float = 0.01
     granularity: float | None = None
-    views: Views = Views()
 
     def __post_init__(self) -> None:
-        # In a checkpoint of a script they are plain values.
-        object.__setattr__(self, "views", settings_of(Views, self.views, name="clipping.views"))
         check_choice("clipping.mode", self.mode, ("auto", *MODES))
         check_choice("clipping.bounding", self.bounding, ("clip", "normalize"))
         check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
@@ -113,14 +107,12 @@ class Clipping:
         if self.needs_flat and self.mode not in ("auto", "flat"):
             raise ValueError(
                 f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}: no other mode holds the "
-                "gradient of a record as one, so that each view would be clipped by itself and nothing could be rounded"
+                "gradient of a record as one"
             )
 
     @property
     def needs_flat(self) -> str | None:
         """The setting that needs flat clipping; None where none does."""
-        if self.views.count:
-            return f"clipping.views.count={self.views.count}"
         if self.bounding != "clip":
             return f"clipping.bounding={self.bounding}"
         return None if self.granularity is None else f"clipping.granularity={self.granularity}"
@@ -185,8 +177,8 @@ class RecordClipping(ABC):
         """Sums of the clipped gradients of a physical batch, which is not empty.
 
         Args:
-            inputs: (B K, ...), the views of a record in a row.
-            labels: (B K,).
+            inputs: (B, ...).
+            labels: (B,).
             forward: Logits of inputs.
             counts: How many of the records are of each person, whose records lie in a row and in no other batch: the
                 mean of a person's gradients is clipped. None clips each record by itself.
@@ -208,24 +200,19 @@ class FlatClipping(RecordClipping):
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """The mean of a record's views is what is clipped: a record counts once however many there are."""
+        """See `RecordClipping.sums`."""
         for parameter in self.trained:
             parameter.grad_sample = None
         self.criterion(forward(inputs), labels).backward()
         if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.trained):
             raise ValueError("a trained weight has no gradient of each record")
         for parameter in self.trained:
-            parameter.grad_sample = self._by_record(parameter.grad_sample)
             if counts is not None:
                 of_persons = parameter.grad_sample.split(counts)
                 parameter.grad_sample = torch.stack([each.mean(dim=0) for each in of_persons])
         each, settings = [parameter.grad_sample for parameter in self.trained], self.clipping
         stability = None if settings.bounding == "clip" else settings.stability
         return flat_sums(each, norm=settings.max_grad_norm, stability=stability, lattice=settings.lattice)
-
-    def _by_record(self, each: Tensor) -> Tensor:
-        count = self.clipping.views.count
-        return each.unflatten(0, (-1, count)).mean(dim=1) if count > 1 else each
 
 
 class GhostClipping(RecordClipping):

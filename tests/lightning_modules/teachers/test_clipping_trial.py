@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from opacus.validators import ModuleValidator
 from support.dp_teachers import train
 from torch import nn
@@ -27,13 +26,10 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.teachers import clipping_trial, dp_sgd
-from lightning_modules.teachers.augmentation import Views
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial
-from lightning_modules.teachers.exact_noise import ExactNoise
-from lightning_modules.teachers.record_clipping import Clipping, Mode
-from privacy import SystemNoise
+from lightning_modules.teachers.record_clipping import Mode
 
 
 class Plain(nn.Module):
@@ -311,57 +307,6 @@ def test_what_a_network_wrote_in_training_is_neither_saved_nor_published(
     with pytest.raises(ValueError, match="'kept' changed in training"):
         teacher.trainer.save_checkpoint("leaks.ckpt")
     assert not list(Path().rglob("teacher.pt")) and not Path("leaks.ckpt").exists()
-
-
-class _Words(SystemNoise):
-    """Words of each record, in its place among the records that take part."""
-
-    def __init__(self, words: NDArray[np.uint64]) -> None:
-        self._words = words
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        found, self._words = self._words[:count], self._words[count:]
-        return found
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_the_absence_of_a_record_changes_nobody_elses_views(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    """Where all other records are given the same views, the sum moves by C at most when the first is left out."""
-    records, views, norm = 20, 8, 0.1
-    teacher = made(Plain, clipping=Clipping(max_grad_norm=norm, views=Views(count=views, flip=True)))
-    draw = torch.Generator().manual_seed(1)
-    images, labels = 2 * torch.rand(records, 1, 8, 8, generator=draw) - 1, torch.randint(10, (records,), generator=draw)
-    words = np.random.Philox(3).random_raw((records, views * 3)).astype(np.uint64)
-    if broken:
-        by_source = Views.draw
-
-        def by_position(self: Views, images: torch.Tensor, source: Any) -> torch.Tensor:
-            from_torch = torch.randint(2**62, (3 * views * len(images),)).numpy().astype(np.uint64)
-            return by_source(self, images, _Words(from_torch))
-
-        monkeypatch.setattr(Views, "draw", by_position)
-        without_trial(monkeypatch)
-    sums: list[torch.Tensor] = []
-
-    def keep(self: ExactNoise) -> None:
-        sums.append(torch.cat([parameter.summed_grad.flatten() for parameter in self.params]))
-        for parameter in self.params:
-            parameter.grad = torch.zeros_like(parameter)
-
-    monkeypatch.setattr(ExactNoise, "add_noise", keep)
-    step = DPSGDTeacher.training_step
-    for left in (0, 1):
-
-        def fixed(self: DPSGDTeacher, batch: Any, batch_idx: int, left: int = left) -> None:
-            torch.manual_seed(7)  # known to everybody
-            self.noise = _Words(words[left:].flatten())
-            step(self, (images[left:], labels[left:]), batch_idx)
-
-        monkeypatch.setattr(DPSGDTeacher, "training_step", fixed)
-        fitted(teacher)
-    moved = float((sums[0] - sums[2]).norm()) / norm
-    assert (moved <= 1 + 1e-6) is not broken
-    assert not broken or moved > 2
 
 
 class Repeated(PoissonSampled):

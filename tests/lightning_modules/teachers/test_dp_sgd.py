@@ -17,11 +17,7 @@ from support.runs import distil, fit
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.augmentation import Views
-from lightning_modules.teachers.clipping_trial import ClippingTrial
-from lightning_modules.teachers.record_clipping import FlatClipping
 from privacy import BudgetExceeded
-from privacy.mechanisms.noise import ReproducibleNoise
 
 REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
 
@@ -123,31 +119,6 @@ def test_physical_batches_and_ghost_clipping_change_nothing(start: torch.Tensor)
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("together", [True, False])
-def test_views_of_a_record_count_as_one_record(
-    start: torch.Tensor, monkeypatch: pytest.MonkeyPatch, together: bool
-) -> None:
-    """Views that are the record itself change nothing. The mutant clips each, and a record counts once for each."""
-    # Views from a source of their own here: else they would move the noise.
-    draw = Views.draw
-    monkeypatch.setattr(Views, "draw", lambda self, images, _: draw(self, images, ReproducibleNoise(seed=2)))
-    settings: dict[str, Any] = {"noise": REPRODUCIBLE, "steps": 3, "same_coins": True}
-    alone = weights(configuration("alone", **settings))
-
-    def same(shift: int = 0) -> dict[str, Any]:
-        return {"clipping": {"views": {"count": 3, "shift": shift}, "physical_batch_size": 64}, **settings}
-
-    if together:
-        assert not torch.allclose(weights(configuration("moved", **same(1))), alone, atol=1e-3)
-    else:
-        monkeypatch.setattr(FlatClipping, "_by_record", lambda self, each: each)
-        with pytest.raises(ValueError, match="36 rows for 12 records"):
-            weights(configuration("tried", **same()))
-        monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
-    assert torch.allclose(weights(configuration("same", **same())), alone, atol=1e-5) == together
-
-
 def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor) -> None:
     moved = weights(configuration(steps=5, batch=1)) - start
     assert torch.isfinite(moved).all()
@@ -222,10 +193,6 @@ def test_what_is_refused(start: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
     bounded: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"views": {"count": -1}}, r"views\.count must be 0 or more"),
-        ({"views": {"count": 2, "shift": 8}}, "below the sides"),
-        ({"views": {"flip": True}}, r"set clipping\.views\.count"),
-        ({"views": {"count": 2}, "mode": "ghost"}, r"needs clipping\.mode=flat"),
         ({"bounding": "normalize", "mode": "ghost"}, r"bounding=normalize needs clipping\.mode=flat"),
         ({"granularity": 0.1, "mode": "linear"}, r"granularity=0\.1 needs clipping\.mode=flat"),
         ({"stability": 0.0}, "stability must be above 0"),
