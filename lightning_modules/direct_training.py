@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -53,8 +52,7 @@ class DirectTraining(Teacher):
 
     - *Outputs are logits*, and gradients are per sample, as in `DPDFD`.
     - *One noised mean for the whole batch* (line 8 as printed: `release: batch_mean`) carries no label of any image.
-    - *Batches*: Poisson samples (line 2; the data module `PoissonSampled`), or passes of an ordinary data module, which
-      cost less, since a record takes part once in each.
+    - *Batches*: Poisson samples (line 2; the data module `PoissonSampled`); of the label switch any.
 
     Args:
         num_classes: c; linked from the data.
@@ -193,6 +191,11 @@ class DirectTraining(Teacher):
                 "direct training needs a data module of private records that can number them: an image data set, or "
                 f"PoissonSampled around one, got {type(data).__name__}"
             )
+        if isinstance(self.annotator, DirectGradientAnnotator) and not isinstance(data, PoissonSampled):
+            raise ValueError(
+                "DirectGradientAnnotator needs data.class_path: PoissonSampled, whose rate decides the cost of a step, "
+                f"got {type(data).__name__}"
+            )
         data.number_records()
         labels = data.train_records.labels.clone()
         self._labels = lambda: labels
@@ -222,13 +225,10 @@ class DirectTraining(Teacher):
     def _bind_records(self) -> None:
         data, annotator = datamodule_of(self.trainer), self.annotator
         assert self._labels is not None
-        records = len(self._labels())
         if isinstance(annotator, DirectLabelAnnotator):
-            annotator.bind(batch_size=records, num_classes=self.num_classes, paper="DPSD")
-        elif isinstance(data, PoissonSampled):
-            annotator.bind_sampling(records=records, sample_rate=data.sample_rate, secure=data.secure)
+            annotator.bind(batch_size=len(self._labels()), num_classes=self.num_classes, paper="DPSD")
         else:
-            annotator.bind_sampling(records=records, steps_in_pass=max(1, math.ceil(records / self.batch_size)))
+            annotator.bind_sampling(sample_rate=data.sample_rate, secure=data.secure)
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""

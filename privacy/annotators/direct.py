@@ -19,7 +19,7 @@ from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.gradient import THEOREMS, GradientAnnotator
 from privacy.checks import check_count, check_positive, check_probability
-from privacy.events import Gaussian, LabelOnly, RandomizedResponse, Release, RevealedGaussian, Unbounded
+from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
 from privacy.ledger import Charge
 from privacy.mechanisms.description import FLOATS, THRESHOLDS, MechanismDescription
@@ -66,21 +66,6 @@ class _OfLabels(Annotator):
         )
         return replace(whole, labels=labels)
 
-    def _charge_alone(self, charge: Charge) -> None:
-        """Charges a single release: a block of the ledger would count releases of a rare kind that are never made.
-
-        Raises:
-            BudgetExceeded: The target does not allow it: nothing is charged.
-        """
-
-        def afford() -> int:
-            if not self.account.affordable(charge, limit=1):
-                raise BudgetExceeded(self.account.refusal(charge))
-            return 1
-
-        self.account.ledger.charge(charge, afford=afford)
-        self._noted(Counter({charge: 1}))
-
 
 class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     """DPDFD Algorithm 3: bounded, noised gradients of each private record's own loss w.r.t. the model's outputs.
@@ -95,10 +80,9 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     | `batch_mean` (as printed) | σC on the sum | 2/σ |
     | `batch_mean_rows` | σC on each row, of which the mean is released | at most 2/σ |
 
-    Sampling amplifies nothing, since images show who took part. Poisson: a step happens to a record with probability q,
-    and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. Passes: a record takes part once in a pass, so that a pass costs
-    what one step costs, and E passes √E μ; the annotator gets the records taking part and charges a new pass when one
-    does so again. B is the nominal batch size: noise that followed the size drawn would need its own proof.
+    Poisson sampling amplifies nothing, since images show who took part: a step happens to a record with probability q,
+    and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. B is the nominal batch size: noise that followed the size drawn
+    would need its own proof.
 
     The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
 
@@ -114,8 +98,6 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     _sample_rate: float | None = None
     _secure_coins: bool = True
-    _steps_in_pass: int = 1
-    _in_pass: torch.Tensor | None = None
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """See `Annotator.bind`.
@@ -135,23 +117,15 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             raise ValueError(f"granularity must be null for direct training, got {self.granularity}")
         _require_keepable(self.budget)
 
-    def bind_sampling(
-        self, *, records: int, sample_rate: float | None = None, steps_in_pass: int = 1, secure: bool = True
-    ) -> None:
+    def bind_sampling(self, *, sample_rate: float, secure: bool = True) -> None:
         """Fixes how records come into batches, which the cost depends on.
 
         Args:
-            records: N, how many take part; their numbers are 0 to N-1.
-            sample_rate: q of Poisson sampling; None: in passes, a record at most once in each.
-            steps_in_pass: Steps that a whole pass takes, for the plan.
-            secure: Whether the coins of Poisson sampling cannot be reproduced.
+            sample_rate: q of Poisson sampling.
+            secure: Whether its coins cannot be reproduced.
         """
-        self._sample_rate = None if sample_rate is None else check_probability("sample_rate", sample_rate)
+        self._sample_rate = check_probability("sample_rate", sample_rate)
         self._secure_coins = secure
-        self._steps_in_pass = check_count("steps_in_pass", steps_in_pass, minimum=1)
-        if self._in_pass is None or len(self._in_pass) != records:
-            # It is unknown which records took part since the last checkpoint: a fit begins with a new pass.
-            self._in_pass = torch.ones(check_count("records", records, minimum=1), dtype=torch.bool)
 
     @property
     def label_mu(self) -> float:
@@ -160,50 +134,15 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         return 2.0 / std if std else math.inf
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        """Of a step of Poisson sampling, or of one that begins a pass."""
-        return self._charge_of(self.label_mu)
-
-    def _charge_of(self, mu: float) -> Charge:
-        batch_size, num_classes = self.shape
-        if self._sample_rate is not None and not self._secure_coins:
+        if not self._secure_coins:
             return Charge(release=Unbounded(reason=_COINS), queries=batch_size)
-        of_label: Release = (
-            Gaussian(mu, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
-            if self._sample_rate is None
-            else RevealedGaussian(mu, self._sample_rate)
-        )
+        # Before the data are known, as if each record took part in each step.
+        rate = 1.0 if self._sample_rate is None else self._sample_rate
         claim = None
         if self.noise_multiplier:
             slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
             claim = RdpSlope(source=self.theorem, slope=slope)
-        return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
-
-    @property
-    def _within_pass(self) -> Charge:
-        """Of a step in which no record takes part for the second time in its pass: the pass has been charged."""
-        return self._honest(self._charge_of(0.0))
-
-    def price(self, calls: int) -> Counter[Charge]:
-        """See `Annotator.price`; of passes, as many as so many steps begin."""
-        if self._sample_rate is not None:
-            return super().price(calls)
-        passes = -(-calls // self._steps_in_pass)
-        return +Counter({self.charge: passes}) + Counter({self._within_pass: calls - passes})
-
-    def _charge_step(self, records: torch.Tensor) -> None:
-        if self._in_pass is None:
-            raise RuntimeError("call bind_sampling(...) before anything is released")
-        if len(torch.unique(records)) != len(records):
-            raise ValueError("records must be distinct within a batch: a label would move several rows")
-        if self._sample_rate is not None:
-            self._spend(self.charge)
-            return
-        if not bool(self._in_pass[records].any()):
-            self._spend(self._within_pass)
-        else:
-            self._charge_alone(self.charge)
-            self._in_pass.zero_()
-        self._in_pass[records] = True
+        return Charge(release=LabelOnly(RevealedGaussian(self.label_mu, rate)), claim=claim, queries=batch_size)
 
     @uncompiled
     @torch.no_grad()
@@ -229,7 +168,11 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             )
         if records.shape != gradients.shape[:1]:
             raise ValueError(f"records must be ({len(gradients)},), got {tuple(records.shape)}")
-        self._charge_step(records.cpu())
+        if self._sample_rate is None:
+            raise RuntimeError("call bind_sampling(...) before anything is released")
+        if len(torch.unique(records)) != len(records):
+            raise ValueError("records must be distinct within a batch: a label would move several rows")
+        self._spend(self.charge)
         if not len(gradients):
             return gradients.detach()
         bounded = self._bounded(gradients.cpu()).unsqueeze(0)
@@ -239,15 +182,11 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     def describe(self) -> MechanismDescription:
         """See `Annotator.describe`."""
-        sampled = (
-            "each record in a batch at most once in a pass over all"
-            if self._sample_rate is None
-            else f"Poisson samples at rate {self._sample_rate:.4g}"
-        )
         return MechanismDescription(
             mechanism=(
                 "gradients of each private record's own cross-entropy with respect to the model's outputs, "
-                f"{self._released()}, on {sampled}; the private images themselves, in every update"
+                f"{self._released()}, on Poisson samples at rate {self._sample_rate or 1:.4g}; the private images "
+                "themselves, in every update"
             ),
             unit="one training record",
             relation="any change of one record",
@@ -325,6 +264,21 @@ class DirectLabelAnnotator(_OfLabels):
         claim = WholeRun(source="DPSD Theorem 2", epsilon=self.epsilon)
         return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
 
+    def _charge_once(self) -> None:
+        """Charges all labels, by themselves: a block of the ledger would count releases that are never made.
+
+        Raises:
+            BudgetExceeded: The target does not allow it: nothing is charged.
+        """
+
+        def afford() -> int:
+            if not self.account.affordable(self.charge, limit=1):
+                raise BudgetExceeded(self.account.refusal(self.charge))
+            return 1
+
+        self.account.ledger.charge(self.charge, afford=afford)
+        self._noted(Counter({self.charge: 1}))
+
     @uncompiled
     @torch.no_grad()
     def annotate(
@@ -370,7 +324,7 @@ class DirectLabelAnnotator(_OfLabels):
                 f"{int(candidates.sum(dim=1).min())}"
             )
         if not self._may_draw:
-            self._charge_alone(self.charge)
+            self._charge_once()
             self._may_draw = True
         drawn = randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
         self.responses[records] = drawn.to(self.responses.dtype)

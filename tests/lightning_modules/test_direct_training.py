@@ -104,7 +104,7 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
 def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     def accuracy(folder: str, *, noise_multiplier: float) -> float:
         annotator = {"noise_multiplier": noise_multiplier}
-        trained(configuration(folder, epochs=8, poisson=False, annotator=annotator))
+        trained(configuration(folder, epochs=8, annotator=annotator))
         return float(written(folder, "result.json")["accuracy"])
 
     # The noise is another one each time: bounds that no draw comes near.
@@ -113,10 +113,8 @@ def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     assert accuracy("none", noise_multiplier=1e4) < 0.4
 
 
-def test_passes_are_charged_once_for_each_epoch_and_planned_before_the_first() -> None:
-    model = trained(configuration(epochs=3, poisson=False))
-    # μ = 2/σ = 1 in each of three passes.
-    assert model.annotator.account.epsilon_label() == pytest.approx(8.3, abs=0.5)
+def test_what_is_spent_at_the_end_is_what_was_planned_before_the_first_step() -> None:
+    model = trained(configuration(label=True, epochs=2, poisson=False))
     guarantee = model.guarantee()
     assert guarantee.labels is not None
     assert guarantee.labels.epsilon == model.annotator.account.epsilon_label()
@@ -143,12 +141,12 @@ def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch:
         assert labels["epsilon"] > labels["epsilon_spent"] > 0
 
 
-def test_going_on_keeps_the_charges(poisson: bool = True) -> None:
-    first = trained(configuration("one", epochs=1, poisson=poisson, optimizer=ADAM))
+def test_going_on_keeps_the_charges() -> None:
+    first = trained(configuration("one", epochs=1, optimizer=ADAM))
     before = first.annotator.account.epsilon_label(scope="run")
-    second = trained(configuration("two", epochs=2, poisson=poisson, optimizer=ADAM), after="one")
+    second = trained(configuration("two", epochs=2, optimizer=ADAM), after="one")
     after = second.annotator.account.epsilon_label(scope="run")
-    whole = trained(configuration("whole", epochs=2, poisson=poisson)).annotator.account.epsilon_label(scope="run")
+    whole = trained(configuration("whole", epochs=2)).annotator.account.epsilon_label(scope="run")
     assert before < after == whole
     assert second.own_training.id == first.own_training.id
     assert second.guarantee().labels is not None
@@ -256,7 +254,10 @@ def test_batches_of_synthetic_images_are_refused() -> None:
 def test_choosing_by_held_out_private_records_is_refused() -> None:
     best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val/accuracy"}}
     with pytest.raises(ValueError, match="chooses by"):
-        fit(configuration(poisson=False, trainer={"callbacks": [best]}))
+        fit(configuration(label=True, poisson=False, trainer={"callbacks": [best]}))
+    # Of noisy gradients the samples' rate decides what a step costs.
+    with pytest.raises(ValueError, match=r"needs data\.class_path: PoissonSampled, .*got Digits"):
+        fit(configuration(poisson=False))
 
 
 def test_a_checkpoint_of_a_plain_teacher_is_not_gone_on_from() -> None:

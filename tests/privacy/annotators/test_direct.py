@@ -34,12 +34,10 @@ def gradients_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
 
 
-def of_gradients(
-    *, batch: int = 4, records: int = 100, rate: float | None = None, steps_in_pass: int = 1, **settings: Any
-) -> DirectGradientAnnotator:
+def of_gradients(*, batch: int = 4, rate: float = 0.01, **settings: Any) -> DirectGradientAnnotator:
     annotator = DirectGradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 2.0, **settings}))
     annotator.bind(batch_size=batch, num_classes=10, paper="DPDFD")
-    annotator.bind_sampling(records=records, sample_rate=rate, steps_in_pass=steps_in_pass)
+    annotator.bind_sampling(sample_rate=rate)
     annotator.open(private_data="digits/train")
     return annotator
 
@@ -111,49 +109,21 @@ def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
 
 @pytest.mark.parametrize(("steps", "expected"), [(1000, 23.391), (1, 3.1387)])
 def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: float) -> None:
-    annotator = of_gradients(batch=10, records=1000, rate=0.01)
+    annotator = of_gradients(batch=10)
     assert annotator.label_mu == 1.0
     assert annotator.epsilon_label(plan_of(annotator, steps)) == pytest.approx(expected, abs=1e-3)
     assert annotator.covered_epsilon(plan_of(annotator, steps)) == math.inf
 
 
-def test_ten_passes_cost_ten_steps_however_many_batches_they_have() -> None:
-    annotator = of_gradients(batch=25, records=100, steps_in_pass=4)
-    assert annotator.account.epsilon_label(counts=annotator.price(40)) == pytest.approx(17.857, abs=5e-4)
-    for _ in range(10):
-        for batch in torch.randperm(100).split(25):
-            annotator.annotate(torch.randn(25, 10), batch)
-    assert annotator.account.epsilon_label() == pytest.approx(17.857, abs=5e-4)
-    assert annotator.covering(plan_of(annotator, 40)) == annotator.account.counts()
-    assert annotator.account.epsilon() == math.inf
-    # Negative control: batches that are not passes are charged for who comes again.
-    for _ in range(3):
-        annotator.annotate(torch.randn(2, 10), numbers(7, 8))
-    assert annotator.account.epsilon_label() > compose({Gaussian(1.0, **OF_LABEL): 13}, DELTA).epsilon * 0.999
-
-
-def test_a_fit_that_goes_on_begins_with_a_new_pass() -> None:
-    annotator = of_gradients(records=8, steps_in_pass=2)
-    annotator.annotate(torch.randn(4, 10), torch.arange(4))
-    state = annotator.account.state()
-    resumed = DirectGradientAnnotator(release="per_sample_full", noise_multiplier=2.0)
-    resumed.bind(batch_size=4, num_classes=10, paper="DPDFD")
-    resumed.bind_sampling(records=8, steps_in_pass=2)
-    resumed.open(private_data="digits/train", state=state)
-    # Nobody knows any more who took part: these four may have.
-    resumed.annotate(torch.randn(4, 10), torch.arange(4))
-    assert resumed.account.epsilon_label() == compose({Gaussian(1.0, **OF_LABEL): 2}, DELTA).epsilon
-
-
 def test_an_empty_poisson_batch_is_charged_and_gives_nothing() -> None:
-    annotator = of_gradients(rate=0.01)
+    annotator = of_gradients()
     assert annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
     assert sum(annotator.account.counts().values()) == 1
 
 
 def test_coins_or_noise_with_a_seed_void_both_statements() -> None:
-    annotator = of_gradients(rate=0.01)
-    annotator.bind_sampling(records=100, sample_rate=0.01, secure=False)
+    annotator = of_gradients()
+    annotator.bind_sampling(sample_rate=0.01, secure=False)
     assert annotator.epsilon_label(plan_of(annotator, 1)) == math.inf
     for settings in ({"noise": ReproducibleNoise(seed=1)}, {"noise_multiplier": 0.0}):
         annotator = of_gradients(**settings)
@@ -161,7 +131,7 @@ def test_coins_or_noise_with_a_seed_void_both_statements() -> None:
 
 
 def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() -> None:
-    annotator = of_gradients(batch=256, records=1000, rate=0.256, norm_bound=1e-3, noise_multiplier=100.0)
+    annotator = of_gradients(batch=256, rate=0.256, norm_bound=1e-3, noise_multiplier=100.0)
     for _ in range(200):
         annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
     assert annotator.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
@@ -206,9 +176,7 @@ def test_bad_calls_are_refused_before_anything_is_charged() -> None:
 
 
 def test_the_target_is_kept_before_noise_is_drawn() -> None:
-    annotator = of_gradients(
-        batch=256, records=1000, rate=0.1, noise_multiplier=10.0, target_epsilon=1.0, accounting="published"
-    )
+    annotator = of_gradients(batch=256, rate=0.1, noise_multiplier=10.0, target_epsilon=1.0, accounting="published")
     allowed = annotator.affordable(limit=10**6)
     none = torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)
     for _ in range(allowed):
