@@ -38,7 +38,6 @@ COMMANDS = {
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
     "attack": ("lightning_modules.cli.attack", "show what an attacker gets from a run's model"),
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
-    "priors": ("lightning_modules.cli.priors", "draw pictures of what each image prior draws"),
 }
 """By name: the module, with a function of that name, and what it does. Each is imported on first use."""
 

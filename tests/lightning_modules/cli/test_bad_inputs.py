@@ -95,7 +95,6 @@ def test_a_good_input_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPat
         ("pipeline", "sweeps/demo.yaml", "--fold", "here"),
         ("render", "README.md", "--che"),
         ("ledger", "show", "ledgers/x.jsonl", "--del", "1"),
-        ("priors", "--ou", "here"),
         ("tables", "list", "--fo"),
         ("export", ".", "--unprot"),
         ("calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--targ", "1"),
