@@ -3,7 +3,7 @@
 from privacy.events.base import Release, release_from_dict, release_kinds
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.events.gaussian import Gaussian, GaussianVotes
-from privacy.events.laplace import LaplaceVector, LaplaceVotes
+from privacy.events.laplace import LaplaceVotes
 from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
 from privacy.events.several import OneOf, Repeated
@@ -14,7 +14,6 @@ __all__ = [
     "Gaussian",
     "GaussianVotes",
     "LabelOnly",
-    "LaplaceVector",
     "LaplaceVotes",
     "OneOf",
     "RandomizedResponse",

@@ -64,7 +64,7 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     """Standard Laplace draws (density exp(-|x|)/2), float64 on the CPU, as the difference of two exponentials.
 
     The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
-    hardened against attacks on its low bits (Mironov 2012), of which nothing is left in a vote's class.
+    hardened against attacks on its low bits (Mironov 2012); of votes only the class is released.
     """
     first, second = _exponentials(noise, shape), _exponentials(noise, shape)
     return torch.from_numpy(first - second).reshape(tuple(shape))
@@ -73,8 +73,8 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
 def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
     """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
 
-    Two codes differ by at most 2 in each of c coordinates, so one sample costs `LaplaceVector(2c, 2c/ε₁)`: ε₁ per
-    sample. Samples beyond [-1, 1] are scaled back by their largest entry; those that are not finite become zeros.
+    Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
+    are scaled back by their largest entry; those that are not finite become zeros.
     """
     rows = codes.detach().cpu().double()
     rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, torch.zeros_like(rows))

@@ -14,7 +14,6 @@ import torch
 from support.attacks import (
     dpsd_eq5_table,
     gaussian_score,
-    laplace_score,
     randomized_response_table,
     rounds,
     table_score,
@@ -25,7 +24,6 @@ from support.seeded import Seeded
 from privacy import (
     GaussianVotes,
     GradientAnnotator,
-    LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
     Release,
@@ -35,7 +33,6 @@ from privacy import (
 )
 from privacy.accounting.composition import rdp_compose
 from privacy.mechanisms import clip_per_sample
-from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.votes import VOTE_MECHANISMS
 
@@ -171,22 +168,6 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
     return Case(f"{kind}_votes", play, {release: 3}, published)
 
 
-def latents_case(name: str, rows: int, *, sound: bool) -> Case:
-    """DGD counts epsilon1 once, and the record moves the codes of all rows."""
-
-    def play(factor: float) -> Players:
-        noise, codes = Seeded(), torch.full((1, 4), 3.0, dtype=torch.float64)
-
-        def sampler(row: torch.Tensor) -> Sampler:
-            return lambda count: laplace_latents(
-                row.expand(count * rows, 4), epsilon=1.0 / factor, noise=noise
-            ).reshape(count, rows * 4)
-
-        return sampler(codes), sampler(-codes), laplace_score(np.ones(4 * rows), -np.ones(4 * rows), scale=8.0 * factor)
-
-    return Case(name, play, {LaplaceVector(8.0, 8.0): rows}, 1.0, sound)
-
-
 def play_dp_sgd(factor: float) -> Players:
     """One Poisson-sampled step on a record whose gradient is clipped to 1, and the same step without the record."""
     noise, rate = Seeded(), 0.3
@@ -215,8 +196,6 @@ CASES = [
     answers_case("labeldp", 20, sound=False, size=2),
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
     votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
-    latents_case("latents", 1, sound=True),
-    latents_case("dgd_latents", 4, sound=False),  # its votes are published as more than they cost
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]

@@ -14,7 +14,6 @@ import pytest
 from privacy import (
     Gaussian,
     GaussianVotes,
-    LaplaceVector,
     LaplaceVotes,
     RandomizedResponse,
     Release,
@@ -75,7 +74,6 @@ def test_laplace_votes(count: int, delta: float) -> None:
     one = oracle.from_laplace_mechanism(40.0, value_discretization_interval=1e-4)
     theirs = from_oracle(one, 2 * count, delta)
     assert agree(compose({LaplaceVotes(40.0): count}, delta).epsilon, theirs, absolute=0.0)
-    assert agree(compose({LaplaceVector(1.0, 40.0): 2 * count}, delta).epsilon, theirs, absolute=0.0)
 
 
 @pytest.mark.parametrize("delta", DELTAS)

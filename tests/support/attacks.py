@@ -25,18 +25,6 @@ def gaussian_score(center_in: ArrayLike, center_out: ArrayLike) -> Score:
     return lambda outputs: outputs.reshape(len(outputs), -1).astype(np.float64) @ direction
 
 
-def laplace_score(center_in: ArrayLike, center_out: ArrayLike, *, scale: float) -> Score:
-    """The same for Laplace noise of one scale."""
-    there, away = np.ravel(center_in), np.ravel(center_out)
-
-    def score(outputs: NDArray[Any]) -> Table:
-        rows = outputs.reshape(len(outputs), -1).astype(np.float64)
-        ratio: Table = (np.abs(rows - away) - np.abs(rows - there)).sum(axis=1) / scale
-        return ratio
-
-    return score
-
-
 def table_score(row_in: ArrayLike, row_out: ArrayLike) -> Score:
     """The same for numbers of answers, each drawn independently with the probabilities of one of two rows."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -15,7 +15,6 @@ from privacy import (
     Gaussian,
     GaussianVotes,
     LabelOnly,
-    LaplaceVector,
     LaplaceVotes,
     OneOf,
     RandomizedResponse,
@@ -39,7 +38,6 @@ PAIRS: list[tuple[Release, Release]] = [
     (RandomizedResponse(1.0, 10), RandomizedResponse(0.9, 10)),
     (RandomizedResponse(1.0, 3), RandomizedResponse(1.0, 4)),
     (LaplaceVotes(40.0), LaplaceVotes(41.0)),
-    (LaplaceVector(2.0, 10.0), LaplaceVector(2.0, 11.0)),
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.85, 0.01)),
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.8, 0.009)),
     (SampledGaussian(2.0, 1.0), SampledGaussian(2.1, 1.0)),
@@ -154,7 +152,6 @@ def test_round_trip_refuses_what_it_does_not_know() -> None:
         Gaussian(math.inf),
         GaussianVotes(0.0),
         LaplaceVotes(0.0),
-        LaplaceVector(1.0, 0.0),
         SampledGaussian(0.0, 0.01),
         RandomizedResponse(math.inf, 10),
         RevealedGaussian(math.inf, 0.1),
@@ -177,7 +174,6 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
         Gaussian(0.0),
         GaussianVotes(math.inf),
         LaplaceVotes(math.inf),
-        LaplaceVector(0.0, 1.0),
         RandomizedResponse(0.0, 5),
         SampledGaussian(1.0, 0.0),
         SampledGaussian(math.inf, 0.5),
@@ -202,7 +198,6 @@ def test_extremes_without_overflow(scale: float, delta: float, count: int) -> No
         RandomizedResponse(scale, 2),
         RandomizedResponse(scale, 1000),
         LaplaceVotes(2.0 / scale),
-        LaplaceVector(scale, 1.0),
         RevealedGaussian(scale, 0.5),
     ]
     with np.errstate(over="raise", invalid="raise"):
@@ -230,7 +225,6 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
         lambda: RandomizedResponse(-1.0, 3),
         lambda: RandomizedResponse(1.0, 2.5),  # type: ignore[arg-type]
         lambda: LaplaceVotes(-1.0),
-        lambda: LaplaceVector(math.inf, 1.0),
         lambda: SampledGaussian(1.0, 1.1),
         lambda: SampledGaussian(-1.0, 0.1),
         lambda: RevealedGaussian(1.0, -0.1),

@@ -57,7 +57,7 @@ def test_counts_of_decisions() -> None:
 
 
 def within_sensitivity(codes: torch.Tensor) -> bool:
-    """Two codes in [-1, 1]^c differ by at most 2c in L1, which is what LaplaceVector charges."""
+    """Two codes in [-1, 1]^c differ by at most 2c in L1, of which the noise is made."""
     return float(codes.abs().max()) <= 1 + 1e-9
 
 
