@@ -140,38 +140,8 @@ def _what(run: FinishedRun) -> str:
 
 
 def _privacy(run: FinishedRun) -> str:
-    stated, claim = run.stated, run.guarantee.get("published_claim")
-    lines = [
-        "| | |",
-        "|---|---|",
-        f"| **{run.level}-level ε (a bound)** | {_figure(run.epsilon)} |",
-        f"| δ | {stated['delta']:g} |",
-        f"| unit | {stated['unit']} |",
-        f"| neighbouring relation | {stated['relation']} |",
-        f"| private data | {stated['private_data']} |",
-        f"| derived from | {stated['source']} |",
-    ]
-    claimed = math.inf if claim is None else float(claim["epsilon"])
-    said = (
-        f"{round_up(claimed)}, by {claim['source']}"
-        if claim is not None and math.isfinite(claimed)
-        else "none: no paper's theorem is about these releases"
-    )
-    lines += [
-        f"| ε of this run by itself, if nothing about it was chosen by what others gave | "
-        f"{_figure(float(stated['epsilon_of_run']))} |",
-        f"| ε of everything in the data's ledger together | {_figure(float(stated['epsilon_all_runs']))} |",
-        f"| ε published by the method's paper (**a claim, not a guarantee**: it bounds no record) | {said} |",
-        "",
-        "It holds if:",
-        *(f"- {text}" for text in stated["assumptions"]),
-        "",
-        "It does not cover:",
-        *(f"- {text}" for text in stated["not_covered"]),
-        "",
-        "The whole statement is in `guarantee.md`.",
-    ]
-    return "\n".join(lines)
+    """The page of the guarantee, without its title and with headings below this section's."""
+    return run.page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
 def _accuracy(run: FinishedRun) -> str:
@@ -202,12 +172,7 @@ def _accuracy(run: FinishedRun) -> str:
 def _data(run: FinishedRun) -> str:
     if run.role == "teacher":
         return f"Trained on {run.stated['private_data']}, which is private; judged on the public test split."
-    artefacts = ", ".join(run.stated["artefacts"])
-    return (
-        f"Private: {run.stated['private_data']}, which the teacher was trained on. Between it and the student lay: "
-        f"{run.stated['mechanism']} ({int(run.stated.get('queries_of_run', run.stated['queries'])):,} "
-        f"queries). Computed from that: {artefacts}. The teacher is not part of this folder."
-    )
+    return f"The teacher was trained on {run.stated['private_data']}, which is private, and is no part of this folder."
 
 
 def _use(run: FinishedRun) -> str:
@@ -264,10 +229,6 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
     if PROGRAM in files or ONNX in files:
         ways.append(f"Each of them was held against the network itself when it was written: within {TOLERANCE:g}.")
     return "\n\n".join(ways)
-
-
-def _figure(value: float) -> str:
-    return "infinite (nothing bounds it)" if math.isinf(value) else round_up(value)
 
 
 def card_name(target: Path) -> str:

@@ -214,11 +214,11 @@ def test_the_card_of_a_bounded_student(runs: Path) -> None:
     stated = json.loads((folder / "guarantee.json").read_text())["guarantee"]
     text = found.text
     for part in (
-        "| **record-level ε (a bound)** | 3 |",
+        "| record-level ε | 3 |",
         f"| unit | {stated['unit']} |",
         f"| neighbouring relation | {stated['relation']} |",
         f"| δ | {stated['delta']:g} |",
-        "**a claim, not a guarantee**",
+        "a claim of the paper, **not** a guarantee",
         "Theorem 3",
         f"**{100 * record['accuracy']:.2f} %**",
         "2 * x - 1",
@@ -238,7 +238,7 @@ def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: P
     first = [line for line in found.text.splitlines() if line][1]
     assert first.startswith("> **NOT PROTECTED: nothing bounds what this model reveals")
     assert "differential-privacy" not in found.data.tags
-    assert "| **record-level ε (a bound)** | infinite (nothing bounds it) |" in found.text
+    assert "| record-level ε | infinite (nothing bounds it) |" in found.text
 
 
 def test_a_bound_that_protects_nobody_is_no_tag(runs: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
     network = load_student(folder)
     assert all(torch.equal(value, trained("dp", "network.")[name]) for name, value in network.state_dict().items())
     found = card(folder)
-    assert "by DP-SGD" in found.text and "| **record-level ε (a bound)** | 3 |" in found.text
+    assert "by DP-SGD" in found.text and "| record-level ε | 3 |" in found.text
     config = json.loads((folder / "config.json").read_text())
     assert (config["role"], config["method"]) == ("teacher", "DPSGDTeacher")
     with pytest.raises(ExportError, match="has no synthetic images"):

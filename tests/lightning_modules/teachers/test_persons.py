@@ -101,7 +101,7 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     assert (found["unit"], found["epsilon"]) == (MEANS, stated("person")["epsilon"])
     assert any("whose each picture is" in text for text in found["assumptions"])
     card = Path("given/README.md").read_text()
-    assert "**person-level ε (a bound)**" in card and "record-level" not in card
+    assert "| person-level ε |" in card and "record-level" not in card
     file = Path("given/guarantee.json")
     file.write_text(file.read_text().replace(MEANS, "one training record"))
     with pytest.raises(AlteredError, match="the unit is one training record, and its releases are not about that"):
