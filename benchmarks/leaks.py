@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_modules.attacking.shadows import AttackError
 from lightning_modules.cli import main as command
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
@@ -38,8 +39,8 @@ def main(args: list[str] | None = None) -> None:
             attacks = ["--attacks", *MEMBERSHIP] if number else []
             try:
                 command(["attack", str(folder), *attacks, *settings])
-            except SystemExit as error:
-                print(error)  # a claim fails: the table says so
+            except (SystemExit, AttackError) as error:
+                print(error)  # a claim fails: the table says so; or an ensemble
             file = folder / "private" / "attack" / "attack.json"
             if not file.is_file():
                 continue  # an ensemble, whose votes are attacked in its student
