@@ -168,16 +168,15 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
     def replay_released(self) -> None:
-        """A step of the student on earlier images: post-processing of what was released, and paid for, then."""
+        """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
         assert self.memory is not None
-        if not len(self.memory):
-            return
-        drawn = self.memory.draw(self.draws.common.stream(self.steps_done, "replay"))
-        images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
-        outputs = self.student(images).float()
-        targets = self.memory.targets(kept, outputs.detach())
-        losses = soft_cross_entropy(outputs, targets)
-        self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
+        for turn in range(self.memory.settings.steps if len(self.memory) else 0):
+            drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
+            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
+            outputs = self.student(images).float()
+            targets = self.memory.targets(kept, outputs.detach())
+            losses = soft_cross_entropy(outputs, targets)
+            self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
     def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
         """One update of the generator, the student held fixed.
@@ -248,6 +247,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def prepare_fit(self) -> None:
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
+        if self.memory is not None:
+            self.memory.require_shares(self.processes.size)
         super().prepare_fit()
         if isinstance(self.images, PoolSource):
             data, names = datamodule_of(self.trainer), {self.teacher.private_data}

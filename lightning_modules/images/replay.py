@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.setting_checks import check_whole_number
+from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError
+from privacy.processes import ProcessesError
 
 __all__ = ["Replay", "ReplayMemory"]
 
@@ -20,7 +21,7 @@ _MOST_BYTES = 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One more step of the student in each step of a run, on earlier images and what was released about them.
+    """Steps of the student on earlier images, fitted to what was released about them.
 
     A released gradient is of the student's outputs at that time, and no loss to follow later: it would push on where
     the student has long gone. What is kept is the target that it made, y = softmax(outputs - γ·g̃), and the
@@ -32,12 +33,24 @@ class Replay:
         capacity: Images that are kept, the newest; 0 switches replay off. They are kept with the run's checkpoints,
             2·C·H·W + 4·c bytes for each, and are fewer where images would take more than 512 MiB (of 3x224x224 pixels
             1,783), but a batch at least.
+        steps: Steps on kept images in each step of the run, from its second on. The learning-rate schedule does not
+            count them.
+        batch_size: Images of such a step, drawn anew and with replacement; null is the run's own.
+        stride: How many times as long the step along the released gradient is in a replayed target: softmax(outputs -
+            stride·γ·g̃). With more than 1 the target says less of what the student thought then, and more of what was
+            released. Targets without a gradient (labels, `gradient_targets.outputs: probabilities`) are as they are.
     """
 
     capacity: int = 0
+    steps: int = 1
+    batch_size: int | None = None
+    stride: float = 1.0
 
     def __post_init__(self) -> None:
         check_whole_number("replay.capacity", self.capacity, least=0)
+        check_whole_number("replay.steps", self.steps, least=1)
+        check_whole_number("replay.batch_size", self.batch_size, least=2, null="that of the run")
+        check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:
         """What keeps the images of a run with this batch size; None where replay is off.
@@ -66,7 +79,7 @@ class ReplayMemory:
 
     def __init__(self, settings: Replay, *, batch_size: int) -> None:
         self.settings = settings
-        self.batch_size = batch_size
+        self.batch_size = settings.batch_size or batch_size
         self._images = torch.empty(0)
         self._targets = torch.empty(0)
         self._evidence = False
@@ -76,11 +89,29 @@ class ReplayMemory:
     def __len__(self) -> int:
         return self._kept
 
+    def require_shares(self, processes: int) -> None:
+        """Refuses a batch that the processes cannot share evenly.
+
+        Raises:
+            ProcessesError: With what to set.
+        """
+        if self.batch_size % processes:
+            raise ProcessesError(
+                f"replay.batch_size must be a multiple of the {processes} processes, each of which takes an equal "
+                f"share of it, got {self.batch_size}"
+            )
+
     def kept_of(self, annotation: Annotation) -> Tensor:
-        """What is kept of an annotation, (B, c), float32: its evidence, or its targets."""
+        """What is kept of an annotation, (B, c), float32: its evidence, or its targets with a gradient's lengthened."""
         if self._evidence != (annotation.evidence is not None):  # a resumed run's rows of the other kind are of no use
             self._evidence, self._kept, self._next = not self._evidence, 0, 0
-        return (annotation.targets if annotation.evidence is None else annotation.evidence).float()
+        if annotation.evidence is not None:
+            return annotation.evidence
+        if annotation.step is None or self.settings.stride == 1:
+            return annotation.targets.float()
+        # log y is the outputs less one step, but for a constant.
+        further = (self.settings.stride - 1) * annotation.step
+        return torch.log_softmax(annotation.targets.float().log() - further, dim=1).exp()
 
     def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
         """Distributions (n, c) that kept rows make of the student's present logits (n, c), detached."""

@@ -34,11 +34,13 @@ class Annotation(NamedTuple):
         targets: Probabilities, shape (B, c).
         gradients: Gradients of the student's outputs, shape (B, c), where the student follows these in place of the
             cross-entropy to `targets`.
+        step: γ·g̃, shape (B, c), where `targets` are the softmax of the outputs less it.
         evidence: See `label_evidence`, shape (B, c), where `targets` are the softmax of the outputs and it.
     """
 
     targets: Tensor
     gradients: Tensor | None = None
+    step: Tensor | None = None
     evidence: Tensor | None = None
 
     @classmethod
@@ -161,7 +163,7 @@ class GradientTargets:
     def annotation(
         self, outputs: Tensor, released: Tensor, *, norm_bound: float, stability: float = 1e-4
     ) -> Annotation:
-        """y_s, a step from the student's outputs against the released gradient, or the answer that it stands for.
+        """y_s, a step from the student's outputs against the released gradient; and the step where that is followed.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
@@ -176,10 +178,10 @@ class GradientTargets:
             return Annotation(teacher_answers(functional.softmax(outputs.float(), dim=1), step, stability=stability))
         targets = functional.softmax(outputs.float() - step, dim=1)
         if self.student_target == "targets":
-            return Annotation(targets)
+            return Annotation(targets, step=step)
         # What a mask and the noise leave all classes in common moves no softmax, but followed it moves all weights: on
         # FashionMNIST a student of DPSD's three largest entries had 38 % with it, and 73 without.
-        return Annotation(targets, step - step.mean(dim=1, keepdim=True))
+        return Annotation(targets, step - step.mean(dim=1, keepdim=True), step)
 
 
 def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) -> Tensor:

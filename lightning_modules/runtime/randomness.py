@@ -68,6 +68,10 @@ class Draws:
         """A CPU generator for what is drawn under `name` in a step."""
         return stream(self.seed, step, self.rank, name)
 
+    def again(self, turn: int) -> Draws:
+        """The draws of what is done again in a step, for the turn of that number; 0 is the first."""
+        return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
+
     def seeded(self, step: int) -> AbstractContextManager[None]:
         """A block of which everything random, dropout above all, is of this step."""
         return seeded(self.seed, step, self.rank, self.device)

@@ -12,15 +12,15 @@ from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
 from lightning_modules.images.replay import Replay, ReplayMemory
-from lightning_modules.losses.targets import Annotation, LabelTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.student import StudentConfig
 from privacy.identity import CheckpointError
 
 CAPACITY = 20
 
 
-def _memory() -> ReplayMemory:
-    made = Replay(capacity=CAPACITY).build(batch_size=BATCH_SIZE)
+def _memory(**settings: Any) -> ReplayMemory:
+    made = Replay(capacity=CAPACITY, **settings).build(batch_size=BATCH_SIZE)
     assert made is not None
     return made
 
@@ -90,6 +90,18 @@ def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
     _memory().load(full.state())
 
 
+def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
+    outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
+    for follows in ("targets", "gradients"):
+        made = GradientTargets(student_target=follows).annotation(outputs, released, norm_bound=1e-3)  # type: ignore[arg-type]
+        assert torch.equal(_memory().kept_of(made), made.targets)
+        found = _memory(stride=5.0).kept_of(made)
+        assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
+        assert not torch.allclose(found, made.targets, atol=1e-2)
+    labels = torch.eye(10)[:6]
+    assert torch.equal(_memory(stride=5.0).kept_of(Annotation(labels)), labels)
+
+
 @pytest.mark.parametrize("noise_correction", [True, False])
 def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(noise_correction: bool) -> None:
     before, now = torch.randn(2, BATCH_SIZE, 10).unbind()
@@ -111,8 +123,9 @@ def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(no
     assert len(resumed) == BATCH_SIZE
 
 
+@pytest.mark.parametrize("steps", [1, 3])
 def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     released: list[Annotation] = []
     asked: list[torch.Tensor] = []
@@ -137,14 +150,14 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     monkeypatch.setattr(ReplayMemory, "draw", drawn)
     schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
     settings = {"student_lr_scheduler": schedule, "student_follows": "gradients"}
-    model = distil(model={"replay": {"capacity": 24}, **settings}, steps=4).model
-    assert len(released) == 4 and len(replayed) == 3  # none in the first step
-    assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3
-    assert all(len(images) == 8 for images, _ in replayed)
+    model = distil(model={"replay": {"capacity": 24, "steps": steps, "batch_size": 5}, **settings}, steps=4).model
+    assert len(released) == 4 and len(replayed) == 3 * steps  # none in the first step
+    assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3 * steps
+    assert all(len(images) == 5 for images, _ in replayed)
     tracked = model.student.state_dict()["features.1.num_batches_tracked"]
-    assert int(tracked) == 1 + 3  # the first batch, and replayed ones
+    assert int(tracked) == 1 + 3 * steps  # the first batch, and replayed ones
     optimizer = model.optimizer("student")
-    assert {int(state["step"]) for state in optimizer.optimizer.state.values()} == {4 + 3}
+    assert {int(state["step"]) for state in optimizer.optimizer.state.values()} == {4 + 3 * steps}
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**4)
     saved = checkpoint()["replay"]
     assert torch.equal(saved["targets"], torch.cat([one.targets for one in released])[[*range(24, 32), *range(8, 24)]])
@@ -162,6 +175,12 @@ def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
     [
         ({"capacity": -1}, "replay.capacity must be 0 or more and a whole number, got -1"),
         ({"capacity": 5}, "replay.capacity must be 0, which is off, or 6 or more, the batch size, got 5"),
+        ({"steps": 0}, "replay.steps must be 1 or more and a whole number, got 0"),
+        (
+            {"batch_size": 1},
+            "replay.batch_size must be 2 or more and a whole number, or null for .* got 1",
+        ),
+        ({"stride": 0.5}, "replay.stride must be 1 or more and finite, got 0.5"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
