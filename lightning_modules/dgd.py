@@ -324,9 +324,8 @@ class DGD(DataFreeDistillation):
         if (self._length("generator") or chooses) and isinstance(baseline, TeacherConfig):
             config = replace(baseline, private_data=baseline.private_data or self.teacher_config.private_data)
             self._baseline = config.load(num_classes=self.num_classes, image_shape=self.image_shape)
-            self._baseline.require_gradients(
-                reason="a generator trained against generator_phase.baseline, or its choice"
-            )
+            if self._length("generator"):
+                self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
             self.admit(self._baseline, config, named="model.generator_phase.baseline")
             if self._baseline.private_data != private_data:
                 raise ValueError(

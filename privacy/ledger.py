@@ -219,7 +219,7 @@ class Ledger:
         self.settle()
         with self._locked() as append:
             if training.id not in self._trainings:
-                self._require_division(training)
+                self._require_division(training.division)
                 self._append_training(
                     append, training=training.id, kind=training.kind, fingerprint=None, division=training.division
                 )
@@ -280,12 +280,16 @@ class Ledger:
         """Counts here what another ledger of the same records holds, which knows them by another name.
 
         Of each run the larger count and the larger plan of the two hold, so it may be repeated at every opening.
+
+        Raises:
+            LedgerError: Other records were private in a training there than here, and no ε covers both.
         """
         self.settle()
         with self._locked() as append:
             for training, kind in other._trainings.items():
                 if training not in self._trainings:
                     division = other._divisions[training]
+                    self._require_division(division)
                     self._append_training(append, training=training, kind=kind, fingerprint=None, division=division)
             for owner, counts in other._totals.items():
                 for charge, count in counts.items():
@@ -373,8 +377,7 @@ class Ledger:
         self._take_reserved(key, owner, charge, count)
         return key, charge, count
 
-    def _require_division(self, training: Training) -> None:
-        now = training.division
+    def _require_division(self, now: Mapping[str, Any]) -> None:
         for other, before in self._divisions.items():
             for name in now.keys() & before.keys():
                 if now[name] != before[name]:
@@ -439,7 +442,7 @@ class Ledger:
         elif event == "plan":
             self._take_plan(str(entry["run"]), Plan.from_dict(entry))
         elif event == "training":
-            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry.get("division", {}))
+            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry["division"])
         elif event == "settle":
             self._take_settled(entry["block"], entry["used"])
         else:

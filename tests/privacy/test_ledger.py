@@ -22,6 +22,7 @@ from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, Unbounded
+from privacy.identity import Training, new_training_id
 from privacy.ledger import Charge, Ledger, LedgerError
 from privacy.published.claims import RdpSlope
 
@@ -440,3 +441,21 @@ def test_a_refusal_leaves_the_file_as_it_was(path: Path) -> None:
     assert path.read_bytes() == before
     assert not ledger.counts()
     spend(ledger, 1)  # the lock was given back
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_ledger_of_other_records_is_not_absorbed(broken: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(file: Path, name: str, fraction: float) -> Ledger:
+        ledger, partition = opened(file, data=name), {"settings": {"test_fraction": fraction}}
+        ledger.register(Training(new_training_id(), kind="Teacher", partition=partition))
+        return ledger
+
+    here, other = trained(path, "here", 0.2), trained(path.with_name("other.jsonl"), "other", 0.5)
+    here.absorb(trained(path.with_name("same.jsonl"), "same", 0.2))
+    if broken:
+        monkeypatch.setattr(Ledger, "_require_division", lambda *given: None)
+        here.absorb(other)
+    else:
+        with pytest.raises(LedgerError, match=r"test_fraction of the data is 0\.5, and .* has 0\.2"):
+            here.absorb(other)
+    assert len(lines(path)) == 3 + broken
