@@ -442,7 +442,7 @@ class Ledger:
         elif event == "plan":
             self._take_plan(str(entry["run"]), Plan.from_dict(entry))
         elif event == "training":
-            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry["division"])
+            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry.get("division", {}))
         elif event == "settle":
             self._take_settled(entry["block"], entry["used"])
         else:

@@ -96,10 +96,12 @@ class Records(ImageDataModule):
     num_records = 1000
     class_names = ("first", "second")
 
-    def __init__(self, *, records: int, canary: bool) -> None:
+    #: No setting: these are two worlds, and trainings of other settings would not share a ledger.
+    canary = True
+
+    def __init__(self, *, records: int) -> None:
         super().__init__(val_fraction=VALIDATION)
         self._ordinary = records
-        self.canary = canary
 
     def read(self, part: Part) -> ImageDataset:
         candidates = torch.arange(1000)
@@ -206,7 +208,8 @@ def moves(
         network=Linear,
         optimizer=functools.partial(torch.optim.SGD, lr=1.0),
     )
-    records = Records(records=setting.records, canary=canary)
+    records = Records(records=setting.records)
+    records.canary = canary
     data = PoissonSampled(dataset=records, batch_size=setting.batch, steps_per_epoch=count * setting.steps, noise=coins)
     watch = Rounds(setting.steps)
     trainer = Trainer(
