@@ -40,7 +40,7 @@ __all__ = ["DGD", "Phase"]
 Phase = Literal["generator", "vae", "query", "student"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-_BASELINE = "{} a classifier that was fitted to all private data without privacy"
+_BASELINE = "the generator was trained against a classifier that was fitted to all private data without privacy"
 _POOL = "the pool that the student was trained on is the private data itself, as in the paper's comparison with PATE"
 
 
@@ -61,8 +61,8 @@ class DGD(DataFreeDistillation):
     - *Laplace noise on latent codes*, where ε₁ of the paper's theorem comes from, is `annotator.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
       (`VoteAnnotator.perturb_latents`).
-    - *Additions* that read only what is released and synthetic images: distorted queries (`student_phase`), and queries
-      of which the student of earlier ones, or the baseline, is sure (`query_phase.selection`).
+    - *Additions* that read only released labels and synthetic images: distorted queries (`student_phase`), and queries
+      of which the student of earlier ones is sure (`query_phase.selection`).
 
     Args:
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
@@ -124,17 +124,11 @@ class DGD(DataFreeDistillation):
         self.student_phase = settings_of(StudentPhase, student_phase, name="student_phase")
         self.tangent_normal = settings_of(TangentNormalLoss, tangent_normal, name="tangent_normal")
         check_choice("images.source", self.images.kind, ("generator", "prior", "both", "pool"))
-        baseline, chooses = self.generator_phase.baseline, self.query_phase.selection == "baseline"
-        if (self.generator is not None or chooses) != (baseline is not None):
+        baseline = self.generator_phase.baseline
+        if (self.generator is not None) != (baseline is not None):
             raise ValueError(
                 f"generator_phase.baseline must be the file of a classifier or 'student' for images.source='generator' "
-                f"or 'both', the file of a classifier for query_phase.selection='baseline', and null for every other, "
-                f"got {baseline!r} with images.source={self.images.kind!r}"
-            )
-        if chooses and baseline == "student":
-            raise ValueError(
-                "generator_phase.baseline must be the file of a classifier for query_phase.selection='baseline', got "
-                "'student', which has learnt nothing before the first query"
+                f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
         self.generator_criterion: GeneratorLoss = self.generator_phase
         if baseline == "student":
@@ -207,12 +201,12 @@ class DGD(DataFreeDistillation):
         if self._baseline is None:
             return self.generator_criterion(self.student, images)[0]
         # Charged once in a run, when the fit began.
-        return self.generator_criterion(self._unprotected_baseline(), images)[0]
+        baseline = self._unprotected_baseline().to(images.device)
+        return self.generator_criterion(baseline, images)[0]
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None
-        use = "the generator was trained against" if self._length("generator") else "queries were chosen by"
-        return self._baseline.unprotected(self.annotator, reason=_BASELINE.format(use)).to(self.device)
+        return self._baseline.unprotected(self.annotator, reason=_BASELINE)
 
     # --- the VAE ---
 
@@ -249,8 +243,7 @@ class DGD(DataFreeDistillation):
         settings, asked = self.query_phase, len(self.query_set)
         number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > asked)
         count, draw = end - asked, self.draws.stream(number, "queries")
-        by_baseline = settings.selection == "baseline"
-        chooses = by_baseline or (settings.selection == "confident" and asked > 0)
+        chooses = settings.selection == "confident" and asked > 0
         wanted = count * (settings.candidates if chooses else 1)
         pool = self.images.pixels if isinstance(self.images, PoolSource) else None
         candidates = self._images_to_choose_from(wanted, first=asked * settings.candidates) if pool is None else pool
@@ -259,10 +252,9 @@ class DGD(DataFreeDistillation):
             positions = positions[~torch.isin(positions, self.query_set.positions)]
         positions = positions[:wanted]
         batches = (batch.to(self.device) for batch in candidates[positions].split(512))
-        if chooses:  # what a classifier is surest of, so that released labels become balanced
-            classifier = self._unprotected_baseline() if by_baseline else self.student
-            with evaluating(classifier):
-                logits = torch.cat([classifier(batch).float().cpu() for batch in batches])
+        if chooses:  # what the student is surest of, so that released labels become balanced
+            with evaluating(self.student):
+                logits = torch.cat([self.student(batch).float().cpu() for batch in batches])
             quotas = balanced_quotas(self.query_set.labels_per_class(self.num_classes), count=count)
             positions = positions[confident_samples(logits.softmax(dim=1), quotas=quotas)]
         if pool is not None:
@@ -320,12 +312,10 @@ class DGD(DataFreeDistillation):
         if loaded:
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
-        chooses = self.query_phase.selection == "baseline"
-        if (self._length("generator") or chooses) and isinstance(baseline, TeacherConfig):
+        if self._length("generator") and isinstance(baseline, TeacherConfig):
             config = replace(baseline, private_data=baseline.private_data or self.teacher_config.private_data)
             self._baseline = config.load(num_classes=self.num_classes, image_shape=self.image_shape)
-            if self._length("generator"):
-                self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
+            self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
             self.admit(self._baseline, config, named="model.generator_phase.baseline")
             if self._baseline.private_data != private_data:
                 raise ValueError(

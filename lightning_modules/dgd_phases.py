@@ -19,7 +19,7 @@ from lightning_modules.teachers.config import TeacherConfig
 
 __all__ = ["GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
 
-Selection = Literal["random", "confident", "baseline"]
+Selection = Literal["random", "confident"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class GeneratorPhase(GeneratorLoss):
     Attributes:
         baseline: What the generator is trained against: a private classifier (see `TeacherConfig`) on the ensemble's
             data, or `student`, which is free and is trained with the generator in turn. Needed where `images.source`
-            asks for a generator, and for `query_phase.selection: baseline`.
+            asks for a generator.
         steps: Of this phase; 0 leaves the generator as it is made.
         student_loss_weight: 0: no targets are released yet.
         statistics_weight: Of the distance to the baseline's BatchNorm statistics (LabelDP Eq. 2); none in DGD.
@@ -86,10 +86,8 @@ class QueryPhase:
         queries: N, images that the ensemble is queried about, once each.
         selection: `random` images; or `confident`, in rounds: the first is of random images, and each other of those
             that the student, trained on the labels so far, is surest of, with as many of each class. It reads only
-            released labels and synthetic images, so it costs nothing. `baseline`: those that
-            `generator_phase.baseline` is surest of, again as many of each class; it costs what that classifier's
-            training released, so take one by DP-SGD.
-        candidates: Images drawn for each query that is chosen.
+            released labels and synthetic images, so it costs nothing.
+        candidates: Images drawn for each query that `confident` chooses.
         rounds: Number of rounds, of nearly equal size; 2 or more for `confident`, 1 for every other. Where a target
             allows fewer than N queries, the rounds divide those that it allows.
         steps_between: Steps of the student after each round but the last.
