@@ -218,8 +218,8 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
+            self._require_division(training.id, training.division)
             if training.id not in self._trainings:
-                self._require_division(training.division)
                 self._append_training(
                     append, training=training.id, kind=training.kind, fingerprint=None, division=training.division
                 )
@@ -289,7 +289,7 @@ class Ledger:
             for training, kind in other._trainings.items():
                 if training not in self._trainings:
                     division = other._divisions[training]
-                    self._require_division(division)
+                    self._require_division(training, division)
                     self._append_training(append, training=training, kind=kind, fingerprint=None, division=division)
             for owner, counts in other._totals.items():
                 for charge, count in counts.items():
@@ -377,10 +377,10 @@ class Ledger:
         self._take_reserved(key, owner, charge, count)
         return key, charge, count
 
-    def _require_division(self, now: Mapping[str, Any]) -> None:
+    def _require_division(self, training: str, now: Mapping[str, Any]) -> None:
         for other, before in self._divisions.items():
             for name in now.keys() & before.keys():
-                if now[name] != before[name]:
+                if other != training and now[name] != before[name]:
                     raise LedgerError(
                         f"{name} of the data is {now[name]!r}, and the privacy ledger {self.path} has {before[name]!r} "
                         f"for training {other}: which records are private, or whose they are, would differ, and no "

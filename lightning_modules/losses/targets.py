@@ -25,6 +25,7 @@ _SMALLEST_PROBABILITY = 1e-12
 """Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
 _LONGEST = 2**0.5
 """Norm of p_s − p_t, at most."""
+_LEAST_STABILITY = 0.01
 
 
 class Annotation(NamedTuple):
@@ -124,10 +125,18 @@ class GradientTargets:
                 f"gradient_targets.student_target={self.student_target!r} needs the data switch: labels have no "
                 "gradients to follow"
             )
-        if self.student_target == "answers" and annotator.bounding != "normalize":
+        if self.student_target != "answers":
+            return
+        made = (annotator.bounding, annotator.release)
+        if made not in (("normalize", "per_sample"), ("normalize", "per_sample_full")):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs annotator.bounding='normalize', which can be undone, "
-                f"got {annotator.bounding!r}"
+                "gradient_targets.student_target='answers' needs annotator.bounding='normalize' and "
+                f"annotator.release='per_sample', which can be undone, got {made[0]!r} and {made[1]!r}"
+            )
+        if annotator.stability < _LEAST_STABILITY:
+            raise ValueError(
+                "gradient_targets.student_target='answers' needs an annotator.stability of "
+                f"{_LEAST_STABILITY} or more, since rows tell no lengths without, got {annotator.stability}"
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
@@ -193,7 +202,7 @@ def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) ->
     Args:
         probabilities: The student's, p_s, shape (B, c).
         rows: Released gradients over C, shape (B, c).
-        stability: e. Where it is small beside ‖g‖, rows tell no lengths, and all count as long.
+        stability: e, above 0. Where it is small beside ‖g‖, rows tell no lengths, and all count as long.
 
     Returns:
         Shape (B, c).

@@ -21,7 +21,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
     "DPSD answers": {
         "class_path": "DPSD",
-        "annotator": {"top_k": 3},
+        "annotator": {"top_k": 3, "stability": 0.3},
         "model": {"gradient_targets": {"loss": "kd", "student_target": "answers"}},
     },
     "DPSD label": {"class_path": "DPSD", "model": {"annotator": LABEL}},

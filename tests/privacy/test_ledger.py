@@ -459,3 +459,11 @@ def test_a_ledger_of_other_records_is_not_absorbed(broken: bool, path: Path, mon
         with pytest.raises(LedgerError, match=r"test_fraction of the data is 0\.5, and .* has 0\.2"):
             here.absorb(other)
     assert len(lines(path)) == 3 + broken
+
+
+def test_a_training_whose_division_was_not_written_is_compared_when_it_is_used_again(path: Path) -> None:
+    ledger, first = opened(path), new_training_id()
+    ledger.register(Training(first, kind="Teacher"))
+    ledger.register(Training(new_training_id(), kind="Teacher", partition={"settings": {"test_fraction": 0.2}}))
+    with pytest.raises(LedgerError, match="test_fraction of the data"):
+        ledger.register(Training(first, kind="Teacher", partition={"settings": {"test_fraction": 0.5}}))

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed, kd
 from lightning_modules.losses.targets import GradientTargets, teacher_answers
 from privacy import GradientAnnotator, LabelAnnotator
+from privacy.annotators import Annotator
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 
 C = 1e-3
@@ -229,10 +230,18 @@ def test_answers_of_noisy_rows_are_the_nearest_distributions() -> None:
         assert ((made - free).norm(dim=1) <= (other - free).norm(dim=1) + 1e-6).all()
 
 
-def test_answers_need_gradients_that_can_be_solved() -> None:
+@pytest.mark.parametrize(
+    ("annotator", "message"),
+    [
+        (LabelAnnotator(), "labels have no gradients to follow"),
+        (GradientAnnotator(stability=0.3, bounding="clip"), "which can be undone, got 'clip' and 'per_sample'"),
+        (GradientAnnotator(stability=0.3, release="batch_mean"), "got 'normalize' and 'batch_mean'"),
+        (GradientAnnotator(stability=0.3, release="ensemble"), "got 'normalize' and 'ensemble'"),
+        (GradientAnnotator(), r"an annotator\.stability of 0\.01 or more, .* got 0\.0001"),
+    ],
+)
+def test_answers_need_gradients_that_can_be_solved(annotator: Annotator, message: str) -> None:
     settings = GradientTargets(loss="kd", student_target="answers")
-    settings.require(GradientAnnotator())
-    with pytest.raises(ValueError, match="labels have no gradients to follow"):
-        settings.require(LabelAnnotator())
-    with pytest.raises(ValueError, match=r"annotator\.bounding='normalize', which can be undone, got 'clip'"):
-        settings.require(GradientAnnotator(bounding="clip"))
+    settings.require(GradientAnnotator(stability=0.3))
+    with pytest.raises(ValueError, match=message):
+        settings.require(annotator)
