@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import figures_of_epsilon
 from support.figures_of_epsilon import SWEEPS, figures
+from support.fixtures import quick_whitening as quick_whitening
 
 from privacy import gaussian_epsilon, published_dpsd_data_epsilon
 from sweeps.runner.guarantee_tables import methods_table, papers_table
@@ -32,6 +33,7 @@ def same(found: dict[str, float], pinned: dict[str, float | str]) -> bool:
     )
 
 
+@pytest.mark.usefixtures("quick_whitening")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PINNED["recipes"]]
 )
