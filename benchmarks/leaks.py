@@ -21,8 +21,6 @@ from privacy.files import write_atomically
 from sweeps.runner.leaks import leaks_figure
 from sweeps.runner.spec import Spec
 
-__all__ = ["main"]
-
 
 def main(args: list[str] | None = None) -> None:
     """Attack, and write."""

@@ -14,8 +14,6 @@ from datamodules.files import missing_files, reading
 from datamodules.images import ImageDataset
 from datamodules.pictures import PictureDataModule, Preparation
 
-__all__ = ["CelebA"]
-
 _PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 _ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"
 _PICTURES = "img_align_celeba"

@@ -16,8 +16,6 @@ from datamodules.files import reading
 from datamodules.images import ImageDataset
 from datamodules.splits import ids_of_names
 
-__all__ = ["CIFAR10", "CIFAR100"]
-
 
 class CIFAR10(ImageDataModule):
     """60 000 colour photographs of 32×32 pixels in 10 classes (Krizhevsky 2009): 50 000 private, 10 000 test.

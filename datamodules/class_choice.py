@@ -12,8 +12,6 @@ import torch
 
 from datamodules.images import ImageDataset
 
-__all__ = ["ClassChoice"]
-
 _SPELLED_OUT = 4
 
 

@@ -16,8 +16,6 @@ from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
 
-__all__ = ["ClientPartition", "ClientRecords", "Clients"]
-
 MIN_RECORDS = 100
 """Of 100 expected records a hash leaves a client 60 or more: two batches of the default size."""
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-__all__ = ["DOWNLOAD_ERRORS", "MissingDataError", "MissingExtraError", "missing_files", "reading", "require_md5"]
-
 DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 """What a failed download raises, by cause and by library: `URLError` is an `OSError`, a wrong checksum a
 `RuntimeError`, a connection cut half-way an `HTTPException` or an `EOFError`, and a missing `gdown` an

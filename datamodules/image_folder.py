@@ -26,8 +26,6 @@ from datamodules.pictures import (
 )
 from datamodules.splits import id_fraction, ids_of_names
 
-__all__ = ["ImageFolder"]
-
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 

@@ -9,8 +9,6 @@ from datamodules.base import Part
 from datamodules.images import ImageDataset
 from datamodules.pictures import PictureDataModule, Preparation, pictures_of, subfolders
 
-__all__ = ["ImageNet"]
-
 _FOLDERS: dict[Part, str] = {"train": "train", "test": "val"}
 _LARGEST_CLASS = 1300
 _ALL_RECORDS = 1_281_167

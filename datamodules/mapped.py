@@ -12,8 +12,6 @@ from torch.utils.data import Dataset
 
 from datamodules.images import ImageDataset
 
-__all__ = ["MappedRecords"]
-
 
 class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     """Inputs and labels in memory, fetched a batch at a time.

@@ -15,8 +15,6 @@ from datamodules.base import ImageDataModule, Part
 from datamodules.files import MissingExtraError, reading
 from datamodules.images import ImageDataset
 
-__all__ = ["MedMNIST"]
-
 _KEYS: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
 _SINGLE_LABEL = ("binary-class", "multi-class", "ordinal-regression")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["Partition", "PartitionError", "disjoint", "require_classes", "require_partition", "same_data"]
-
 Partition: TypeAlias = Mapping[str, Any]
 """What `ImageDataModule.partition` gives."""
 

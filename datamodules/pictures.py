@@ -27,20 +27,6 @@ from datamodules.images import ImageDataset
 from datamodules.partition import Partition, PartitionError
 from datamodules.splits import ids_of_names
 
-__all__ = [
-    "SUFFIXES",
-    "Picture",
-    "PictureDataModule",
-    "Preparation",
-    "pictures_below",
-    "pictures_of",
-    "read_pictures",
-    "require_outside",
-    "sizes_and_channels",
-    "subfolders",
-    "warn_of_dark",
-]
-
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 """Endings of names, in lower case, that count as pictures."""
 

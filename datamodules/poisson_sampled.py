@@ -290,6 +290,3 @@ class PoissonSampled(WrappedDataset):
             return super().val_dataloader()
         loader = DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
         return own_share(loader, self.trainer)
-
-
-__all__ = ["PoissonBatches", "PoissonLoader", "PoissonSampled"]

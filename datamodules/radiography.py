@@ -9,8 +9,6 @@ from datamodules.images import ImageDataset
 from datamodules.pictures import PictureDataModule, Preparation, pictures_of
 from datamodules.splits import id_fraction, ids_of_names
 
-__all__ = ["COVIDx"]
-
 TEST_FRACTION = 0.2
 
 

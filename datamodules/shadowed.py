@@ -10,8 +10,6 @@ from datamodules.images import ImageDataset
 from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
 
-__all__ = ["Shadowed"]
-
 _FIRST_ID = -3
 
 

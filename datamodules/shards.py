@@ -16,8 +16,6 @@ from datamodules.splits import id_fraction
 from datamodules.synthetic_steps import StepIndices
 from datamodules.wrapped import WrappedDataset
 
-__all__ = ["ShardedRecords", "Shards", "shard_of"]
-
 ShardBy = Literal["record", "identity"]
 
 

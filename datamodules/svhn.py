@@ -13,8 +13,6 @@ from datamodules.base import ImageDataModule, Part
 from datamodules.files import reading
 from datamodules.images import ImageDataset
 
-__all__ = ["SVHN"]
-
 
 class SVHN(ImageDataModule):
     """99 289 digits of house numbers, 32×32 colour pixels (Netzer et al. 2011): 73 257 private, 26 032 test.

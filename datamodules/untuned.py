@@ -17,8 +17,6 @@ from PIL import Image
 from datamodules.base import Part
 from datamodules.mnist import MNIST
 
-__all__ = ["FORMS", "NUM_CLASSES", "build_untuned", "cropped", "main", "overlaid"]
-
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 

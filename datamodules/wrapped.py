@@ -11,8 +11,6 @@ from datamodules.base import Batches, ImageDataModule, Part, require_at_least
 from datamodules.images import ImageDataset, own_share
 from datamodules.splits import selection_halves
 
-__all__ = ["DerivedDataset", "WrappedDataset"]
-
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics")
 
 

@@ -31,8 +31,6 @@ from lightning_modules.turns import TakingTurns, Trained
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 
-__all__ = ["DataFreeDistillation"]
-
 
 class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.

@@ -35,8 +35,6 @@ from privacy.annotators import VoteAnnotator
 from privacy.ledger import RECORDS
 from privacy.processes import by_all
 
-__all__ = ["DGD", "Phase"]
-
 Phase = Literal["generator", "vae", "query", "student"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

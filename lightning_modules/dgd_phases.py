@@ -17,8 +17,6 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
 
-__all__ = ["GeneratorPhase", "QueryPhase", "StudentPhase", "VAEPhase"]
-
 Selection = Literal["random", "confident"]
 
 

@@ -28,8 +28,6 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms.randomized_response import top_k_candidates
 
-__all__ = ["DirectTraining"]
-
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
     "run: nothing bounds what it reveals about them"

@@ -24,8 +24,6 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateT
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 
-__all__ = ["Distillation"]
-
 #: What answers that were fitted to directions are scaled to, about that of a classifier's logits.
 _LOGIT_DEVIATION = 3.0
 

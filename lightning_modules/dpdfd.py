@@ -12,8 +12,6 @@ from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
 from privacy.annotators import GradientAnnotator
 
-__all__ = ["DPDFD"]
-
 
 class DPDFD(DataFreeDistillation):
     """Liu et al., *Model Conversion via Differentially Private Data-Free Distillation*, IJCAI 2023, Algorithms 1 and 2.

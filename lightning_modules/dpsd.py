@@ -16,8 +16,6 @@ from lightning_modules.runtime.processes import share_of
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
-__all__ = ["DPSD", "LabelTargets"]
-
 
 class DPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 1.

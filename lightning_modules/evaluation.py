@@ -21,20 +21,6 @@ from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 
-__all__ = [
-    "AUROC",
-    "KEPT_APART",
-    "TEST_SPLIT",
-    "AreaUnderCurve",
-    "Evaluated",
-    "Evaluation",
-    "asks_for_auroc",
-    "auroc_name",
-    "measured_on",
-    "refuse_selection",
-    "validation_metric",
-]
-
 AUROC = "auroc"
 """Its name in `metrics` of a data module, in logs and in records."""
 

@@ -29,8 +29,6 @@ from privacy.mechanisms.randomized_response import top_k_candidates
 from privacy.plan import unmade
 from privacy.processes import ProcessesError
 
-__all__ = ["FedDPSD", "FederationConfig"]
-
 _ABSENT = "which clients answer in a round does not depend on any record (networks and machines fail), and is public"
 _CLIENTS = (
     "each record belongs to one client, whose teacher was trained only on that client's records: changing, adding or "

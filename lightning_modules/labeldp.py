@@ -22,8 +22,6 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.randomized_response import threshold_candidates
 from privacy.processes import everywhere
 
-__all__ = ["GeneratorTraining", "LabelDP", "Stages"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:

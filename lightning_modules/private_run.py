@@ -19,8 +19,6 @@ from privacy.neighbours import Unit
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes
 
-__all__ = ["PrivateRun", "epsilon_metric", "state_of_run", "steps_of_fit"]
-
 
 class PrivateRun:
     """What a module does with its annotator besides querying it: `open`, `require_calls` and `fix_plan`, in this order.

@@ -9,8 +9,6 @@ import torch
 
 from privacy.identity import CheckpointError
 
-__all__ = ["QuerySet"]
-
 
 class QuerySet:
     """N images and those of their labels that were released so far.

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["check_choice", "check_left_out", "check_number", "check_whole_number"]
-
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
     """Refuses a word that is not among those allowed.

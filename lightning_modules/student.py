@@ -12,8 +12,6 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_number
 
-__all__ = ["StudentConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StudentConfig:

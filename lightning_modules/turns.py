@@ -16,8 +16,6 @@ from lightning_modules.losses.functional import joined
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
 from privacy.processes import Processes
 
-__all__ = ["TakingTurns", "Trained"]
-
 if TYPE_CHECKING:
     _Module = LightningModule
 else:

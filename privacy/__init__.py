@@ -27,7 +27,8 @@ from privacy.events import (
 )
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.ledger import Ledger, LedgerError
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.neighbours import Relation, Unit
 from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon

@@ -14,11 +14,10 @@ from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
-from privacy.ledger import Charge, Ledger, ledgers_of
+from privacy.ledger import Ledger, ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
+from privacy.plan import Charge
 from privacy.published.claims import Claim, published_epsilon
-
-__all__ = ["Accounting", "Budget", "BudgetExceeded", "PrivacyAccount", "Scope", "admitted", "open_account"]
 
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]

@@ -20,8 +20,6 @@ from privacy.checks import check_count, check_nonnegative, check_probability
 from privacy.events import Release, SampledGaussian, release_from_dict
 from privacy.neighbours import Unit
 
-__all__ = ["ExactAccountant"]
-
 
 class ExactAccountant(IAccountant):  # type: ignore[misc]
     """The least valid bound on DP-SGD steps together with any other release, see `compose`.

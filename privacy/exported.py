@@ -17,8 +17,6 @@ from privacy.guarantee import Guarantee, level_of
 from privacy.neighbours import Unit
 from privacy.published.claims import claim_from_dict, published_epsilon
 
-__all__ = ["GUARANTEE", "AlteredError", "check_export", "checksums"]
-
 _Counted = TypeVar("_Counted")
 
 GUARANTEE = "guarantee.json"

@@ -6,8 +6,6 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["write_atomically"]
-
 
 def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:
     """Writes a file so that a crash leaves either the old content or the new, never half of it.

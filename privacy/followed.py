@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from privacy.identity import Head
-from privacy.ledger import Charge, Ledger, LedgerError
-
-__all__ = ["FollowedLedger"]
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
+from privacy.plan import Charge
 
 
 class FollowedLedger(Ledger):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["json_number", "round_up", "short_figure"]
-
 
 def json_number(value: float) -> float | str:
     """JSON has no infinity: `inf` as the string "inf", every other number as itself."""

@@ -12,19 +12,9 @@ from typing import Any
 from privacy.account import PrivacyAccount
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
-from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
-
-__all__ = [
-    "MEANINGFUL_EPSILON",
-    "ONE_PERSON",
-    "POST_PROCESSING",
-    "RELATIONS",
-    "Guarantee",
-    "LabelStatement",
-    "level_of",
-]
+from privacy.plan import Charge
 
 _PUBLIC = (
     "treated as public: the number of private records, the number of classes, image shape and normalisation, the "

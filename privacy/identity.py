@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 
 from privacy.events import Release, release_from_dict
 
-__all__ = ["LEDGERS", "CheckpointError", "Head", "Training", "UnnamedTraining", "ledger_file", "new_training_id"]
-
 Head: TypeAlias = tuple[str, int, str]
 """Identity of a ledger, the number of its lines that were read, and the hash of the last of them."""
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Journal", "LedgerError"]
-
 
 class LedgerError(RuntimeError):
     """A ledger that cannot be read or written; without it no ε can be stated."""

@@ -37,8 +37,6 @@ from privacy.identity import Head, Training, UnnamedTraining, new_training_id
 from privacy.journal import Journal, LedgerError
 from privacy.plan import Charge, Plan, unmade
 
-__all__ = ["RECORDS", "Charge", "Ledger", "LedgerError", "ledgers_of"]
-
 _VERSION = 2
 RECORDS = "records"
 """In place of a training: the charge is for private records themselves, not for a teacher."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-__all__ = ["IncompatibleNeighbours", "Relation", "Unit", "common_neighbours"]
-
 
 class IncompatibleNeighbours(ValueError):
     """Events under different neighbouring relations, which no lemma of this project composes."""

@@ -15,8 +15,6 @@ from privacy.checks import check_count
 from privacy.events import Release, release_from_dict
 from privacy.published.claims import Claim, claim_from_dict
 
-__all__ = ["Charge", "Plan", "unmade"]
-
 
 @dataclass(frozen=True)
 class Charge:

@@ -10,18 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = [
-    "ALONE",
-    "Alone",
-    "Processes",
-    "ProcessesError",
-    "by_all",
-    "everywhere",
-    "failed_everywhere",
-    "on_rank_zero",
-    "share_size",
-]
-
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 

@@ -13,8 +13,6 @@ from torchvision.utils import make_grid
 from privacy.attacks import AttackResult, AuditResult, InversionResult, Records
 from privacy.formatting import round_up
 
-__all__ = ["CONTROL", "Inverted", "Leak", "figure", "page"]
-
 CONTROL = "control"
 """A network that knows its records by heart."""
 _NAMES = {"record": "average", "mislabelled": "mislabelled canaries", "noise": "noise canaries"}

@@ -37,8 +37,6 @@ from privacy.identity import LEDGERS
 from sweeps.runner.fit import hashed
 from sweeps.runner.queue import Store, duration
 
-__all__ = ["PRIVATE", "Asked", "AttackError", "Pipelines", "recipe_of"]
-
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
 fill the screen."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.networks.classifiers import logits_and_features
 
-__all__ = ["mean_logits", "mean_logits_and_features", "mean_logits_and_statistics"]
-
 
 def mean_logits(networks: Sequence[nn.Module], images: Tensor) -> Tensor:
     """Mean logits, (N, C, H, W) → (N, c), float32, with their graph."""

@@ -20,8 +20,6 @@ from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
 from privacy.identity import CheckpointError
 
-__all__ = ["FedAvg"]
-
 
 class FedAvg(Teacher):
     """McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS 2017.

@@ -23,8 +23,6 @@ from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.annotators import ResponseAnnotator
 
-__all__ = ["FedDistillation"]
-
 _REASON = "synthetic images were made against the clients' models"
 _SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noise: nothing protects them from it"
 

@@ -13,8 +13,6 @@ from lightning_modules.losses.functional import kd
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.setting_checks import check_number, check_whole_number
 
-__all__ = ["ImagePool", "ImageTerms", "NoisePrior", "boundary_support", "jensen_shannon", "total_variation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTerms:

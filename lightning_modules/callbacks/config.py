@@ -14,8 +14,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning_modules.runtime.runs import callbacks_of, run_folder
 from privacy.files import write_atomically
 
-__all__ = ["SaveConfig", "resolved_config"]
-
 
 class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""

@@ -11,8 +11,6 @@ from privacy.annotators import Annotator
 if TYPE_CHECKING:  # it attaches the callbacks
     from lightning_modules.base import DataFreeDistillation
 
-__all__ = ["data_free", "is_data_free"]
-
 
 def data_free(module: LightningModule) -> DataFreeDistillation:
     """The module that a callback was attached to, if it is one that it is for.

@@ -8,8 +8,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from privacy.processes import failed_everywhere
 
-__all__ = ["NoLonelyCheckpoint"]
-
 
 class NoLonelyCheckpoint(Callback):
     """After an error that not every process has met, writes no checkpoint: saving one waits for all of them.

@@ -18,8 +18,6 @@ from lightning_modules.runtime.figures import image_grid, run_curves, save_figur
 from lightning_modules.runtime.publication import private_folder, public_folder
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 
-__all__ = ["Curves", "SyntheticImages", "log_image"]
-
 
 class Curves(Callback):
     """Accuracy and both ε over steps: `curves.png` in the run's folder, and the points as `history`.

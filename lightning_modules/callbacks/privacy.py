@@ -19,8 +19,6 @@ from lightning_modules.teachers.checks import show_accuracy
 from privacy.formatting import round_up
 from privacy.processes import by_all
 
-__all__ = ["PrivacyCourse", "default_callbacks"]
-
 if TYPE_CHECKING:  # it attaches the callbacks
     from lightning_modules.base import DataFreeDistillation
 

@@ -13,8 +13,6 @@ from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTh
 
 from lightning_modules.private_run import steps_of_fit
 
-__all__ = ["ProgressLines", "ShortProgressBar", "progress"]
-
 _SHORT = {
     "privacy/epsilon": "ε record",
     "privacy/epsilon_person": "ε person",

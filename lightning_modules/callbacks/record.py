@@ -29,8 +29,6 @@ from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import Guarantee
 
-__all__ = ["ResultRecord", "epsilon_of", "role"]
-
 
 @runtime_checkable
 class _Guaranteed(Protocol):

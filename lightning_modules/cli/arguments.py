@@ -13,8 +13,6 @@ from jsonargparse import get_loader, set_loader, set_parsing_settings
 from lightning_modules.runtime.hyperparameters import SHORT
 from lightning_modules.runtime.paths import find_configs, wrong_with_teacher
 
-__all__ = ["PARSER_MODE", "prepare_arguments", "written_out"]
-
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
     """Arguments of a command that builds a model, with strings of `SHORT` and null by way of a configuration.

@@ -53,8 +53,6 @@ from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import level_of
 
-__all__ = ["attack"]
-
 INVERSION = "inversion"
 _LEAST_SHADOWS = 8
 _CONTROLS, _CONTROL_RECORDS = 16, 500

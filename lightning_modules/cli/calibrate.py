@@ -23,8 +23,6 @@ from privacy.formatting import round_up
 from privacy.ledger import RECORDS, Ledger
 from privacy.published.claims import published_epsilon
 
-__all__ = ["calibrate", "calibration_table", "cost_in_ledger", "planned_cost", "planned_epsilon"]
-
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
 

@@ -12,8 +12,6 @@ from lightning_modules.networks import Network
 from lightning_modules.setting_checks import check_number
 from privacy.checks import check_delta
 
-__all__ = ["client"]
-
 
 def client(args: Sequence[str]) -> None:
     """The command. It answers the server of one run, and ends with it.

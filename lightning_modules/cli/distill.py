@@ -30,8 +30,6 @@ from privacy.guarantee import ONE_PERSON
 from privacy.identity import CheckpointError, Training
 from privacy.neighbours import Unit
 
-__all__ = ["PRIORS", "distill", "prior_for"]
-
 PRIORS: Mapping[str, str] = {
     "Digits": "StrokePrior",
     "MNIST": "StrokePrior",

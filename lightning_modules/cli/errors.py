@@ -7,8 +7,6 @@ import traceback
 
 from lightning_modules.cli.parsers import explain
 
-__all__ = ["expected", "message_of"]
-
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
 
 # Lightning's own messages, in the words of its settings.

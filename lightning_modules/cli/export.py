@@ -10,8 +10,6 @@ from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.publishing import Exported, export_run
 from privacy.formatting import round_up
 
-__all__ = ["add_export_options", "export", "export_settings", "say_exported"]
-
 
 def export(args: Sequence[str]) -> None:
     """The command `export RUN --to DIR [--onnx] [--torch-export] [--synthetic-images N] [--unprotected] [--force]`.

@@ -43,8 +43,6 @@ from lightning_modules.runtime.trainer_settings import check_trainer_settings
 from lightning_modules.runtime.wandb_runs import describe_runs, name_by_epsilon
 from privacy.identity import CheckpointError
 
-__all__ = ["TranscriptionCLI", "command_line"]
-
 
 class UsageParser(LightningArgumentParser):
     """Lightning's parser, whose errors are one line. It takes no abbreviations, which a new setting would change."""

@@ -16,10 +16,9 @@ from rich.table import Table
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
-from privacy.ledger import RECORDS, Ledger, LedgerError
+from privacy.journal import LedgerError
+from privacy.ledger import RECORDS, Ledger
 from privacy.neighbours import Unit
-
-__all__ = ["ledger"]
 
 
 def ledger(args: Sequence[str]) -> None:

@@ -11,8 +11,6 @@ from typing import Any, NoReturn
 
 from lightning_modules.runtime.names import nearest
 
-__all__ = ["OptionParser", "explain"]
-
 # jsonargparse's messages about its own workings, line by line.
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Expected a <class 'NoneType'>|Expected a path but"

@@ -15,8 +15,6 @@ from lightning_modules.publishing.folder import read_description
 from lightning_modules.runtime.predictions import table
 from privacy.files import write_atomically
 
-__all__ = ["predict"]
-
 _BATCH = 256
 
 

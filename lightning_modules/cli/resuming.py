@@ -14,8 +14,6 @@ import torch
 
 from privacy.identity import CheckpointError
 
-__all__ = ["MAY_CHANGE", "differences", "find_checkpoint", "flat", "may_change", "read_checkpoint", "refuse"]
-
 MAY_CHANGE = frozenset(
     (
         # Budgets hold from then on, and each release is charged for the noise that it was made with.

@@ -8,8 +8,6 @@ from pathlib import Path
 from lightning_modules.cli.parsers import OptionParser
 from privacy.exported import check_export
 
-__all__ = ["verify"]
-
 
 def verify(args: Sequence[str]) -> None:
     """The command `verify FOLDER`.

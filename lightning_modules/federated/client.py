@@ -21,8 +21,6 @@ from privacy.identity import Training
 from privacy.mechanisms.noise import NoiseSource
 from privacy.plan import Plan
 
-__all__ = ["FederatedClient"]
-
 # What a server may set of a client's annotator. Its target, its ledger, what counts as spent and where noise comes from
 # are the client's own.
 _OF_SERVER = {

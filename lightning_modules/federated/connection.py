@@ -17,12 +17,11 @@ from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.networks import Network
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
 from privacy.mechanisms.noise import NoiseSource
-
-__all__ = ["ClientConnection", "FederationError", "LocalClients"]
 
 _T = TypeVar("_T")
 

@@ -11,12 +11,11 @@ import torch
 
 from datamodules.partition import Partition
 from lightning_modules.federated.messages import Introduction
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining, ledger_file
 from privacy.neighbours import Unit
-
-__all__ = ["Federation"]
 
 
 class Federation(PrivateModel):

@@ -30,8 +30,6 @@ from lightning_modules.federated.messages import (
 from lightning_modules.federated.node import require_flower
 from lightning_modules.setting_checks import check_number, check_whole_number
 
-__all__ = ["FlowerClients"]
-
 _T = TypeVar("_T")
 
 

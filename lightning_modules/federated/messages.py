@@ -20,25 +20,6 @@ import torch
 from datamodules.partition import Partition
 from privacy.events import Release, release_from_dict
 
-__all__ = [
-    "Absence",
-    "ClientRefusal",
-    "Introduction",
-    "Question",
-    "Scalar",
-    "Terms",
-    "from_bytes",
-    "pack",
-    "pack_question",
-    "read",
-    "read_answer",
-    "read_introduction",
-    "read_question",
-    "read_terms",
-    "to_bytes",
-    "unpack",
-]
-
 
 class ClientRefusal(ValueError):
     """A client does not agree to a run's terms, or what it or the server sent is not what was agreed."""

@@ -34,8 +34,6 @@ from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.formatting import round_up
 
-__all__ = ["Node", "require_flower", "serve"]
-
 _log = logging.getLogger(__name__)
 
 

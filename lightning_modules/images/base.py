@@ -11,8 +11,6 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.randomness import Draws
 from privacy.processes import ProcessesError, share_size
 
-__all__ = ["ImageSource"]
-
 
 class ImageSource(ABC):
     """Gives the images of each step of a run.

@@ -18,8 +18,6 @@ from lightning_modules.priors.base import full_float32
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_choice
 
-__all__ = ["PoolSource", "varied"]
-
 
 class PoolSource(ImageSource):
     """Batches drawn with replacement from a pool, whose labels are never read.

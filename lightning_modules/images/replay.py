@@ -14,8 +14,6 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
-__all__ = ["Replay", "ReplayMemory"]
-
 _MOST_BYTES = 2**29
 
 

@@ -24,8 +24,6 @@ from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_choice, check_whole_number
 
-__all__ = ["Images", "SyntheticSource"]
-
 _STATISTICS_IMAGES = 512
 #: For a prior whose pixels are all alike in a channel.
 _SMALLEST_STD = 1e-3

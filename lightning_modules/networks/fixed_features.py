@@ -16,8 +16,6 @@ from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 
-__all__ = ["LinearOnFeatures", "WhitenedFeatures", "Whitening", "moved_each_way", "whitening_of"]
-
 #: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so
 #: that rates mean about the same.
 _LENGTH = 64.0

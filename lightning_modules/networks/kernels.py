@@ -12,8 +12,6 @@ from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Kernels", "nystrom_factor", "spherical_kmeans"]
-
 #: Images at once: as of patch features, the maps of a few stay in the processor's cache.
 _PIECE = 8
 _SAMPLED_IMAGES = 1000

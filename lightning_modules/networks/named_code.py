@@ -21,8 +21,6 @@ from torchvision.models import get_model_builder, list_models
 
 from lightning_modules.runtime.names import look_in_current_folder, named_object
 
-__all__ = ["require_known_code", "texts_in", "unknown_code"]
-
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")
 _KINDS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from lightning_modules.runtime.names import look_in_current_folder, named_object, nearest
 
-__all__ = ["Network", "build_network", "check_network"]
-
 DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""
 

@@ -11,8 +11,6 @@ from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Patches", "cell_windows", "first_images", "patch_filters", "random_patches"]
-
 #: Numbers in the maps of the images at once: those of a few stay in the processor's cache, which is up to three times
 #: as fast as a batch of them.
 _MAPS = 1_250_000

@@ -16,8 +16,6 @@ from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["Scattering"]
-
 _PIECE = 32
 
 

@@ -17,16 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-__all__ = [
-    "NetworkStack",
-    "fixed_extractor",
-    "in_threads",
-    "one_thread",
-    "stack_states",
-    "with_feature_extractor",
-    "without_feature_extractor",
-]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["ImagePrior", "RandomRows", "RowPrior", "between", "check_sample", "full_float32"]
-
 
 class ImagePrior(ABC):
     """Draws images from nothing but a random generator."""

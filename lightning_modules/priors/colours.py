@@ -9,8 +9,6 @@ from torch import Tensor
 
 from lightning_modules.priors.base import RandomRows
 
-__all__ = ["HARMONICS", "palette", "palette_numbers", "tone", "tone_numbers"]
-
 HARMONICS = 4
 
 

@@ -11,8 +11,6 @@ from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers
 from lightning_modules.setting_checks import check_whole_number
 
-__all__ = ["DeadLeavesPrior"]
-
 _PER_LEAF = 12
 
 

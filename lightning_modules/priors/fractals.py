@@ -11,8 +11,6 @@ from torch.nn import functional
 from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
 
-__all__ = ["FractalPrior", "power_law_noise"]
-
 _MAPS = 4  # most affine maps of one fractal
 _WALKERS, _STEPS, _SETTLE = 128, 40, 8  # points that walk side by side, their steps, and the first ones not drawn
 _SMOOTH_FROM = 16  # pixels a side

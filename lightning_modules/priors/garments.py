@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from lightning_modules.priors.base import RandomRows
 
-__all__ = ["GRAIN", "NUMBERS", "PAINTERS", "Sheet"]
-
 NUMBERS = 96
 """Random numbers of one image's shapes."""
 

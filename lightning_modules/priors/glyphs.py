@@ -12,8 +12,6 @@ from lightning_modules.priors.base import RandomRows, RowPrior, between
 from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
 from lightning_modules.setting_checks import check_choice
 
-__all__ = ["GlyphPrior"]
-
 _Polarity = Literal["bright", "dark", "either"]
 
 _POINTS = 40  # per stroke: closer than a thin pen's width where a stroke crosses the whole image

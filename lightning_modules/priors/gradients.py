@@ -9,8 +9,6 @@ from torch import Tensor
 
 from lightning_modules.priors.base import RandomRows, RowPrior
 
-__all__ = ["GradientPrior"]
-
 _KINDS = 3
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from lightning_modules.priors.base import ImagePrior, RandomRows, RowPrior, between
 from lightning_modules.setting_checks import check_number
 
-__all__ = ["MixturePrior"]
-
 _CONTRAST = (0.1, 1.5)
 
 

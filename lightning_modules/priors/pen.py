@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["along_curves", "on_canvas", "pen_ink"]
-
 _MIN_CANVAS = 28
 """Pixels; below this a pen is thinner than a pixel: draw larger and average the area of each pixel."""
 

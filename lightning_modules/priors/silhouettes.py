@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.garments import GRAIN, NUMBERS, PAINTERS, Sheet
 
-__all__ = ["SilhouettePrior"]
-
 _SEEN = 0.08
 """Ink from which on a pixel belongs to what is drawn."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from lightning_modules.priors.base import RandomRows, RowPrior, between
 from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
 
-__all__ = ["StrokePrior"]
-
 _POINTS = 32  # per curve: closer than a thin pen's width where the pen is fastest
 
 

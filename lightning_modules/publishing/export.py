@@ -26,8 +26,6 @@ from lightning_modules.publishing.snippet import SNIPPET, snippet
 from lightning_modules.runtime.runs import versions
 from privacy.exported import GUARANTEE, checksums
 
-__all__ = ["Exported", "check_options", "export_run"]
-
 PREPROCESSING = {
     "layout": "NCHW",
     "dtype": "float32",

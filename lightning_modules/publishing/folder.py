@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONFIG", "FORMAT", "ExportError", "check_target", "read_description", "staged", "without_folders"]
-
 CONFIG = "config.json"
 FORMAT = "private-model-transcription/student"
 

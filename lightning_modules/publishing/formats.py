@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from lightning_modules.publishing.folder import ExportError
 from lightning_modules.publishing.portable import portable
 
-__all__ = ["ONNX", "PROGRAM", "TOLERANCE", "require_agreement", "require_onnx", "write_onnx", "write_program"]
-
 PROGRAM = "student.pt2"
 ONNX = "student.onnx"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -19,8 +19,6 @@ from lightning_modules.publishing.run import FinishedRun
 from lightning_modules.runtime.hyperparameters import require_given, require_known_checkpoint
 from lightning_modules.runtime.randomness import key
 
-__all__ = ["IMAGES", "image_source", "write_images"]
-
 IMAGES = "synthetic_images"
 _AT_ONCE = 256
 

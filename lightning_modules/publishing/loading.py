@@ -12,8 +12,6 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.publishing.folder import ExportError, read_description
 
-__all__ = ["WEIGHTS", "load_as", "load_student", "weights_of"]
-
 WEIGHTS = "student.safetensors"
 
 

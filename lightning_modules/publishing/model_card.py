@@ -19,8 +19,6 @@ from lightning_modules.publishing.snippet import SNIPPET
 from privacy.formatting import round_up
 from privacy.guarantee import MEANINGFUL_EPSILON
 
-__all__ = ["CARD", "model_card"]
-
 CARD = "README.md"
 
 

@@ -14,8 +14,6 @@ from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
 
-__all__ = ["PortableScattering", "portable"]
-
 
 def portable(network: nn.Module) -> nn.Module:
     """A copy for export, in eval mode on the CPU, that computes the same and takes any number of images.

@@ -32,8 +32,6 @@ from privacy.guarantee import level_of
 from privacy.identity import Training
 from privacy.plan import Charge
 
-__all__ = ["FinishedRun", "read_run", "with_all_arguments"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:

@@ -8,8 +8,6 @@ from lightning_modules.networks import Network
 from lightning_modules.publishing.formats import ONNX, PROGRAM
 from lightning_modules.publishing.loading import WEIGHTS
 
-__all__ = ["SNIPPET", "snippet"]
-
 SNIPPET = "load_student.py"
 
 _HEAD = '''"""Loads the network of this folder; private-model-transcription is not needed.

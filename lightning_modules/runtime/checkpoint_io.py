@@ -12,8 +12,6 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from privacy.files import write_atomically
 
-__all__ = ["WholeCheckpointIO", "hyperparameters", "noted_by_run", "take_back_unfinished_step"]
-
 
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the one before it, syncs it, and renames it.

@@ -20,8 +20,6 @@ from matplotlib.ticker import PercentFormatter
 
 from privacy.files import write_atomically
 
-__all__ = ["TOP", "accuracy_axis", "comparison", "image_grid", "run_curves", "save_figure"]
-
 TOP = 0.93
 """Where an infinite ε is drawn, as a part of the panel's height."""
 

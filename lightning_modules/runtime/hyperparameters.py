@@ -15,15 +15,6 @@ from torch import nn
 from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
 
-__all__ = [
-    "SHORT",
-    "GuardedLoading",
-    "keep_plain_hyperparameters",
-    "require_given",
-    "require_known_checkpoint",
-    "settings_of",
-]
-
 _Settings = TypeVar("_Settings")
 
 SHORT = {

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["look_in_current_folder", "named_object", "nearest"]
-
 
 def named_object(name: str) -> Any:
     """What a dotted name, or `path/to/file.py:Name`, stands for.

@@ -17,8 +17,6 @@ from lightning_modules.callbacks.record import epsilon_of, role
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
 
-__all__ = ["exit_status", "how_to_resume", "outcome", "say_how_to_resume"]
-
 #: Methods whose networks no command publishes.
 _NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
 _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["check_paths", "find_config", "find_configs", "of_run", "wrong_with_teacher"]
-
 _CONFIG = ("--config", "-c")
 #: Options with a teacher's file, by command.
 _TEACHERS = {"fit": ("--model.teacher", "--model.teacher.path"), "distill": ("--teacher",)}

@@ -18,8 +18,6 @@ from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, folder_of_checkpoint, run_folder
 from privacy.files import write_atomically
 
-__all__ = ["PredictionWriter", "images_of", "prediction_callbacks", "table"]
-
 _UNDEFINED = LightningDataModule.predict_dataloader
 _PRIVATE = (
     "PRIVATE: these are responses of a teacher that nothing bounds. No ledger counts them, and they must neither be "

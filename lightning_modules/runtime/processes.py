@@ -16,20 +16,6 @@ from torch import nn
 from lightning_modules.runtime.runs import callbacks_of
 from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
-__all__ = [
-    "ProcessesError",
-    "TrainerProcesses",
-    "allow_tensor_cores",
-    "average_gradients",
-    "broadcast_tensors",
-    "check_kind_of_strategy",
-    "check_launcher",
-    "check_no_tuner",
-    "check_strategy",
-    "processes_of",
-    "share_of",
-]
-
 
 class TrainerProcesses:
     """The processes that a trainer has started, as one of them sees them; see `privacy.processes`.

@@ -21,8 +21,6 @@ from lightning_modules.runtime.runs import run_folder
 from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
 
-__all__ = ["TellOfErrors", "clear", "private_folder", "public_folder", "publish"]
-
 
 def public_folder(trainer: Trainer) -> Path:
     """Folder of the guarantee and of what it covers."""

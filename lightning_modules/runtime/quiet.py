@@ -6,8 +6,6 @@ import logging
 import re
 import warnings
 
-__all__ = ["quiet"]
-
 _SAID = re.compile(
     "|".join(
         (

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["Draws", "key", "seeded", "stream"]
-
 
 def key(seed: int, step: int, rank: int, name: str) -> int:
     """A seed for `torch.Generator` out of the coordinates of one draw."""

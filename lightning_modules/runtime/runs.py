@@ -20,21 +20,6 @@ from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-__all__ = [
-    "RunFolderError",
-    "callbacks_of",
-    "commit",
-    "datamodule_of",
-    "first_process",
-    "folder_of_checkpoint",
-    "hardware",
-    "is_dev_run",
-    "own_folder",
-    "run_folder",
-    "storage_failed",
-    "versions",
-]
-
 LOCK = ".fit.lock"
 _OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
 

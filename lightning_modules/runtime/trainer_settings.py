@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["check_trainer_settings"]
-
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 """Networks whole in float32, as images and the annotators' arithmetic are; autocast where a device gains by it."""
 

@@ -12,8 +12,6 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 
 from privacy.formatting import round_up
 
-__all__ = ["describe_runs", "end_wandb_run", "name_by_epsilon"]
-
 LONGEST = 64
 """W&B refuses longer tags."""
 

@@ -2,7 +2,8 @@
 
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from lightning_modules.teachers.ensemble import TeacherEnsemble
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher
 from lightning_modules.teachers.teacher import Teacher
 
 __all__ = [

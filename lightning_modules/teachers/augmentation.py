@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["shifted"]
-
 
 def shifted(images: Tensor, moves: Tensor) -> Tensor:
     """Images moved by whole pixels, what comes in at the edge is black (-1).

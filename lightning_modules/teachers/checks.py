@@ -31,8 +31,6 @@ from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.files import write_atomically
 
-__all__ = ["ACCURACY_ACCESS", "TRIAL_ACCESS", "TeacherChecks", "show_accuracy", "trial_images", "try_foreign"]
-
 ACCURACY_ACCESS = (
     "the teacher's accuracy on the test split was measured without noise and stands in private/uncharged_queries.json: "
     "it must neither be published nor be used to choose anything"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PriorCrossEntropy", "log_prior_of"]
-
 #: How far frequencies may be from adding up to 1: they are written with a few digits.
 _ROUNDING = 1e-2
 

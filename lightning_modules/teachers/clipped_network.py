@@ -17,8 +17,6 @@ from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, Re
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, by_all
 
-__all__ = ["ClippedNetwork"]
-
 
 class ClippedNetwork:
     """A network whose records, or persons, are clipped one by one.

@@ -26,8 +26,6 @@ from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
 
-__all__ = ["ClippingTrial", "Extracts", "changed", "digests", "logits_after"]
-
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 """The part of a network whose outputs are computed once, in eval mode."""
 

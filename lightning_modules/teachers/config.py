@@ -26,8 +26,6 @@ from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInpu
 from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
 from privacy.ledger import ledgers_of
 
-__all__ = ["TeacherConfig"]
-
 _UNNAMED = (
     "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "
     "and weights: it holds no use of the teacher from another folder, before it was moved, nor of other teachers of "

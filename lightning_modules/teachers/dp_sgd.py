@@ -40,8 +40,6 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
-__all__ = ["DPSGDTeacher"]
-
 _ACCURACY_ACCESS = (
     "accuracy on held-out private records was measured during training and logged by this run: nothing bounds what "
     "it reveals about them, and it must not be published with the teacher"

@@ -20,8 +20,6 @@ from privacy.identity import CheckpointError
 from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan
 
-__all__ = ["PlannedSteps", "steps_ahead"]
-
 _INSECURE = "the noise or the sampling can be reproduced by anyone who knows its seed"
 
 

@@ -30,8 +30,6 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes
 
-__all__ = ["Schedule", "TeacherEnsemble", "rate_factor"]
-
 Schedule = Literal["one_cycle", "linear"]
 
 

@@ -13,8 +13,6 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.stacked import fixed_extractor, without_feature_extractor
 from lightning_modules.runtime.randomness import key
 
-__all__ = ["EnsembleNetworks", "unstacked"]
-
 
 class EnsembleNetworks:
     """Builds teachers that differ only in their initial weights, without the fixed feature extractor they share.

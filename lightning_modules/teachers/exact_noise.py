@@ -15,8 +15,6 @@ from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.noise import NoiseSource
 from privacy.processes import ALONE, Processes, on_rank_zero
 
-__all__ = ["ExactNoise"]
-
 
 class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
     """Takes sums of clipped gradients, and adds the project's noise.

@@ -17,8 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-__all__ = ["TeacherError", "fitted_weights", "is_onnx", "read_file", "weights_in"]
-
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
 _Weights = Mapping[str, torch.Tensor]
 

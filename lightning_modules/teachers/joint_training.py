@@ -17,8 +17,6 @@ from lightning_modules.networks.stacked import in_threads, one_thread
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.teachers.augmentation import shifted
 
-__all__ = ["JointTraining", "shuffled_passes"]
-
 _BLOCK = 100
 """Steps that are drawn at a time."""
 

@@ -14,8 +14,6 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.processes import Processes, by_all
 
-__all__ = ["LearnsFromTeacher"]
-
 if TYPE_CHECKING:
     _Module = LightningModule
 else:

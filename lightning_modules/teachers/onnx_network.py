@@ -14,8 +14,6 @@ from torch import nn
 
 from lightning_modules.teachers.files import TeacherError
 
-__all__ = ["OnnxNetwork"]
-
 
 class OnnxNetwork(nn.Module):
     """The graph of an ONNX file as a network, on the CPU.

@@ -17,8 +17,6 @@ from privacy.identity import CheckpointError, Training, ledger_file, new_trainin
 from privacy.ledger import Ledger
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
-__all__ = ["OwnTraining"]
-
 #: What processes that follow the first take over from it.
 _FOLLOWED = ("id", "_token", "ledger_was_replaced")
 

@@ -24,8 +24,6 @@ from privacy.annotators import Annotator
 from privacy.identity import Training, UnnamedTraining, ledger_file
 from privacy.mechanisms.votes import vote_counts
 
-__all__ = ["PrivateEnsemble", "PrivateModel", "PrivateTeacher", "TeacherError", "weights_digest"]
-
 
 class PrivateModel(ABC):
     """A private classifier or an ensemble of them, held outside of every `nn.Module`.

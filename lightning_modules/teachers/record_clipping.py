@@ -23,25 +23,6 @@ from lightning_modules.setting_checks import check_choice, check_number, check_w
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from privacy.mechanisms.discrete_gaussian import lattice_spacing, round_to_lattice
 
-__all__ = [
-    "FLAT_BYTES",
-    "GHOST_MARGIN",
-    "LINEAR_MARGIN",
-    "MARGIN",
-    "MODES",
-    "Clipping",
-    "Counts",
-    "FlatClipping",
-    "GhostClipping",
-    "LinearClipping",
-    "Mode",
-    "RecordClipping",
-    "flat_sums",
-    "linear_head",
-    "linear_sums",
-    "pieces_of",
-]
-
 Mode: TypeAlias = Literal["flat", "ghost", "linear"]
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 Counts: TypeAlias = Sequence[int] | None

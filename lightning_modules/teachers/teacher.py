@@ -20,8 +20,6 @@ from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 
-__all__ = ["Teacher"]
-
 
 class Teacher(Evaluated, GuardedLoading, LightningModule):
     """Trains any classifier by cross-entropy, with automatic optimization.

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["AdaptedTeacher", "TeacherInput", "TeacherOutputs"]
-
 TeacherOutputs = Literal["logits", "probabilities", "log_probabilities"]
 
 #: ITU-R BT.601, by which PIL and torchvision make grey of colours.

@@ -21,15 +21,12 @@ from privacy.events import Unbounded
 from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
-from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
-from privacy.plan import Plan, unmade
+from privacy.plan import Charge, Plan, unmade
 from privacy.processes import ALONE, Processes, on_rank_zero
 from privacy.published.claims import Claim
-
-__all__ = ["Annotator", "of_all_processes", "uncompiled"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -21,16 +21,13 @@ from privacy.annotators.gradient import THEOREMS, GradientAnnotator
 from privacy.checks import check_count, check_positive, check_probability
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
-from privacy.ledger import Charge
 from privacy.mechanisms.description import FLOATS, THRESHOLDS, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.neighbours import Relation, Unit
-from privacy.plan import Plan
+from privacy.plan import Charge, Plan
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import RdpSlope, WholeRun
-
-__all__ = ["DirectGradientAnnotator", "DirectLabelAnnotator"]
 
 _COINS = "the sampling can be reproduced by anyone who knows its seed, and a record may be in every step"
 

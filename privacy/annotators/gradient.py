@@ -13,7 +13,6 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count, named
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
-from privacy.ledger import Charge
 from privacy.mechanisms import keep_largest, zero_non_finite_samples
 from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
@@ -21,10 +20,9 @@ from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spac
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.mechanisms.noise import NoiseSource
+from privacy.plan import Charge
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import Claim, RdpSlope
-
-__all__ = ["GradientAnnotator", "GradientBoundings", "GradientReleases"]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 

@@ -10,13 +10,11 @@ from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_count, check_positive
 from privacy.events import RandomizedResponse, Repeated
-from privacy.ledger import Charge
 from privacy.mechanisms.description import THRESHOLDS, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.randomized_response import randomized_response
+from privacy.plan import Charge
 from privacy.published.claims import Claim, WholeRun
-
-__all__ = ["LabelAnnotator"]
 
 _PUBLISHED = {
     "LabelDP": ("LabelDP", "LabelDP (Liu et al. 2024, arXiv:2409.12384), selective randomized response"),

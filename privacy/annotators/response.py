@@ -6,10 +6,8 @@ import torch
 
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.events import Unbounded
-from privacy.ledger import Charge
 from privacy.mechanisms.description import MechanismDescription
-
-__all__ = ["ResponseAnnotator"]
+from privacy.plan import Charge
 
 
 class ResponseAnnotator(Annotator):

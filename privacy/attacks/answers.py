@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 from privacy.checks import check_count
 
-__all__ = ["Answers", "Records", "Shadows", "answers_of", "moved", "train_shadows"]
-
 _AT_ONCE = 500
 
 

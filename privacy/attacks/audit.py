@@ -13,8 +13,6 @@ from scipy.special import betainc, betaln, expit, xlog1py, xlogy
 
 from privacy.checks import check_count, check_delta
 
-__all__ = ["AuditResult", "one_run_epsilon"]
-
 
 @dataclass(frozen=True)
 class AuditResult:

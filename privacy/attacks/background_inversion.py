@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from privacy.attacks.answers import Records
 from privacy.attacks.drawing import Decoder, wanted_classes
 
-__all__ = ["background_inversion"]
-
 _LEAST = -12.0
 """Logarithms of smaller probabilities count as this one: the paper's truncation."""
 

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["copied", "passes_gradients"]
-
 
 def passes_gradients(model: nn.Module, images: Tensor) -> bool:
     """Whether logits of images (N, C, H, W) have a gradient with respect to them: fixed features may have none."""

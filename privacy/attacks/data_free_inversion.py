@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from privacy.attacks.answers import Records
 from privacy.attacks.drawing import Decoder, features_of, wanted_classes
 
-__all__ = ["data_free_inversion"]
-
 _CODE = 64
 
 

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Decoder", "features_of", "wanted_classes"]
-
 
 class Decoder(nn.Module):
     """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then doubled and convolved twice.

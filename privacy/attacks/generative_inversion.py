@@ -10,8 +10,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 from privacy.attacks.answers import Records
 from privacy.attacks.drawing import Decoder, wanted_classes
 
-__all__ = ["generative_inversion"]
-
 _CODE = 64
 
 

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from privacy.attacks.answers import Records
 from privacy.attacks.drawing import wanted_classes
 
-__all__ = ["gradient_inversion"]
-
 
 @torch.enable_grad()
 def gradient_inversion(

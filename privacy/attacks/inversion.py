@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from privacy.attacks.answers import Records
 from privacy.attacks.drawing import features_of
 
-__all__ = ["InversionResult", "judged"]
-
 _EXACT = "donot_use_mm_for_euclid_dist"
 
 

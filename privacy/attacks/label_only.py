@@ -8,8 +8,6 @@ from sklearn.linear_model import LogisticRegression
 
 from privacy.attacks.answers import Answers, Shadows
 
-__all__ = ["label_only"]
-
 
 def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     """Members are those whose label holds however the image is moved, and is harder for models without them.

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from privacy.attacks.answers import Answers, Shadows
 
-__all__ = ["lira", "lira_offline"]
-
 _PER_RECORD = 32
 """So many models of a kind give a record a variance of its own; of fewer, all records have one, as in the paper."""
 _LEAST_STD = 1e-6

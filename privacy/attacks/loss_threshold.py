@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from privacy.attacks.answers import Answers, Shadows
 
-__all__ = ["loss_threshold"]
-
 
 def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     """Members are those with a small loss.

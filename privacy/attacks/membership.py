@@ -16,8 +16,6 @@ from privacy.attacks.loss_threshold import loss_threshold
 from privacy.attacks.result import AttackResult
 from privacy.attacks.rmia import rmia
 
-__all__ = ["MEMBERSHIP", "MembershipAttack", "attack", "attack_each"]
-
 MembershipAttack: TypeAlias = Callable[[Answers, Shadows], NDArray[np.float64]]
 """From what the attacked model answers and what shadow models do to one score a record, larger for members."""
 

@@ -8,8 +8,6 @@ from torch.nn import functional as F
 
 from privacy.attacks.answers import Records
 
-__all__ = ["overfitted"]
-
 
 def overfitted(records: Records, *, num_classes: int, hidden: int = 256, steps: int = 100, seed: int = 0) -> nn.Module:
     """Trains a dense network of two layers without any protection until it knows each of its records.

@@ -14,8 +14,6 @@ from sklearn.metrics import roc_curve
 
 from privacy.attacks.audit import AuditResult, one_run_epsilon
 
-__all__ = ["AttackResult"]
-
 _LEAST_GUESSES = 8
 _NONMEMBERS = 10
 """A rate of false alarms is read off where so many times its inverse are no members: 10,000 for 0.1 %."""

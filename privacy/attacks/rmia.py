@@ -8,8 +8,6 @@ from scipy.special import log_expit
 
 from privacy.attacks.answers import Answers, Shadows
 
-__all__ = ["rmia"]
-
 
 def rmia(
     target: Answers, shadows: Shadows, *, gamma: float = 2.0, slope: float = 0.3, most: int = 2000

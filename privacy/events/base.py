@@ -22,8 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
-__all__ = ["Release", "checked_orders", "release_from_dict", "release_kinds"]
-
 _REGISTRY: dict[str, type[Release]] = {}
 
 

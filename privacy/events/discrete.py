@@ -21,8 +21,6 @@ from privacy.events.gaussian import Gaussian
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
 from privacy.neighbours import Relation
 
-__all__ = ["DiscreteGaussian", "SampledDiscreteGaussian"]
-
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Release):

@@ -14,8 +14,6 @@ from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 
-__all__ = ["Gaussian", "GaussianMechanism", "GaussianVotes"]
-
 
 class GaussianMechanism(Release):
     """What is exactly μ-GDP.

@@ -14,8 +14,6 @@ from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 from privacy.numerics.rdp import laplace_rdp
 
-__all__ = ["LaplaceVotes"]
-
 
 @dataclass(frozen=True)
 class LaplaceVotes(Release):

@@ -13,8 +13,6 @@ from privacy.checks import check_count, check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 
-__all__ = ["RandomizedResponse"]
-
 
 @dataclass(frozen=True)
 class RandomizedResponse(Release):

@@ -17,9 +17,6 @@ from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 from privacy.numerics.sampled_gaussian import sampled_gaussian_rdp
 
-__all__ = ["RevealedGaussian", "SampledGaussian"]
-
-
 _LARGEST_SAMPLED_MU = 1e3
 
 

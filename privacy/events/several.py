@@ -14,8 +14,6 @@ from privacy.checks import check_count
 from privacy.events.base import Release, release_from_dict
 from privacy.neighbours import Relation, Unit, common_neighbours
 
-__all__ = ["OneOf", "Repeated"]
-
 Alternative = tuple[tuple[Release, int], ...]
 
 

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from privacy.events.base import Release, checked_orders
 from privacy.neighbours import Relation, Unit
 
-__all__ = ["LabelOnly", "Unbounded"]
-
 
 class _Infinite(Release):
     """What has an infinite ε at every δ."""

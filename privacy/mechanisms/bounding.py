@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["clip_per_sample", "keep_largest", "normalize_per_sample", "zero_non_finite_samples"]
-
 
 def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
     """Replaces every sample that holds a NaN or an infinity by zeros.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FLOATS", "LATTICE", "THRESHOLDS", "MechanismDescription", "of_shards"]
-
 FLOATS = "as floating-point numbers, added in float64 and rounded once; not hardened against attacks on their low bits"
 LATTICE = "as discrete Gaussians on a lattice that what they are added to was rounded to: there are no low bits"
 THRESHOLDS = "compared with whole-number thresholds that are rounded towards privacy"

@@ -21,8 +21,6 @@ from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
 from privacy.mechanisms.draws import uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["discrete_gaussian", "lattice_spacing", "round_to_lattice"]
-
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.
 _MARGIN = 2.0**-40

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["bernoulli", "laplace", "laplace_latents", "uniform_integers"]
-
 _WORDS = 2**64
 
 

@@ -14,8 +14,6 @@ import torch
 
 from privacy.mechanisms.bounding import clip_per_sample, normalize_per_sample
 
-__all__ = ["GRADIENT_BOUNDINGS", "GradientBounding"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GradientBounding:

@@ -24,8 +24,6 @@ import torch
 from privacy.checks import check_count, check_positive, named
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding
 
-__all__ = ["GRADIENT_MECHANISMS", "AddNoise", "GradientMechanism", "output_gradient_mu"]
-
 AddNoise = Callable[[torch.Tensor], torch.Tensor]
 """Adds noise to values of any shape, in float64."""
 

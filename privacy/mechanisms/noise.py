@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["NoiseSource", "ReproducibleNoise", "SystemNoise"]
-
 
 class NoiseSource(ABC):
     """Uniform 64-bit words, and the distributions that the mechanisms draw from them.

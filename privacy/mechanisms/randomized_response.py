@@ -11,8 +11,6 @@ import torch
 from privacy.mechanisms.draws import bernoulli, uniform_integers
 from privacy.mechanisms.noise import NoiseSource
 
-__all__ = ["randomized_response", "threshold_candidates", "top_k_candidates"]
-
 _WORDS = 2**64
 
 

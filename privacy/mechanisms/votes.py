@@ -15,8 +15,6 @@ from privacy.mechanisms.draws import laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
 
-__all__ = ["VOTE_MECHANISMS", "NoisyVote", "vote_counts"]
-
 _GNMAX = "Papernot et al. 2018, Proposition 8"
 
 

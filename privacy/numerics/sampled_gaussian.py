@@ -9,9 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-__all__ = ["sampled_gaussian_rdp"]
-
-
 _MAX_SAMPLED_ORDER = 4096
 
 

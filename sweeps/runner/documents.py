@@ -23,8 +23,6 @@ from sweeps.runner.guarantee_tables import methods_table, papers_table
 from sweeps.runner.leaks import inversions_table, leaks_table
 from sweeps.runner.pipeline import bound, claim
 
-__all__ = ["render", "render_text", "results_table"]
-
 _TABLES = {"methods": methods_table, "papers": papers_table}
 _OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
 _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

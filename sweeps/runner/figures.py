@@ -18,8 +18,6 @@ from privacy.formatting import round_up
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import REACHED, Spec
 
-__all__ = ["figure_of"]
-
 RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
 

@@ -15,8 +15,6 @@ import yaml
 
 from lightning_modules.runtime.paths import find_config
 
-__all__ = ["Fit", "RunnerError", "hashed", "read_record"]
-
 _PLACE = re.compile(r"\{(\w+)\}")
 _MOST_BYTES = 1 << 20
 """Of a file of settings; larger ones hold weights or data."""

@@ -24,8 +24,6 @@ from privacy.formatting import short_figure
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
-__all__ = ["methods_table", "papers_table"]
-
 DELTA = 1e-5
 _STEPS, _ROWS, _SIGMA = 200, 256, 100.0
 _ANSWER_SIGMA = 63.99

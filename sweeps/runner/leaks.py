@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from privacy.formatting import short_figure
 from sweeps.runner.fit import read_record
 
-__all__ = ["inversions_table", "leaks_figure", "leaks_table"]
-
 _KINDS = ("record", "mislabelled", "noise")
 _SHOWN = ("loss", "label-only", "rmia", "lira")
 _DRAWN = ("gradient", "data-free", "background", "generative")

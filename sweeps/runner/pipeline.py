@@ -27,8 +27,6 @@ from sweeps.runner.fit import RunnerError
 from sweeps.runner.queue import Plan, Run, Store, run_plan
 from sweeps.runner.spec import Spec
 
-__all__ = ["bound", "claim", "pipeline"]
-
 MEANING = """\
 ε published   what the paper's own theorem gives: the figure its tables are indexed by. A claim; it bounds no record.
 ε record      an upper bound that holds for every single record the teacher was trained on, at the same δ.

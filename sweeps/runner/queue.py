@@ -39,17 +39,6 @@ from lightning_modules.runtime.wandb_runs import end_wandb_run
 from privacy.files import write_atomically
 from sweeps.runner.fit import Fit, RunnerError
 
-__all__ = [
-    "CLAIMS",
-    "Plan",
-    "Progress",
-    "Store",
-    "Task",
-    "duration",
-    "estimate",
-    "run_plan",
-]
-
 CLAIMS = "claims"
 """Folder of the claims, beside those of the fits."""
 CHECKPOINTS = ("checkpoints/last.ckpt", "*/*/checkpoints/last.ckpt")

@@ -17,8 +17,6 @@ from sweeps.runner.reported import Reported, footnotes, reported
 from sweeps.runner.rows import Row, read_rows
 from sweeps.runner.spec import MEASURES, Spec, list_specs
 
-__all__ = ["page_of", "render_index", "render_table"]
-
 LEGEND = (
     "*ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
     "record. Of several seeds the largest ε is shown."

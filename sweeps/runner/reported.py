@@ -9,8 +9,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["Reported", "footnotes", "reported"]
-
 FOOTNOTES = "footnotes.csv"
 NUMBERS = ("epsilon", "delta", "accuracy")
 

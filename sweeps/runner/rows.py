@@ -13,8 +13,6 @@ from typing import Any
 from sweeps.runner.reported import Reported, reported
 from sweeps.runner.spec import Spec
 
-__all__ = ["Row", "read_rows"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -59,8 +59,6 @@ from sweeps.runner.fit import Fit, RunnerError
 from sweeps.runner.queue import CLAIMS, Task
 from sweeps.runner.reported import reported
 
-__all__ = ["MEASURES", "Cell", "Preset", "Spec", "list_specs"]
-
 OF_FITS = {"title", "kind", "folder", "fits"}
 OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",

@@ -21,8 +21,6 @@ from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import Cell, Spec, list_specs
 
-__all__ = ["Turn", "in_order", "run_tables", "tables"]
-
 TEACHER = "teacher_accuracy"
 """One of `MEASURES`: a record is without it unless its fit has looked at the teacher."""
 RESULTS = "results/tables"

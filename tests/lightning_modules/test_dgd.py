@@ -32,7 +32,8 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator

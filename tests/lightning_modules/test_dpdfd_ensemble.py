@@ -20,7 +20,8 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian

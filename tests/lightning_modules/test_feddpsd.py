@@ -27,7 +27,7 @@ from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict

@@ -21,7 +21,8 @@ from support.runs import checkpoint, configuration
 
 from lightning_modules.cli import main
 from privacy.accounting.composition import compose
-from privacy.ledger import Charge, Ledger
+from privacy.ledger import Ledger
+from privacy.plan import Charge
 
 STEPS, EPOCHS, BLOCK = 6, 5, 7
 LAST = "run/checkpoints/last.ckpt"

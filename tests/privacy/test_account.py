@@ -15,7 +15,8 @@ from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Unbounded
-from privacy.ledger import Charge, Ledger
+from privacy.ledger import Ledger
+from privacy.plan import Charge
 from privacy.published import dpdfd_rdp_slope, published_dpdfd_epsilon
 from privacy.published.claims import RdpSlope, WholeRun
 

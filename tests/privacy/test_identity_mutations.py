@@ -30,7 +30,7 @@ from privacy import (
     compose,
 )
 from privacy.identity import new_training_id
-from privacy.ledger import Charge
+from privacy.plan import Charge
 
 DATA = "digits/train"
 STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.05): 100}

@@ -23,7 +23,9 @@ from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, Unbounded
 from privacy.identity import Training, new_training_id
-from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
+from privacy.plan import Charge
 from privacy.published.claims import RdpSlope
 
 VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))

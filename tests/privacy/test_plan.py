@@ -20,8 +20,9 @@ from privacy.annotators.votes import VoteAnnotator
 from privacy.events import Repeated
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.ledger import Charge, Ledger, LedgerError
-from privacy.plan import Plan, unmade
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
+from privacy.plan import Charge, Plan, unmade
 
 CLASSES, TEACHERS = 4, 20
 TRAINING = Training("1" * 32)

@@ -22,7 +22,8 @@ from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
 from privacy.followed import FollowedLedger
 from privacy.identity import Training
-from privacy.ledger import Ledger, LedgerError
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes, by_all, failed_everywhere, on_rank_zero
 

@@ -14,7 +14,7 @@ from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.paths import find_config, find_configs
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.files import TeacherError
 from privacy.account import BudgetExceeded
 
 

@@ -17,7 +17,7 @@ from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.private_teacher import TeacherError
+from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import UnnamedTraining
 

@@ -16,7 +16,8 @@ from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, TeacherError
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.identity import Training
 
 SHAPE = (1, 8, 8)

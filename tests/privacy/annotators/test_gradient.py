@@ -20,7 +20,7 @@ from privacy.account import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
-from privacy.ledger import LedgerError
+from privacy.journal import LedgerError
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise

@@ -17,10 +17,10 @@ from support.threads import in_threads
 from privacy import Gaussian, GradientAnnotator
 from privacy.annotators.gradient import GradientBoundings
 from privacy.events.discrete import DiscreteGaussian
-from privacy.ledger import Charge
 from privacy.mechanisms.bounding import normalize_per_sample
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
+from privacy.plan import Charge
 from privacy.processes import Processes
 
 C, SIGMA = 1e-3, 20.0
