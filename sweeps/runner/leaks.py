@@ -54,13 +54,15 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
 
 
 def inversions_table(names: Sequence[str], folder: Path) -> str:
-    """Inversion as Markdown: how much of what each attack drew is recognised, and is nearer to training images."""
+    """Inversion as Markdown: how much of what each attack drew is recognised, and is nearer to training images.
+
+    Where the figures come from stands below `leaks_table`.
+    """
     lines = [
         f"| data | model | {' | '.join(f'{name}: recognised, nearer' for name in _DRAWN)} |",
         f"|---|---|{'---:|' * len(_DRAWN)}",
     ]
-    contents = [read_record(name, folder) for name in names]
-    for content in contents:
+    for content in (read_record(name, folder) for name in names):
         runs = {"control": next(iter(content["runs"].values())), **content["runs"]}
         for name, run in runs.items():
             model = "control" if name == "control" else "this run"
@@ -69,7 +71,7 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
                 continue  # only membership was attacked
             cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
             lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
+    return "\n".join([*lines, ""])
 
 
 def _provenance(content: Mapping[str, Any]) -> str:

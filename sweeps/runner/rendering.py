@@ -28,12 +28,11 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-One page for each table and figure, rendered by `LightningCLI tables render` from the records in `results/tables`;
-nobody types a figure. `make table-NAME PRESET=cpu` (`make figure-NAME`) measures one again.
+`make table-NAME PRESET=cpu` (`make figure-NAME`) measures a table or figure again.
 
 *Paper* is what the paper prints. *ε published* is what the paper's own theorem gives for our runs: a claim, which
 bounds no record; for methods that protect labels (LabelDP, DPSD's label switch) it is that of one response, however
-many there are. *ε record-level* is an upper bound that holds for every single record of the teacher's training data; in
+many there are. *ε record-level* is an upper bound for every single record of the teacher's training data; in
 the hundreds or above it protects nobody. Accuracies are of the last step, on the test split: both values of two seeds,
 mean and standard deviation from three on.
 """
