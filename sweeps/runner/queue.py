@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gc import collect
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -157,9 +156,8 @@ class Task:
         digest: Of everything that decides its outcome.
         parents: Name of the task behind each placeholder in the fit's settings.
         label: What distinguishes it from the others, for people.
-        seconds: Estimate of its wall time, or None.
         needs_record: Whether it has failed where it leaves no `result.json`.
-        note: Kept with it when it is done; fits with equal notes, but for `labels` and `seed`, take about equally long.
+        note: Kept with it when it is done.
     """
 
     name: str
@@ -167,7 +165,6 @@ class Task:
     digest: str
     parents: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
-    seconds: float | None = None
     needs_record: bool = False
     note: Mapping[str, Any] = field(default_factory=dict)
 
@@ -238,37 +235,16 @@ class Progress:
         done: Fits that are finished.
         failed: Why others failed, or their parents did, by name.
         left: Fits that are not.
-        seconds_left: Estimate for what is left, None where nothing is known of some fit.
     """
 
     done: int
     failed: Mapping[str, str]
     left: int
-    seconds_left: float | None
 
     def line(self, title: str) -> str:
         """For a person."""
-        to_go = "time to go unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} to go"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"[{title}] {self.done} done{failed}, {self.left} left" + (f", {to_go}" if self.left else "")
-
-
-def duration(seconds: float) -> str:
-    """In the unit that suits it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def estimate(task: Task, notes: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds that a fit will take: the mean of finished fits that share most labels; else the task's own estimate."""
-    kind = {name: value for name, value in task.note.items() if name not in ("labels", "seed")}
-    labels = task.note.get("labels", {})
-    alike = [note for note in notes if note.get("seconds") and kind and kind.items() <= note.items()]
-    if not alike:
-        return task.seconds
-    shared = [len(labels.items() & note.get("labels", {}).items()) for note in alike]
-    return fmean(note["seconds"] for note, count in zip(alike, shared, strict=True) if count == max(shared))
+        return f"[{title}] {self.done} done{failed}, {self.left} left"
 
 
 def run_plan(
@@ -305,10 +281,10 @@ def run_plan(
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:
         # Started by Lightning, by the same command line, for a fit on several devices; the first process has the claim.
         run(plan.command(os.environ[MAKING]))
-        return Progress(0, {}, len(plan.tasks), None)
+        return Progress(0, {}, len(plan.tasks))
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it {AGAIN}")
-    course = _Course(plan, run, jobs=jobs, say=say, after=after, strict=strict)
+    course = _Course(plan, run, say=say, after=after, strict=strict)
     if jobs == 1 and BEGUN not in os.environ:
         with feature_memory():  # of several processes each would hold its own
             return course.run()
@@ -354,10 +330,8 @@ def _helpers(plan: Plan, command: Sequence[str], jobs: int, begun: float) -> Ite
 class _Course:
     """One run of a plan."""
 
-    def __init__(
-        self, plan: Plan, run: Run, *, jobs: int, say: Callable[[str], None], after: Any, strict: bool
-    ) -> None:
-        self.plan, self.command, self.jobs = plan, run, jobs
+    def __init__(self, plan: Plan, run: Run, *, say: Callable[[str], None], after: Any, strict: bool) -> None:
+        self.plan, self.command = plan, run
         self.say, self.after, self.strict = say, after, strict
         self.begun = float(os.environ.get(BEGUN) or time.time())
         self.parent = os.getppid()
@@ -378,14 +352,8 @@ class _Course:
         return self.progress()
 
     def progress(self) -> Progress:
-        notes = self.plan.store.notes()
-        seconds = [estimate(self.plan.tasks[name], notes) for name in self.left]
-        return Progress(
-            done=len(self.plan.tasks) - len(self.left) - len(self.failed),
-            failed=self.failed,
-            left=len(self.left),
-            seconds_left=None if None in seconds else sum(filter(None, seconds)) / self.jobs,
-        )
+        done = len(self.plan.tasks) - len(self.left) - len(self.failed)
+        return Progress(done=done, failed=self.failed, left=len(self.left))
 
     def _go_on(self) -> bool:
         """Makes the first fit that can be made; whether there is no need to wait for another command."""
@@ -423,7 +391,6 @@ class _Course:
             store.folder(name).mkdir(parents=True, exist_ok=True)
             label = f" ({task.label})" if task.label else ""
             self.say(f"[{plan.title}] {task.fit.name}{label}: {store.folder(name)}")
-            begun = time.monotonic()
             try:
                 self._run(name)
             except SystemExit as error:
@@ -442,10 +409,9 @@ class _Course:
             measured = _read(record) or {}
             if task.needs_record and not measured:
                 return store.fail(name, f"the fit ended without writing {record}")
-            seconds = measured.get("wall_seconds") or time.monotonic() - begun
-            store.finish(name, **task.note, **mark, made=uuid.uuid4().hex, seconds=seconds)
+            store.finish(name, **task.note, **mark, made=uuid.uuid4().hex)
             if "accuracy" in measured:
-                self.say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split, {duration(seconds)}")
+                self.say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split")
             return ""
 
     def _run(self, name: str) -> None:

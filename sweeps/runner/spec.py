@@ -30,7 +30,6 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
         seeds: [0, 1, 2]
         axes: {epsilon: ["1"]}  # a list selects values; a mapping selects them and changes more
         set: {student: {trainer.max_epochs: 15}}
-        seconds: {teacher: 60, student: 300}
 
 A figure has `figure: {x: AXIS}`, an axis of numbers; or, over the ε reached, `figure: {x: epsilon_record, along: AXIS}`
 (or `epsilon_published`), whose lines run along that axis: without it each point stands by itself.
@@ -64,7 +63,7 @@ OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
     "exceptions", "value", "unprinted", "measures",
 }  # fmt: skip
-OF_PRESETS = {"seeds", "axes", "set", "seconds", "note", "exceptions", "skip"}
+OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip", "seconds"}  # the last is not read
 MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
 """Figures of a record beside its accuracy that a table may show, each with its heading."""
 REACHED = {"epsilon_record": "record-level ε", "epsilon_published": "published ε (a claim)"}
@@ -117,7 +116,6 @@ class Preset:
     seeds: Sequence[int]
     axes: Axes
     set: Patch
-    seconds: Mapping[str, float]
     note: str
     exceptions: Sequence[tuple[Point, Patch]]
     skip: Sequence[Point]
@@ -271,17 +269,9 @@ class Spec:
                 parameters["seed_everything"] = seed
             fits[name] = Fit(name=name, config=config, set=parameters)
         note = {"table": self.name, "preset": preset.name, "labels": dict(labels)}
-        last = self._tasks(fits, note, seconds=preset.seconds)
-        return Cell(labels=labels, seed=seed, tasks=_lineage(last))
+        return Cell(labels=labels, seed=seed, tasks=_lineage(self._tasks(fits, note)))
 
-    def _tasks(
-        self,
-        fits: Mapping[str, Fit],
-        note: Mapping[str, Any],
-        *,
-        by_digest: bool = True,
-        seconds: Mapping[str, float] | None = None,
-    ) -> list[Task]:
+    def _tasks(self, fits: Mapping[str, Fit], note: Mapping[str, Any], *, by_digest: bool = True) -> list[Task]:
         made: dict[str, Task] = {}
         for name, fit in fits.items():
             if absent := set(fit.parents) - set(made):
@@ -294,7 +284,6 @@ class Spec:
                 digest=digest,
                 parents={parent: made[parent].name for parent in fit.parents},
                 label=", ".join(f"{axis} {value}" for axis, value in [*note.get("labels", {}).items(), *seed.items()]),
-                seconds=None if seconds is None else seconds.get(name),
                 needs_record=by_digest,
                 note={**note, "fit": name, **seed},
             )
@@ -406,7 +395,6 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
         set=entry.get("set") or {},
-        seconds=entry.get("seconds") or {},
         note=entry.get("note", SMOKE if name == "smoke" else ""),
         exceptions=[*exceptions, *_exceptions(entry.get("exceptions"), chosen, fits, f"{place}, exceptions")],
         skip=[*skip, *_points(entry.get("skip"), chosen, f"{place}, skip")],

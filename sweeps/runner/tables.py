@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from privacy.files import write_atomically
-from sweeps.runner.queue import Plan, Progress, Run, Store, duration, estimate, run_plan
+from sweeps.runner.queue import Plan, Progress, Run, Store, run_plan
 from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import Cell, Spec, list_specs
@@ -170,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"Where records and rendered tables go. Default: {RESULTS}, and of smoke tests `results` beside the fits.",
     )
     run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
-    run.add_argument("--dry-run", action="store_true", help="Show what would be run with its cost; run nothing.")
+    run.add_argument("--dry-run", action="store_true", help="Show what would be run; run nothing.")
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
     render.add_argument("--results", default=RESULTS, help="Where the records are.")
     render.add_argument("--document", default="docs/results.md", help="The index.")
@@ -227,25 +226,18 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
 
 def _dry_run(turns: Sequence[Turn], options: argparse.Namespace) -> None:
     plan = plan_of(turns, Store(options.folder), title=f"tables {options.preset}")
-    notes = plan.store.notes()
     seen: set[str] = set()
-    sum_of_all, unknown = 0.0, 0
     print(f"{len(turns)} tables and seeds, {sum(len(turn.cells) for turn in turns)} cells, {len(plan.tasks)} fits")
     for turn in turns:
         names = {task.name for cell in turn.cells for task in cell.tasks} - seen
         seen |= names
-        costs = [estimate(plan.tasks[name], notes) for name in names if plan.current(name) is None]
-        cost, unknown = sum(filter(None, costs)), unknown + costs.count(None)
-        sum_of_all += cost
-        when = f"ends after {duration(sum_of_all / options.jobs)}"
+        left = sum(plan.current(name) is None for name in names)
         print(
             f"  {f'seed {turn.seed}  {turn.spec.kind}-{turn.spec.name}':<30} {len(turn.cells):>3} cells, "
-            f"{len(costs):>3} fits to do  {duration(cost):<8}  {when if costs else 'done'}"
+            f"{left:>3} fits to do"
         )
     for line in plan.made_before():
         print(f"  again: {line}")
-    more = f", and {unknown} fits of unknown cost" if unknown else ""
-    print(f"to do: {duration(sum_of_all / options.jobs)} in {options.jobs} of {os.cpu_count()} cores{more}")
 
 
 def _render(options: argparse.Namespace) -> None:

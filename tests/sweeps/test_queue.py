@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from sweeps.runner.fit import Fit
-from sweeps.runner.queue import Plan, Progress, Store, Task, estimate, run_plan
+from sweeps.runner.queue import Plan, Progress, Store, Task, run_plan
 
 CELLS = [f"cell{number}" for number in range(6)]
 LOG = Path("log.txt")
@@ -27,14 +26,14 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
 
 
-def plan(*, value: int = 1, seconds: float = 10.0) -> Plan:
+def plan(*, value: int = 1) -> Plan:
     """A teacher and six students of it."""
     teacher = Fit(name="teacher", set={"value": value})
-    tasks = [Task(name="teacher", fit=teacher, digest=teacher.digest({}), seconds=100.0)]
+    tasks = [Task(name="teacher", fit=teacher, digest=teacher.digest({}))]
     for name in CELLS:
         fit = Fit(name=name, set={"model.teacher": "{of}/last.ckpt"})
         digest = fit.digest({"of": tasks[0].digest})
-        tasks.append(Task(name=name, fit=fit, digest=digest, parents={"of": "teacher"}, seconds=seconds))
+        tasks.append(Task(name=name, fit=fit, digest=digest, parents={"of": "teacher"}))
     return Plan(tasks, Store("store"), title="six")
 
 
@@ -85,7 +84,7 @@ def test_each_fit_is_made_once_parents_first() -> None:
     lines: list[str] = []
     progress = made(say=lines.append)
     assert ran() == ["teacher", *CELLS] and progress.done == 7 and not progress.failed
-    assert lines[0] == "[six] 0 done, 7 left, about 3 min to go" and lines[-1] == "[six] 7 done, 0 left"
+    assert lines[0] == "[six] 0 done, 7 left" and lines[-1] == "[six] 7 done, 0 left"
     made()
     assert ran() == []
 
@@ -286,13 +285,3 @@ def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_fo
         made()
     assert ran() == ["cell3"]
     assert Store("store").done("cell3") is None  # the one that holds the claim says so
-
-
-def test_estimates_come_from_the_task_until_alike_fits_are_measured() -> None:
-    labels = {"size": "1"}
-    task = Task(name="a", fit=Fit(name="student"), digest="", seconds=10, note={"table": "t", "labels": labels})
-    assert estimate(task, []) == 10
-    near = {"table": "t", "labels": labels, "seconds": 30.0}
-    far = {"table": "t", "labels": {"size": "2"}, "seconds": 50.0}
-    other = {"table": "other", "labels": labels, "seconds": math.inf}
-    assert estimate(task, [near, far, other]) == 30 and estimate(task, [far, other]) == 50

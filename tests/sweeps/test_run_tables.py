@@ -145,12 +145,12 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
     assert found["accuracy"] == 0.5 and found.get("teacher_accuracy") == (0.75 if asked else None)
 
 
-def test_dry_run_shows_order_and_cost_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
-    main(["tables", "run", "none.yaml", "low.yaml", "high.yaml", "--dry-run", "--jobs", "2"])
+def test_dry_run_shows_the_order_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tables", "run", "none.yaml", "low.yaml", "high.yaml", "--dry-run"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "seed 0 table-high 2 cells, 3 fits to do 2 min ends after 60 s seed 0 table-low" in shown
-    assert "seed 0 table-low 2 cells, 1 fits to do 10 s ends after 65 s" in shown  # size 2 is that of `high`
-    assert "seed 2 table-high 2 cells, 2 fits to do 20 s ends after 2 min to do: 2 min in 2 of" in shown
+    assert "seed 0 table-high 2 cells, 3 fits to do seed 0 table-low" in shown
+    assert "seed 0 table-low 2 cells, 1 fits to do" in shown  # size 2 is that of `high`
+    assert "seed 2 table-high 2 cells, 2 fits to do" in shown
     assert not Path("runs").exists() and not Path("results").exists()
 
 

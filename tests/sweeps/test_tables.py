@@ -49,7 +49,7 @@ SPEC: dict[str, Any] = {
         "epsilon": {"1": {"student": {"target": 1.0}}, "10": {"student": {"target": 10.0}}},
     },
     "presets": {
-        "cpu": {"seeds": [0, 1], "set": {"student": {"epochs": 5}}, "seconds": {"teacher": 3, "student": 7}},
+        "cpu": {"seeds": [0, 1], "set": {"student": {"epochs": 5}}},
         "smoke": {"axes": {"dataset": ["MNIST"], "epsilon": {"1": {"student": {"sigma": 2}}}}},
     },
 }
@@ -194,7 +194,7 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
             assert any(
                 entry.get("cell", {}).items() <= cell.labels.items() for cell in Spec.read(entry["table"]).cells("cpu")
             )
-        assert cells and all(fit.seconds is not None for cell in cells for fit in cell.tasks)
+        assert cells
     if installed.table is not None:
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
