@@ -22,7 +22,6 @@ from lightning_modules.publishing.images import IMAGES, image_source, write_imag
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, card_name, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run
-from lightning_modules.publishing.snippet import SNIPPET, snippet
 from lightning_modules.runtime.runs import versions
 from privacy.exported import GUARANTEE, checksums
 
@@ -123,8 +122,6 @@ def export_run(
             differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)
         if source is not None:
             write_images(run, source, folder, count=synthetic_images)
-        if (text := snippet(run.architecture, program=torch_export, onnx=onnx)) is not None:
-            (folder / SNIPPET).write_text(text, encoding="utf-8")
         files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
         card = model_card(run, name=card_name(target), license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")

@@ -15,7 +15,6 @@ from lightning_modules.publishing.formats import ONNX, PROGRAM, TOLERANCE
 from lightning_modules.publishing.images import IMAGES
 from lightning_modules.publishing.loading import WEIGHTS
 from lightning_modules.publishing.run import FinishedRun
-from lightning_modules.publishing.snippet import SNIPPET
 from privacy.formatting import round_up
 from privacy.guarantee import MEANINGFUL_EPSILON
 
@@ -63,7 +62,6 @@ _FILES = {
     "guarantee.json": "the same for machines",
     PROGRAM: "the network as a `torch.export` program",
     ONNX: "the network as ONNX",
-    SNIPPET: "loads it without private-model-transcription",
     IMAGES: "synthetic images; folders and `labels.csv` hold the student's own decisions, which nobody checked",
 }
 
@@ -214,17 +212,12 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
             f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n'
             'logits = session.run(["logits"], {"images": images})[0]  # numpy, float32\n```',
         ]
-    if SNIPPET in files and PROGRAM not in files and ONNX not in files:
-        ways += [
-            f"Without it, by the network's own class (`{SNIPPET}`):",
-            "```python\nfrom load_student import load_student\n\nnetwork = load_student()\n```",
-        ]
-    if SNIPPET not in files:
+    if PROGRAM not in files and ONNX not in files:
         ways.append(
             f"Nothing here loads without it: `{WEIGHTS}` holds weights alone, around which it builds the network. An "
             "export with `--torch-export` or `--onnx` has a file that loads by itself."
         )
-    if PROGRAM in files or ONNX in files:
+    else:
         ways.append(f"Each of them was held against the network itself when it was written: within {TOLERANCE:g}.")
     return "\n\n".join(ways)
 
