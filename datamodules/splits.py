@@ -73,9 +73,6 @@ def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]
 
     Runs and steps are chosen only by the first half: the accuracy on the other half is not biased by the selection.
 
-    Args:
-        records: The test split.
-
     Returns:
         The half to select by, and the half to report. About as many records in each.
 

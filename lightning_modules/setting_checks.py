@@ -42,12 +42,7 @@ def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: objec
 def check_whole_number(name: str, given: Any, *, least: int, most: float = math.inf, null: str = "") -> None:
     """Refuses anything but a whole number of at least `least`: fractions, NaN, words and truth values.
 
-    Args:
-        name: Of the setting.
-        given: Its value.
-        least: The smallest that is allowed.
-        most: The largest that is allowed.
-        null: What null stands for, where it is allowed.
+    `null` says what None stands for, where it is allowed.
 
     Raises:
         ValueError: It is not.
@@ -69,16 +64,7 @@ def check_number(
     below: float = math.inf,
     null: str = "",
 ) -> None:
-    """Refuses what is not a finite number in range.
-
-    Args:
-        name: Of the setting.
-        given: Its value.
-        least: The smallest that is allowed.
-        above: What it must exceed.
-        most: The largest that is allowed.
-        below: What it must not reach; given with `least`.
-        null: What null stands for, where it is allowed.
+    """Refuses what is not a finite number in range; for `null` see `check_whole_number`.
 
     Raises:
         ValueError: It is not.

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -35,7 +34,7 @@ from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.files import write_atomically
 from privacy.identity import LEDGERS
 from sweeps.runner.fit import hashed
-from sweeps.runner.queue import Store, duration
+from sweeps.runner.queue import Store
 
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
@@ -139,12 +138,9 @@ class Pipelines:
             run: Takes the arguments of one command, and returns what holds the fitted `model` and its `datamodule`.
             asked: What they are asked about.
         """
-        began, made = time.monotonic(), 0
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
-                made += 1
-                left = duration((time.monotonic() - began) / made * (count - number - 1))
-                print(f"[attack] shadow {number + 1} of {count}, about {left} to go", flush=True)
+                print(f"[attack] shadow {number + 1} of {count}", flush=True)
 
     def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> bool:
         """Makes one, unless it is there, or another process has it or its teacher."""

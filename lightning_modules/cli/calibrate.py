@@ -112,9 +112,6 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
 def planned_cost(cli: Any) -> list[str]:
     """Releases and costs of a configuration, as lines of text; nothing is run and no teacher is read.
 
-    Args:
-        cli: Its model and data, built.
-
     Raises:
         ValueError: The configuration has no annotator, or does not say how many steps are planned.
     """
@@ -138,9 +135,6 @@ def planned_cost(cli: Any) -> list[str]:
 
 def cost_in_ledger(cli: Any) -> str:
     """What is planned with this teacher, by itself and with all that the ledger of its data holds, which is only read.
-
-    Args:
-        cli: See `planned_cost`.
 
     Raises:
         TeacherError: The teacher's file is missing, or holds nothing of use.
@@ -174,11 +168,7 @@ def _without_noise(model: DataFreeDistillation) -> str | None:
 
 
 def planned_epsilon(cli: Any) -> float:
-    """Record-level ε of only what is planned, regardless of earlier queries to the same private data.
-
-    Args:
-        cli: See `planned_cost`.
-    """
+    """Record-level ε of only what is planned, regardless of earlier queries to the same private data."""
     return epsilon_of(cli.model.annotator, _planned_calls(cli), "record")
 
 

@@ -16,9 +16,6 @@ from privacy.checks import check_delta
 def client(args: Sequence[str]) -> None:
     """The command. It answers the server of one run, and ends with it.
 
-    Args:
-        args: What follows it.
-
     Raises:
         ValueError: An invalid setting.
         FederationError: flwr is not installed, or no server was reached.

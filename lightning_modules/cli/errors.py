@@ -33,9 +33,6 @@ def _ours(error: Exception) -> bool:
 def message_of(error: Exception) -> str:
     """What is wrong in one line, without the workings of libraries; where there may be more to see, how to see it.
 
-    Args:
-        error: An expected one, or any other.
-
     >>> message_of(ValueError("bad value"))
     'bad value (--debug shows where)'
     """

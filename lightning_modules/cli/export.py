@@ -14,9 +14,6 @@ from privacy.formatting import round_up
 def export(args: Sequence[str]) -> None:
     """The command `export RUN --to DIR [--onnx] [--torch-export] [--synthetic-images N] [--unprotected] [--force]`.
 
-    Args:
-        args: What follows the command.
-
     Raises:
         ExportError: The run must not, or cannot, be exported as requested; nothing was written.
     """

@@ -24,9 +24,6 @@ from privacy.neighbours import Unit
 def ledger(args: Sequence[str]) -> None:
     """The command: `show FILE`.
 
-    Args:
-        args: What follows the command.
-
     Raises:
         LedgerError: A file that is missing, damaged or about other data.
     """

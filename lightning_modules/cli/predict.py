@@ -22,9 +22,6 @@ _BATCH = 256
 def predict(args: Sequence[str]) -> None:
     """The command `predict STUDENT --images FOLDER [--to FILE] [--trust-code]`.
 
-    Args:
-        args: What follows the command.
-
     Raises:
         ValueError: No exported folder, no pictures, or one that cannot be read.
     """

@@ -12,9 +12,6 @@ from privacy.exported import check_export
 def verify(args: Sequence[str]) -> None:
     """The command `verify FOLDER`.
 
-    Args:
-        args: What follows the command.
-
     Raises:
         AlteredError: The folder is not as it was exported; with what is altered.
     """

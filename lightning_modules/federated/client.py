@@ -172,9 +172,6 @@ class FederatedClient:
     def answer(self, question: Question) -> torch.Tensor:
         """Fed-FlexPer: what leaves this client in one round, on the CPU; charged before its noise is drawn.
 
-        Args:
-            question: Of the server.
-
         Returns:
             Gradients bounded by C, shape (B, c), float32, with noise where the client adds it; or classes, shape (B,).
 

@@ -82,11 +82,7 @@ class Network:
         return found  # type: ignore[no-any-return]
 
     def build(self, *, setting: str, **of_data: Any) -> nn.Module:
-        """The network with new weights.
-
-        Args:
-            setting: The setting's name, for messages.
-            **of_data: Arguments that the data give, for a network that takes them.
+        """The network with new weights; those of `of_data` that it takes are added to its arguments.
 
         Raises:
             ValueError: There is nothing of that name, it takes no such argument, or one is missing.
@@ -129,12 +125,6 @@ class Network:
 
 def build_network(given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> nn.Module:
     """A classifier for the data.
-
-    Args:
-        given: A `Network`, or what may stand for it.
-        num_classes: c.
-        image_shape: (C, H, W).
-        name: The setting's name, for messages.
 
     Returns:
         The network, in train mode.

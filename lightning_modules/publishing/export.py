@@ -52,12 +52,6 @@ class Exported:
 def check_options(target: Path, *, onnx: bool, synthetic_images: int, force: bool) -> None:
     """Refuses options with which no run could be exported, before there is one.
 
-    Args:
-        target: The folder that would be made.
-        onnx: See `export_run`, as those that follow.
-        synthetic_images: So many.
-        force: Replace an earlier export.
-
     Raises:
         ExportError: A folder that must not be replaced, a number below 0, or no package to write ONNX with.
     """

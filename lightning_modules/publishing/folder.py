@@ -42,10 +42,6 @@ def read_description(folder: Path) -> dict[str, Any]:
 def check_target(target: Path, *, force: bool) -> None:
     """Refuses, before any work, a folder that must not be replaced.
 
-    Args:
-        target: The folder.
-        force: Whether an earlier export may be.
-
     Raises:
         ExportError: It holds something else, or an earlier export without `force`.
     """

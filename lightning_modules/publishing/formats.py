@@ -30,11 +30,6 @@ _SIZES = (1, 2, 35)  # any number of images has to do, also more than a scatteri
 def write_program(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
     """Writes `student.pt2`, for any number of images, and holds it against the network.
 
-    Args:
-        network: In eval mode, on the CPU.
-        folder: Where to.
-        image_shape: (C, H, W).
-
     Returns:
         The largest difference of a logit.
 

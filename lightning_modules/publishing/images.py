@@ -68,14 +68,7 @@ def image_source(run: FinishedRun) -> DataFreeDistillation:
 
 @torch.no_grad()
 def write_images(run: FinishedRun, source: DataFreeDistillation, folder: Path, *, count: int) -> None:
-    """Writes `synthetic_images/<class>/<number>.png`, and `labels.csv` with the number of each class.
-
-    Args:
-        run: Whose student labels them.
-        source: See `image_source`.
-        folder: Where to.
-        count: How many.
-    """
+    """Writes `synthetic_images/<class>/<number>.png`, and `labels.csv` with the number of each class."""
     root = folder / IMAGES
     names = _folder_names(run.class_names)
     rows: list[tuple[str, int, str]] = []

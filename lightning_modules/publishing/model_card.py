@@ -22,14 +22,7 @@ CARD = "README.md"
 
 
 def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
-    """Its text.
-
-    Args:
-        run: What is published.
-        name: Of the model.
-        license_name: Hugging Face's identifier of its licence.
-        files: Other files of the folder, relative to it.
-    """
+    """The card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
     front = yaml.safe_dump(
         _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True
     )
@@ -113,11 +106,7 @@ def _warning(run: FinishedRun) -> str:
 
 
 def inline(text: str) -> str:
-    """A user-supplied name in the card's text: on one line, without Markdown or HTML syntax.
-
-    Args:
-        text: Of any kind.
-    """
+    """A user-supplied name in the card's text: on one line, without Markdown or HTML syntax."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(text.split()))
 
 

@@ -23,13 +23,7 @@ _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
-    """A few lines for the user.
-
-    Args:
-        record: The run's `result.json`.
-        folder: The run's.
-        checkpoint: The last one that was written, if any.
-    """
+    """What a finished fit tells its user, from its `result.json`."""
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if (share := record.get("largest_share", 0)) >= 0.99:

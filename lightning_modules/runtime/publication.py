@@ -57,13 +57,7 @@ def _run_in(folder: Path) -> str | None:
 
 
 def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> None:
-    """Writes plain weights beside the guarantee that covers them; nothing where ε is infinite, which covers nothing.
-
-    Args:
-        folder: Where to.
-        guarantee: The statement about them.
-        networks: By the name of the file.
-    """
+    """Writes plain weights beside the guarantee that covers them; nothing where ε is infinite, which covers nothing."""
     covered = {} if math.isinf(guarantee.epsilon) else networks
     if not covered:
         # Drawn while a bound still held.

@@ -109,9 +109,6 @@ def own_folder(folder: Path) -> Iterator[None]:
     A new folder in which an error leaves only what is written before the first step is removed, so that the number of
     the run is free again.
 
-    Args:
-        folder: Made where it is missing.
-
     Raises:
         RunFolderError: Another fit holds it, or it cannot be written.
     """

@@ -21,11 +21,6 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
 
     What is said on the console stays there unless requested: a teacher's own accuracy, and what is found out when
     it is loaded, are only for its owner.
-
-    Args:
-        loggers: Loggers of any kind.
-        model: What they will be used for.
-        dataset: Name of the data.
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):

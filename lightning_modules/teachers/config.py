@@ -82,10 +82,6 @@ class TeacherConfig:
     def load(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateTeacher:
         """Reads a checkpoint of `Teacher`, weights of any classifier (see `files`), or a graph in ONNX.
 
-        Args:
-            num_classes: c that the run expects.
-            image_shape: (C, H, W) that the run expects.
-
         Raises:
             TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
                 weights that are not finite.

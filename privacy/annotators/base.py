@@ -439,9 +439,6 @@ class Annotator(ABC):
     def require_affordable(self, calls: int = 1) -> None:
         """Refuses a run whose first step does not fit.
 
-        Args:
-            calls: Calls that its first step makes.
-
         Raises:
             BudgetExceeded: With the figures and what could be changed.
         """

@@ -31,10 +31,6 @@ _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).
 def results_table(names: Sequence[str], folder: Path) -> str:
     """A Markdown table of records, one row each, with the provenance they share below it.
 
-    Args:
-        names: File names under `folder` without `.json`.
-        folder: Where the records are.
-
     Raises:
         RunnerError: A record is missing.
     """

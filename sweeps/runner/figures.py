@@ -47,10 +47,6 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
     A panel below has the ε of each point, record-level and published. A paper that counts one label of the whole run,
     or one row of one batch, draws its figure at one ε: what that leaves out grows along the axis. Over the ε that was
     reached there is no panel, and no point of an infinite ε.
-
-    Args:
-        spec: The figure.
-        rows: Its rows.
     """
     axis = spec.figure["x"]
     along = spec.figure.get("along", axis)

@@ -18,12 +18,7 @@ _DRAWN = ("gradient", "data-free", "background", "generative")
 
 
 def leaks_table(names: Sequence[str], folder: Path) -> str:
-    """Membership as Markdown: for each model the AUC of each attack, and what the best refutes.
-
-    Args:
-        names: File names under `folder` without `.json`.
-        folder: Where the records are.
-    """
+    """Membership as Markdown: for each model the AUC of each attack, and what the best refutes."""
     lines = [
         f"| data | model | accuracy | {' | '.join(f'AUC, {name}' for name in _SHOWN)} | LiRA, TPR at 1 % FPR | "
         "ε refuted: average, mislabelled, noise | ε record-level | ε published |",

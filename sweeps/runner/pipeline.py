@@ -37,10 +37,6 @@ A teacher that was trained without differential privacy has no bound at all (inf
 def pipeline(args: Sequence[str], *, run: Run) -> None:
     """The command `pipeline FILE [--force] [--jobs N]`.
 
-    Args:
-        args: What follows the command.
-        run: Runs one `fit` command in this process.
-
     Raises:
         RunnerError: The file makes no sense, or a fit failed in another process; errors in this one pass through.
     """

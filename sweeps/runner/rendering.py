@@ -55,11 +55,6 @@ def render_table(spec: Spec, *, results: Path) -> Path:
 def render_index(document: Path, *, results: Path, write: bool = True) -> list[Path]:
     """Renders every installed table that has records, and the page that leads to them.
 
-    Args:
-        document: The index.
-        results: Where the records are.
-        write: Write what has changed.
-
     Returns:
         Pages that are not as the records have them, or were not.
     """
@@ -93,11 +88,7 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
 def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
     """A table's page: ours beside the paper's, competitors, footnotes and where figures come from.
 
-    Args:
-        spec: The table.
-        measured: Rows of each preset.
-        results: Where records are, also those of other tables.
-        brief: Leave out pictures, and what others print.
+    `brief` leaves out pictures, and what others print.
     """
     lines = [f"# {spec.title}", "", *([spec.note.strip(), ""] if spec.note.strip() else [])]
     for preset, rows in measured.items():

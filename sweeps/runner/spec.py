@@ -235,12 +235,7 @@ class Spec:
         return self._tasks(self.fits, {"pipeline": self.name}, by_digest=False)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """The grid in order, seeds innermost.
-
-        Args:
-            preset: Its name.
-            seeds: In place of the preset's.
-        """
+        """The grid in order, innermost the seeds: the preset's, unless others are given."""
         chosen = self.preset(preset)
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
         cells = [

@@ -44,11 +44,6 @@ def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None 
     """The first seed of every table, those of a higher value first, then the second seed of every table, and so on.
 
     An interrupted run has a figure in as many tables as possible, rather than every seed of a few.
-
-    Args:
-        specs: The tables.
-        preset: Their size.
-        seeds: In place of the preset's.
     """
     turns: list[tuple[int, Turn]] = []
     for spec in sorted(specs, key=lambda spec: -math.inf if spec.value is None else spec.value, reverse=True):
@@ -133,12 +128,7 @@ def _write(record: Mapping[str, Any], spec: Spec, cell: Cell, *, preset: str, re
 
 
 def tables(args: Sequence[str], *, run: Run) -> None:
-    """The command `tables list | run | render`.
-
-    Args:
-        args: Its arguments.
-        run: Takes the arguments of one `fit` command.
-    """
+    """The command `tables list | run | render`."""
     options = _parser().parse_args(list(args))
     if options.command == "list":
         _list()
