@@ -12,7 +12,7 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
     reported: Table 1           # rows of sweeps/reported that stand beside ours
     method: DPDFD
     axes:                       # each value changes some fits' configuration files or parameters
-      dataset:
+      dataset:                # `config` in place of a fit's own files, `also` on top of them
         MNIST: {}
         FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
@@ -75,7 +75,7 @@ SMOKE = (
 )
 
 Patch = Mapping[str, Mapping[str, Any]]
-"""What an axis value or a preset changes: fit name → parameter → value, where `config` names other files."""
+"""What an axis value or a preset changes: fit name → parameter → value, where `config` and `also` name files."""
 Axes = Mapping[str, Mapping[str, Patch]]
 Point = Mapping[str, str]
 
@@ -256,13 +256,15 @@ class Spec:
         fits = {}
         for name, base in self.fits.items():
             config, parameters = base.config, {**base.set, **QUIET}
+            also: tuple[str, ...] = ()
             for patch in patches:
                 change = dict(patch.get(name, {}))
                 config = _files(change.pop("config", config))
+                also += _files(change.pop("also", ()))
                 parameters |= change
             if name in self.seeded:
                 parameters["seed_everything"] = seed
-            fits[name] = Fit(name=name, config=config, set=parameters)
+            fits[name] = Fit(name=name, config=(*config, *also), set=parameters)
         note = {"table": self.name, "preset": preset.name, "labels": dict(labels)}
         return Cell(labels=labels, seed=seed, tasks=_lineage(self._tasks(fits, note)))
 
@@ -405,7 +407,8 @@ def _check_patches(axes: Axes, fits: Mapping[str, Fit], where: str) -> None:
         for value, patch in values.items():
             _only(patch, fits, f"{where}, {axis} {value}")
             for change in patch.values():
-                _check_files(_files(change.get("config", ())), where)
+                for key in ("config", "also"):
+                    _check_files(_files(change.get(key, ())), where)
 
 
 def _check_files(configs: Iterable[str], where: str) -> None:

@@ -30,7 +30,8 @@ SWEEPS = Path(__file__).parents[2] / "sweeps"
 def recipes() -> list[Path]:
     """The files of `sweeps/` that configure one fit."""
     files = [*SWEEPS.glob("*.yaml"), *SWEEPS.glob("methods/*.yaml")]
-    return sorted(path for path in files if "model" in yaml.safe_load(path.read_text(encoding="utf-8")))
+    models = {path: yaml.safe_load(path.read_text(encoding="utf-8")).get("model") for path in files}
+    return sorted(path for path, model in models.items() if model and "class_path" in model)
 
 
 def figures(path: Path) -> dict[str, float]:

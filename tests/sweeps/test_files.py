@@ -21,6 +21,8 @@ FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not i
 PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
 FITS = [path for path in FILES if path not in PIPELINES]
 FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {"dpdfd_mnist"}
+#: Settings that follow a recipe, and one that they are tried on.
+FOLLOWS = {"generated_images": "dpdfd_mnist", "dgd_as_printed": "dgd_digits", "ensemble_as_printed": "ensemble_digits"}
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
 
 
@@ -77,8 +79,8 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("datamodules.base.require_md5", lambda *_: None)
     monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config, configs = yaml.safe_load(path.read_text()), ["--config", str(path)]
-    if "data" not in config:  # settings that follow a recipe
-        configs = ["--config", file("dpdfd_mnist"), *configs]
+    if path.stem in FOLLOWS:
+        configs = ["--config", file(FOLLOWS[path.stem]), *configs]
         config = yaml.safe_load(Path(configs[1]).read_text())
     # A Poisson sample of 4 expected records is empty once in 55 times, and direct training then updates nothing.
     size = 32 if config["data"]["class_path"] == "PoissonSampled" else 4
