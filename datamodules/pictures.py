@@ -309,11 +309,7 @@ def pictures_of(folders: Sequence[tuple[int, Path]], *, relative_to: Path) -> li
 
 
 class PictureDataModule(ImageDataModule):
-    """A data set whose images are picture files, each decoded once.
-
-    Attributes:
-        preparation: How a picture becomes an image.
-    """
+    """A data set whose images are picture files, each decoded once."""
 
     def __init__(self, *, preparation: Preparation, cache: bool | str, **settings: Any) -> None:
         """Remembers the settings; no picture is opened.

@@ -57,10 +57,6 @@ def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -
     `overlaid`: characters of 28×28 pixels made of two or three digits each, see `overlaid`. What is in a set's `train`
     is made only of MNIST's training file, and what is in `test` only of its test file. All is written, or nothing is.
 
-    Args:
-        root: Folder that holds MNIST's, as for `MNIST`.
-        to: Folder of the sets. It must not be there yet.
-
     Returns:
         `to`.
 

@@ -26,9 +26,6 @@ def _take_facts(module: Any, dataset: Any) -> None:
 class DerivedDataset(ImageDataModule):
     """A data set made of another one's records, with the same public facts and the same settings for loaders.
 
-    Args:
-        dataset: The other one.
-
     Raises:
         ValueError: It is no data set.
     """

@@ -38,9 +38,6 @@ class AreaUnderCurve(MulticlassAUROC):
 
     With two classes this is the area of either of them. A class that no image has, or every image, has no curve and is
     left out; with none left the value is NaN.
-
-    Args:
-        num_classes: c.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -67,11 +64,7 @@ class AreaUnderCurve(MulticlassAUROC):
 
 
 class Evaluation(nn.Module):
-    """The metrics of a module's validation and test, which logs them as its own.
-
-    Args:
-        num_classes: c.
-    """
+    """The metrics of a module's validation and test, which logs them as its own."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

@@ -26,9 +26,6 @@ class PrivateRun:
     The guarantee covers the plan, which is fixed before the first release and never made smaller: a run that is
     resumed for fewer calls, with other noise or under another target may do so because of what the first ones gave.
 
-    Args:
-        annotator: Mechanism, noise and budget.
-
     Attributes:
         plan: All calls that the run plans to make to the annotator.
         uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.

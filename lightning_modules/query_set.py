@@ -13,9 +13,6 @@ from privacy.identity import CheckpointError
 class QuerySet:
     """N images and those of their labels that were released so far.
 
-    Args:
-        image_shape: (C, H, W).
-
     Attributes:
         images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen,
             in rounds those of the rounds so far.

@@ -23,13 +23,7 @@ else:
 
 
 class Trained(NamedTuple):
-    """Something that a method trains.
-
-    Attributes:
-        parameters: Its own.
-        optimizer: Builds its optimizer; None is `adam`.
-        lr_scheduler: Builds its schedule; None is none.
-    """
+    """Something that a method trains, by `adam` where no optimizer is given."""
 
     parameters: Iterable[nn.Parameter]
     optimizer: OptimizerCallable | None = None

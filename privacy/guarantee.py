@@ -481,13 +481,7 @@ def level_of(unit: str) -> str:
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
-    """What holds for the teacher itself: its own training decides, whatever its queries.
-
-    Args:
-        epsilon: Record-level ε of that training.
-        delta: δ.
-        covers_it: Whether everything a guarantee covers was computed only from this teacher.
-    """
+    """What holds for the teacher itself: its own training decides, whatever its queries."""
     if math.isinf(epsilon):
         return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"
     together = ". Publishing it with what is covered here costs no more, since all of that is computed from it"

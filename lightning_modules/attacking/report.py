@@ -63,14 +63,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What one inversion attack drew of one model.
-
-    Attributes:
-        model: `control` or `this run`.
-        attack: Its name.
-        drawn: The images and the classes asked for.
-        result: How they were judged.
-    """
+    """What one inversion attack drew of one model."""
 
     model: str
     attack: str
@@ -90,13 +83,7 @@ class Inverted:
 
 
 def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:
-    """The report in Markdown.
-
-    Args:
-        facts: `run`, `shadows`, `targets`, `epsilon`, `published` and `judge`, an accuracy, where known.
-        leaks: Membership attacks.
-        inverted: Inversion attacks.
-    """
+    """The report in Markdown."""
     lines = [
         f"# What an attacker gets from {facts['run']}",
         "",

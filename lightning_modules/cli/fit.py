@@ -268,9 +268,7 @@ def _last_checkpoints(config: Any) -> list[Path]:
 def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
     """Parses the arguments of one of Lightning's commands, builds what they name, and runs it.
 
-    Args:
-        args: The command first; without it where nothing is run.
-        run: Whether to run it.
+    The command comes first, and is left out where nothing is run.
     """
     look_in_current_folder()  # for a method, a data set or a prior of one's own, as for a network
     # In a separate context: jsonargparse leaves its last parser in the current one, and with it the model.

@@ -57,10 +57,6 @@ class OptionParser(argparse.ArgumentParser):
 def explain(message: str, *, options: Iterable[str] = ()) -> str:
     """One line out of the many of jsonargparse.
 
-    Args:
-        message: Of an error in parsing, or in building what was parsed.
-        options: Of the parser.
-
     >>> explain('''Parser key "trainer.max_epochs":
     ...   Errors:
     ...     - Expected a <class 'int'>

@@ -70,10 +70,6 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
     """Contents of a fit's checkpoint.
 
-    Args:
-        path: The file; read without unpickling code.
-        command: fit, validate, test or predict: what the checkpoint is for.
-
     Raises:
         CheckpointError: It cannot be read, is cut short, or is a file of another kind.
     """

@@ -69,10 +69,6 @@ class ReplayMemory:
     """The newest images and targets of a run, on the CPU; the same in every process.
 
     It is not an `nn.Module`: what it holds grows, and a `state_dict` does not.
-
-    Args:
-        settings: What is wanted.
-        batch_size: Images of each step of the run.
     """
 
     def __init__(self, settings: Replay, *, batch_size: int) -> None:

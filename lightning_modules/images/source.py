@@ -103,11 +103,6 @@ class Images:
 class SyntheticSource(ImageSource):
     """Synthetic images: of a generator, of a procedural prior, or of both.
 
-    Args:
-        settings: What is wanted.
-        image_shape: (C, H, W).
-        batch_size: B.
-
     Raises:
         ValueError: An invalid setting.
 

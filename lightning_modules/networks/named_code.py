@@ -60,12 +60,7 @@ def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
 
 
 def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]:
-    """Every text in plain values, and in the settings that a text holds, or a file that it names.
-
-    Args:
-        spec: Plain values.
-        read: Files that were read already.
-    """
+    """Every text in plain values, and in the settings that a text holds, or a file that it names."""
     if isinstance(spec, Mapping):
         spec = list(spec.values())
     if isinstance(spec, (list, tuple, set, frozenset)):

@@ -36,13 +36,7 @@ PREPROCESSING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-        folder: Where.
-        run: Of what.
-        differences: For each file that holds the network, the largest difference of a logit from it.
-    """
+    """What was written; of each file that holds the network, the largest difference of a logit from it."""
 
     folder: Path
     run: FinishedRun

@@ -38,11 +38,7 @@ def _replaced(module: nn.Module) -> nn.Module:
 
 
 class InOnePiece(nn.Module):
-    """Features of patches, or of a convolutional kernel network, of any number of images in one piece.
-
-    Args:
-        features: What it computes.
-    """
+    """Features of patches, or of a convolutional kernel network, of any number of images in one piece."""
 
     def __init__(self, features: Patches | Kernels) -> None:
         super().__init__()
@@ -59,9 +55,6 @@ class PortableScattering(nn.Module):
 
     ONNX runtimes differ in how they transform, by more than the features of a blank image allow: normalised by group,
     rounding errors of 1e-6 become logits that are off by 1e-3.
-
-    Args:
-        scattering: What it computes.
     """
 
     def __init__(self, scattering: Scattering) -> None:

@@ -91,13 +91,7 @@ def run_curves(
 def comparison(
     runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
 ) -> Figure:
-    """Synthetic images of several runs beside their accuracy over steps, for comparison under equal steps.
-
-    Args:
-        runs: History of each run, see `run_curves`.
-        pictures: A saved grid of synthetic images for some of the runs.
-        title: Heading.
-    """
+    """Synthetic images of several runs beside their accuracy over steps, for comparison under equal steps."""
     shown = {name: path for name, path in pictures.items() if name in runs}
     widths = [3.4] * len(shown) + [5.6]
     figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)

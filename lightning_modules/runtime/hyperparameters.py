@@ -148,11 +148,6 @@ def _taken(kind: type) -> set[str]:
 def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:
     """Refuses a checkpoint of a script whose objects are not given again: a default in their place is another run.
 
-    Args:
-        dropped: What `keep_plain_hyperparameters` gave when it was saved.
-        given: Names of the arguments that are given now.
-        checkpoint: For the message.
-
     Raises:
         CheckpointError: Something is missing.
     """

@@ -80,12 +80,7 @@ def exit_status(error: BaseException) -> int | str | None:
 
 
 def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
-    """One line for the user: the command that resumes from a checkpoint.
-
-    Args:
-        folder: The run's, with its `config.yaml`, where it is known.
-        checkpoint: The last one that was written.
-    """
+    """One line for the user: the command that resumes from a checkpoint."""
     config = None if folder is None else folder / "config.yaml"
     if config is None or not config.is_file():
         return f"To go on from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"

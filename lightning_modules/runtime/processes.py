@@ -86,9 +86,6 @@ def check_no_tuner(trainer: Trainer) -> None:
 def check_kind_of_strategy(strategy: Strategy | str) -> None:
     """Refuses a strategy by its kind: before a trainer is made of it, which may fail for other reasons.
 
-    Args:
-        strategy: Itself, or the name that a trainer knows it by.
-
     Raises:
         ProcessesError: With what to set instead.
     """

@@ -17,11 +17,6 @@ from lightning_modules.runtime.randomness import key
 class EnsembleNetworks:
     """Builds teachers that differ only in their initial weights, without the fixed feature extractor they share.
 
-    Args:
-        given: The network of a teacher.
-        num_classes: c.
-        image_shape: (C, H, W).
-
     Raises:
         ValueError: A network that does not give c logits for such an image, or whose feature extractor has weights.
 

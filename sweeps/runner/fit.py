@@ -69,9 +69,6 @@ class Fit:
         be charged again. Two configurations that differ never have one digest; equal ones that are written differently
         may be two fits.
 
-        Args:
-            parents: Digest of each parent, by name.
-
         Raises:
             OSError: A configuration file cannot be read.
         """
@@ -79,13 +76,7 @@ class Fit:
         return hashed([["fit"], files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
-        """The arguments of the command line that makes it.
-
-        Args:
-            folder: Where its files go.
-            places: Folder of each fit that its settings refer to.
-            resume: Checkpoint to resume from.
-        """
+        """The arguments of the command line that makes it."""
         line = ["fit"]
         for config in self.config:
             line += ["--config", config]

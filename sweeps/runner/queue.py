@@ -59,9 +59,6 @@ class Store:
 
     A fit is claimed by a lock that the operating system drops when its holder dies, so that a
     claim is never stale.
-
-    Args:
-        root: Parent of the folders.
     """
 
     def __init__(self, root: str | Path) -> None:

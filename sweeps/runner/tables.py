@@ -27,13 +27,7 @@ RESULTS = "results/tables"
 
 @dataclass(frozen=True)
 class Turn:
-    """The cells of one table and one of its seeds.
-
-    Attributes:
-        spec: The table.
-        seed: One of its seeds.
-        cells: The cells.
-    """
+    """The cells of one table and one of its seeds."""
 
     spec: Spec
     seed: int
