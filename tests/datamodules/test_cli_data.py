@@ -7,44 +7,17 @@ from pathlib import Path
 import pytest
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.demos.boring_classes import BoringModel
 from support.data_files import write_folders
 
-from datamodules import CIFAR10, MNIST, CelebA, FashionMNIST, SyntheticSteps
+from datamodules import CIFAR10, CelebA, FashionMNIST, SyntheticSteps
 
 QUIET = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
 
 
-def data_from(arguments: list[str]) -> LightningDataModule:
-    cli = LightningCLI(
-        BoringModel,
-        LightningDataModule,
-        subclass_mode_data=True,
-        run=False,
-        save_config_callback=None,
-        trainer_defaults=QUIET,
-        args=arguments,
-    )
-    return cli.datamodule
-
-
-def test_a_short_name_and_flat_options() -> None:
-    data = data_from(
-        ["--data", "MNIST", "--data.root", "elsewhere", "--data.batch_size", "64", "--data.download", "true"]
-    )
-    assert isinstance(data, MNIST)
-    assert (data.root, data.batch_size, data.download) == (Path("elsewhere"), 64, True)
-
-
 @pytest.mark.parametrize("infix", ["", "init_args."])
 def test_the_settings_that_the_missing_data_message_names(infix: str) -> None:
-    data = data_from(
-        [
-            *("--data", "SyntheticSteps", "--data.dataset", "FashionMNIST"),
-            *(f"--data.dataset.{infix}root", "elsewhere"),
-            *(f"--data.dataset.{infix}download", "true"),
-        ]
-    )
+    own = [f"--data.dataset.{infix}root=elsewhere", f"--data.dataset.{infix}download=true"]
+    data = linked("--data", "SyntheticSteps", "--data.dataset", "FashionMNIST", *own).datamodule
     assert isinstance(data, SyntheticSteps) and isinstance(data.dataset, FashionMNIST)
     assert (data.dataset.root, data.dataset.download) == (Path("elsewhere"), True)
 
@@ -65,14 +38,9 @@ class LinkedCLI(LightningCLI):
 
 def linked(*arguments: str) -> LinkedCLI:
     return LinkedCLI(
-        Shaped,
-        LightningDataModule,
-        subclass_mode_data=True,
-        run=False,
-        save_config_callback=None,
-        trainer_defaults=QUIET,
-        args=list(arguments),
-    )
+        Shaped, LightningDataModule, subclass_mode_data=True, run=False, save_config_callback=None,
+        trainer_defaults=QUIET, args=list(arguments),
+    )  # fmt: skip
 
 
 def test_pictures_of_one_s_own_link_to_the_model_by_settings_alone(tmp_path: Path) -> None:
@@ -98,11 +66,11 @@ def test_facts_that_follow_from_settings_link_to_the_model() -> None:
     ("given", "kept"), [("[cat, dog]", (3, 5)), ("[5, 3]", (5, 3)), ('["truck", 0]', (9, 0)), ("null", None)]
 )
 def test_classes_are_given_by_name_or_position(given: str, kept: tuple[int, ...] | None) -> None:
-    data = data_from(["--data", "CIFAR10", f"--data.classes={given}"])
+    data = linked("--data", "CIFAR10", f"--data.classes={given}").datamodule
     assert isinstance(data, CIFAR10) and data.kept_classes == kept
 
 
 @pytest.mark.parametrize(("given", "cache"), [("true", True), ("false", False), ("elsewhere", "elsewhere")])
 def test_a_cache_is_a_choice_or_a_folder(given: str, cache: bool | str) -> None:
-    data = data_from(["--data", "CelebA", f"--data.cache={given}"])
+    data = linked("--data", "CelebA", f"--data.cache={given}").datamodule
     assert isinstance(data, CelebA) and data.cache == cache
