@@ -29,7 +29,7 @@ from support.runs import (
     networks,
     teacher_weights,
 )
-from support.variants import FixedAnnotator, MoodyTeacher
+from support.variants import FixedAnnotator, MoodyTeacher, generator_gap, two_teachers
 
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -95,26 +95,15 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
-    module = kind(
-        num_classes=10,
-        image_shape=(1, 8, 8),
-        batch_size=8,
-        teacher=teacher,
-        annotator=annotator,
-        **grouped(DPSD, **settings),
-    )
+    given = {"teacher": teacher, "annotator": annotator, **grouped(DPSD, **settings)}
+    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=steps)
     return module
 
 
-def _teachers() -> list[torch.nn.Module]:
-    torch.manual_seed(0)
-    return [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
-
-
 def _same_candidates(kind: type[DPSD]) -> bool:
     annotators = [FixedLabels(smallest=3), FixedLabels(smallest=3)]
-    for teacher, annotator in zip(_teachers(), annotators, strict=True):
+    for teacher, annotator in zip(two_teachers(), annotators, strict=True):
         _fitted(kind, teacher, annotator, steps=4, schedule=LinearCandidates(begin=0, end=3), images="both")
     first, second = (annotator.seen for annotator in annotators)
     assert [int(rows[0].sum()) for rows in first] == [10, 8, 6, 3]
@@ -131,16 +120,14 @@ def test_candidates_that_know_the_teacher_are_noticed(folder: Path) -> None:
 
 
 def _gap(kind: type[DPSD], annotator: type, **settings: Any) -> float:
-    """Largest difference between the generator's, and Z's, gradients under two teachers and one released target."""
+    """Of Z's gradients as well."""
 
-    def gradients(teacher: torch.nn.Module) -> list[torch.Tensor]:
+    def fitted(teacher: torch.nn.Module) -> DPSD:
         module = _fitted(kind, teacher, annotator(), **settings)
         assert module.latents is not None and module.latents.grad is not None
-        return [p.grad.clone() for p in module.generator_parameters() if p.grad is not None]
+        return module
 
-    first, second = (gradients(teacher) for teacher in _teachers())
-    assert all(float(gradient.abs().max()) > 0 for gradient in (first[0], first[-1]))
-    return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
+    return generator_gap(fitted)
 
 
 @pytest.mark.parametrize("annotator", [FixedAnnotator, FixedLabels])

@@ -22,7 +22,7 @@ from support.runs import (
     networks,
     teacher_weights,
 )
-from support.variants import MoodyTeacher
+from support.variants import MoodyTeacher, two_teachers
 
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -177,9 +177,7 @@ def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]
 
 
 def _same_candidates(kind: type[LabelDP]) -> bool:
-    torch.manual_seed(0)
-    teachers = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)) for _ in range(2)]
-    first, second = (_fitted(kind, teacher) for teacher in teachers)
+    first, second = (_fitted(kind, teacher) for teacher in two_teachers())
     assert len(first) == 4 and all(int(rows.sum(dim=1).min()) >= 2 for rows in first)
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 

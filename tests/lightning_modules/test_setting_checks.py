@@ -32,17 +32,15 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize(("kind", "group", "name", "least"), COUNTS)
-@pytest.mark.parametrize("given", [-1, 1.5, math.nan, True, "2"])
-def test_a_count_is_a_whole_number(kind: Callable[..., Any], group: str, name: str, least: int, given: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{group}\.{name} must be {least} or more and a whole number, got {given!r}"):
-        kind(**{name: given})
+def test_a_count_is_a_whole_number(kind: Callable[..., Any], group: str, name: str, least: int) -> None:
+    with pytest.raises(ValueError, match=rf"{group}\.{name} must be {least} or more and a whole number, got -1"):
+        kind(**{name: -1})
 
 
 @pytest.mark.parametrize(("kind", "group", "name"), WEIGHTS)
-@pytest.mark.parametrize("given", [math.nan, math.inf, "1"])
-def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name: str, given: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{group}\.{name} must be .*finite.*, got {given!r}"):
-        kind(**{name: given})
+def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{group}\.{name} must be .*finite.*, got nan"):
+        kind(**{name: math.nan})
     assert getattr(kind(**{name: 0.5}), name) == 0.5
 
 
@@ -66,7 +64,11 @@ def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:
     ):
         with pytest.raises(ValueError, match=f"x must be {words}, got {given}"):
             check_number("x", given, **bounds)
-    with pytest.raises(ValueError, match="x must be a finite number, got None"):
-        check_number("x", None)
+    for given in (None, math.inf, "1"):
+        with pytest.raises(ValueError, match=f"x must be a finite number, got {given!r}"):
+            check_number("x", given)
+    for given in (1.5, math.nan, True, "2"):
+        with pytest.raises(ValueError, match=f"x must be 0 or more and a whole number, got {given!r}"):
+            check_whole_number("x", given, least=0)
     with pytest.raises(ValueError, match="x must be 0 or more and a whole number, or null for never, got -1"):
         check_whole_number("x", -1, least=0, null="never")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,26 @@ from datamodules import Digits
 from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from lightning_modules import DPDFD
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
+
+
+def two_teachers() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]
+
+
+def generator_gap(fitted: Callable[[nn.Module], DataFreeDistillation]) -> float:
+    """Largest difference between the generator's gradients after a fit, under two teachers and one released target."""
+    found = []
+    for teacher in two_teachers():
+        parameters = list(fitted(teacher).generator_parameters())
+        found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
+    first, second = found
+    assert all(float(gradient.abs().max()) > 0 for gradient in (first[0], first[-1]))
+    return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
 
 
 class LockedDigits(Digits):
