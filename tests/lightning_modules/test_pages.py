@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import shutil
 import sys
@@ -93,15 +94,8 @@ def test_your_own_pictures(folder: Path) -> None:
     assert cli.model.num_classes == 2 and cli.model.image_shape == (3, 32, 32)
 
 
-CHOSEN = (
-    "dp_teacher_digits",
-    "distillation_digits",
-    "methods/ensemble_linear_digits",
-    "methods/distillation_ensemble_digits",
-    "teacher_digits",
-    "dpdfd_digits",
-    "methods/dpsd_digits",
-)
+CHOSEN = ("teacher_digits", "dpdfd_digits", "methods/dpsd_digits", "dp_teacher_digits", "distillation_digits")
+CHOSEN += ("methods/ensemble_linear_digits", "methods/distillation_ensemble_digits")
 
 
 def test_the_page_that_chooses(folder: Path) -> None:
@@ -175,10 +169,11 @@ def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, q
 def test_experiments(page: str, folder: Path) -> None:
     small_sweeps(folder, "teacher_digits", "dpdfd_digits", "methods/dpsd_digits")
     for text in blocks(DOCS / page, "yaml"):
-        Path("compare.yaml").write_text(text.replace("[0, 1, 2]", "[0]"), encoding="utf-8")
+        fewer = re.sub(r'    "(25|50)": .*\n', "", text.replace("[0, 1, 2]", "[0]"))
+        Path("compare.yaml").write_text(fewer, encoding="utf-8")
     for arguments in commands(DOCS / page):
         run_command(arguments)
     if page == "tutorial_researcher.md":
         rendered = Path("results/tables/compare.md").read_text(encoding="utf-8")
-        assert rendered.count("| DPDFD | ") == rendered.count("| DPSD | ") == 3
+        assert rendered.count("| DPDFD | ") == rendered.count("| DPSD | ") == 1
         assert "Again: `LightningCLI tables run compare.yaml " in rendered
