@@ -588,6 +588,3 @@ def test_chosen_classes_of_imagenet_by_id_name_or_position(classes: list[Any], c
     data.setup("test")
     assert data.class_names == ("cassette player", "tench, Tinca tinca")
     assert data.test_records.labels.tolist() == [1] * 5 + [0] * 5
-
-
-# --- real files, where they are at hand ---

@@ -213,12 +213,7 @@ def moves(
     data = PoissonSampled(dataset=records, batch_size=setting.batch, steps_per_epoch=count * setting.steps, noise=coins)
     watch = Rounds(setting.steps)
     trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        barebones=True,
-        limit_val_batches=0,
-        default_root_dir=folder,
-        callbacks=[watch],
+        max_epochs=1, accelerator="cpu", barebones=True, limit_val_batches=0, default_root_dir=folder, callbacks=[watch]
     )
     trainer.fit(teacher, datamodule=data)
     # The real one, and not something that a change put in its place.

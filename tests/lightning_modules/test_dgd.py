@@ -230,13 +230,7 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param(VAE + len(ROUND), marks=pytest.mark.slow),
-        len(TURNS) - 1,
-    ],
-)
+@pytest.mark.parametrize("step", [pytest.param(VAE + len(ROUND), marks=pytest.mark.slow), len(TURNS) - 1])
 def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: int, kind: str) -> None:
     settings = {**IN_ROUNDS, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
     settings["student"] = "DataLensClassifier"

@@ -93,14 +93,8 @@ TEACHERS = {
     "Teacher": ["--model", "Teacher", "--data", "DATA"],
     "DPSGDTeacher": [
         *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "PoissonSampled"),
-        *(
-            "--model.network",
-            "SmallCNN",
-            "--model.network.arguments.norm",
-            "group",
-            "--model.network.arguments.activation",
-            "tanh",
-        ),
+        *("--model.network", "SmallCNN", "--model.network.arguments.norm", "group"),
+        *("--model.network.arguments.activation", "tanh"),
         *("--data.dataset", "DATA", "--data.batch_size", "50", "--data.steps_per_epoch", "2"),
     ],
     "TeacherEnsemble": [

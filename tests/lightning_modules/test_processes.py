@@ -25,11 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from datamodules.images import own_share, whole
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
-from lightning_modules.runtime.processes import (
-    check_kind_of_strategy,
-    check_launcher,
-    check_strategy,
-)
+from lightning_modules.runtime.processes import check_kind_of_strategy, check_launcher, check_strategy
 from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
@@ -70,10 +66,7 @@ SLOW: dict[str, dict[str, Any]] = {
     },
     "DPDFD more of what was released": {
         "class_path": "DPDFD",
-        "model": {
-            "replay": {"capacity": 20},
-            "generator_loss": {"statistics_weight": 1.0},
-        },
+        "model": {"replay": {"capacity": 20}, "generator_loss": {"statistics_weight": 1.0}},
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},

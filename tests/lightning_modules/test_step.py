@@ -134,11 +134,7 @@ def gradients() -> GradientAnnotator:
 def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
     torch.manual_seed(0)
     module = build(
-        num_classes=4,
-        image_shape=SHAPE,
-        batch_size=8,
-        teacher=SmallCNN(num_classes=4, image_shape=SHAPE),
-        **settings,
+        num_classes=4, image_shape=SHAPE, batch_size=8, teacher=SmallCNN(num_classes=4, image_shape=SHAPE), **settings
     )
     watch = Watch()
     trainer = Trainer(

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.attacks import (
-    dpsd_eq5_table,
-    gaussian_score,
-    randomized_response_table,
-    rounds,
-    table_score,
-)
+from support.attacks import dpsd_eq5_table, gaussian_score, randomized_response_table, rounds, table_score
 from support.auditing import Audit, Method, Sampler, Score, audit, worst_case_epsilon
 from support.seeded import Seeded
 

@@ -213,10 +213,7 @@ def test_writing(tmp_path: Path) -> None:
     data, page = guarantee.write(tmp_path / "run")
     assert json.loads(data.read_text(encoding="utf-8")) == json.loads(json.dumps(guarantee.to_dict()))
     assert page.read_text(encoding="utf-8") == guarantee.to_markdown()
-    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
-        "guarantee.json",
-        "guarantee.md",
-    ]
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["guarantee.json", "guarantee.md"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

@@ -19,16 +19,7 @@ import privacy.annotators
 import privacy.guarantee
 import privacy.journal
 import privacy.ledger
-from privacy import (
-    Ledger,
-    LedgerError,
-    PrivacyAccount,
-    Release,
-    ResponseAnnotator,
-    SampledGaussian,
-    Training,
-    compose,
-)
+from privacy import Ledger, LedgerError, PrivacyAccount, Release, ResponseAnnotator, SampledGaussian, Training, compose
 from privacy.identity import new_training_id
 from privacy.plan import Charge
 

@@ -71,11 +71,7 @@ def configuration(
         },
         "data": {
             "class_path": "SyntheticSteps",
-            "init_args": {
-                "dataset": {"class_path": dataset},
-                "steps_per_epoch": steps,
-                "batch_size": BATCH_SIZE,
-            },
+            "init_args": {"dataset": {"class_path": dataset}, "steps_per_epoch": steps, "batch_size": BATCH_SIZE},
         },
     }
 

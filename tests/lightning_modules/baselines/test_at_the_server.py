@@ -180,10 +180,7 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
     ("settings", "message"),
     [
         ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
-        (
-            {"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()},
-            "got .* and image_terms",
-        ),
+        ({"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()}, "got .* and image_terms"),
         ({"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
         ({"images": Images(source="both"), "image_terms": ImageTerms()}, "must be prior or generator, got 'both'"),
         ({"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator"),

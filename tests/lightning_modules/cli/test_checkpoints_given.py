@@ -99,11 +99,7 @@ CASES: dict[str, Case] = {
         {f"{INSIDE}annotator.init_args.epsilon": 0.5, "data.init_args.steps_per_epoch": 4},
     ),
     "Distillation": (distillation, {**STUDENT, f"{INSIDE}pool_size": 40}, {"data.init_args.batch_size": 4}),
-    "DGD": (
-        dgd,
-        {**STUDENT, f"{INSIDE}vae_phase.steps": 2},
-        {f"{INSIDE}annotator.init_args.scale": 20.0},
-    ),
+    "DGD": (dgd, {**STUDENT, f"{INSIDE}vae_phase.steps": 2}, {f"{INSIDE}annotator.init_args.scale": 20.0}),
     "Teacher": (
         lambda: of_teacher("Teacher", {**DIGITS}, optimizer=PLAIN_SGD),
         {**PRIVATE, "data.init_args.val_fraction": 0.2, f"{INSIDE}label_smoothing": 0.1},
@@ -250,15 +246,8 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
     torch.save(content, "script.ckpt")
     for command in ("fit", "test"):
         with pytest.raises(CheckpointError, match=r"script\.ckpt holds other weights than DPDFD as it is configured"):
-            main(
-                [
-                    command,
-                    *GIVEN,
-                    "--ckpt_path=script.ckpt",
-                    "--model.student.network.arguments.width=8",
-                    "--trainer.max_epochs=2",
-                ]
-            )
+            wider = ["--model.student.network.arguments.width=8", "--trainer.max_epochs=2"]
+            main([command, *GIVEN, "--ckpt_path=script.ckpt", *wider])
     del content["distillation"]
     torch.save(content, "script.ckpt")
     with pytest.raises(CheckpointError, match="says nothing of what its run was charged"):

@@ -255,9 +255,5 @@ def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: 
     own = "TwoConvNet"
     assert facts_of(written(tmp_path, noise, own))[1] == own
     told = {"name": "os.system", "arguments": {"command": "true"}}
-    for spec in (
-        told,
-        "theirs.py:Net",
-        {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}},
-    ):
+    for spec in (told, "theirs.py:Net", {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}}):
         assert facts_of(written(tmp_path, noise, spec))[1] is None

@@ -107,10 +107,7 @@ def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, m
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)},
-        {"outputs": torch.full((BATCH_SIZE, 10), torch.inf)},
-    ],
+    [{"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)}, {"outputs": torch.full((BATCH_SIZE, 10), torch.inf)}],
 )
 def test_a_question_that_is_not_finite_is_refused_and_costs_nothing(changed: dict[str, Any]) -> None:
     asked = client()

@@ -84,11 +84,7 @@ def test_terms_arrive(asked: Terms) -> None:
     st.lists(st.text("a (δ=1).", min_size=1), max_size=3).map(tuple),
 )
 def test_introductions_arrive(
-    name: str,
-    records: int | None,
-    releases: dict[Release, int] | None,
-    secure: bool,
-    assumptions: tuple[str, ...],
+    name: str, records: int | None, releases: dict[Release, int] | None, secure: bool, assumptions: tuple[str, ...]
 ) -> None:
     said = Introduction(
         name=name,

@@ -99,10 +99,7 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step() -> None:
             {"source": "generator", "reset_every": 0},
             "reset_every must be 1 or more and a whole number, or null for never",
         ),
-        (
-            {"source": "generator", "reset_every": 2.5},
-            "a whole number, or null for never, got 2.5",
-        ),
+        ({"source": "generator", "reset_every": 2.5}, "a whole number, or null for never, got 2.5"),
         ({"source": "prior", "reset_every": 5}, "reset_every must be null"),
     ],
 )

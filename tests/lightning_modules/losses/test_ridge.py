@@ -75,12 +75,7 @@ class NoBias(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "network",
-    [
-        SmallCNN(image_shape=SHAPE, width=4, hidden=8),
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
-        NoBias(),
-    ],
+    "network", [SmallCNN(image_shape=SHAPE, width=4, hidden=8), nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), NoBias()]
 )
 def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> None:
     before = {name: values.clone() for name, values in network.state_dict().items()}

@@ -22,11 +22,7 @@ from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.cli import main
 from lightning_modules.losses.regression import solve_head
-from lightning_modules.networks import (
-    DataLensClassifier,
-    LinearOnFeatures,
-    SmallCNN,
-)
+from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.joint_training import shuffled_passes
@@ -389,22 +385,14 @@ def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    smaller = ["--data.num_teachers=8", "--model.steps=60", "--trainer.default_root_dir=run"]
-    cli = main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *smaller, *QUIET])
+    config = ["--config", "sweeps/methods/ensemble_digits.yaml", "--trainer.default_root_dir=run", *QUIET]
+    config += ["--data.num_teachers=8", "--model.steps=60"]
+    cli = main(["fit", *config])
     assert cli is not None
     logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     assert logged["ensemble/teachers_done"] == 8
     assert 0.8 < logged["ensemble/mean_accuracy"] < logged["test_split/accuracy"]
-    test = main(
-        [
-            "test",
-            "--config",
-            "sweeps/methods/ensemble_digits.yaml",
-            *smaller,
-            *QUIET,
-            "--ckpt_path=teachers/digits_ensemble.ckpt",
-        ]
-    )
+    test = main(["test", *config, "--ckpt_path=teachers/digits_ensemble.ckpt"])
     assert test is not None
     found = {name: float(value) for name, value in test.trainer.callback_metrics.items()}
     assert found["test/accuracy"] == pytest.approx(logged["test_split/accuracy"])

@@ -48,11 +48,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
                 "trainer": trainer_settings("run", 1),
                 "model": {
                     "class_path": "DPSGDTeacher",
-                    "init_args": {
-                        "network": NETWORKS[network],
-                        "optimizer": PLAIN_SGD,
-                        "noise_multiplier": 1.0,
-                    },
+                    "init_args": {"network": NETWORKS[network], "optimizer": PLAIN_SGD, "noise_multiplier": 1.0},
                 },
                 "data": {
                     "class_path": "PoissonSampled",

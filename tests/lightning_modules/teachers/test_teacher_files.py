@@ -69,7 +69,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "two words": lambda weights: {"state_dict": prefixed(weights, "classifier.backbone.")},
     "a part compiled": lambda weights: {name.replace("head.", "head._orig_mod."): weights[name] for name in weights},
     "beside a loss": lambda weights: {
-        "state_dict": {**prefixed(weights, "model."), "criterion.weight": torch.ones(10)},
+        "state_dict": {**prefixed(weights, "model."), "criterion.weight": torch.ones(10)}
     },
     "half precision": lambda weights: {name: value.half() for name, value in weights.items()},
     "before counters": lambda weights: {

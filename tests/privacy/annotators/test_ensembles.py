@@ -180,10 +180,7 @@ def _unguarded(rows: torch.Tensor, **_: float) -> torch.Tensor:
 
 _MEAN = privacy.annotators.mean_response
 MUTANTS: dict[str, tuple[type[Annotator], list[tuple[Any, str, Callable[..., torch.Tensor]]]]] = {
-    "gradients not normalised": (
-        GRADIENTS,
-        [(privacy.mechanisms.gradient_bounding, "normalize_per_sample", _plain)],
-    ),
+    "gradients not normalised": (GRADIENTS, [(privacy.mechanisms.gradient_bounding, "normalize_per_sample", _plain)]),
     "gradients that are not finite": (GRADIENTS, [(privacy.annotators.gradient, "zero_non_finite_samples", _double)]),
     "directions not normalised": (DIRECTIONS, [(_MEAN, "normalize_per_sample", _plain)]),
     # Norms alone, without the guard that turns what is not a number into zeros.

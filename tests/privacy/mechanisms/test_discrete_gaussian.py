@@ -20,13 +20,7 @@ from scipy.special import logsumexp
 from support.seeded import Seeded
 
 import privacy.mechanisms.discrete_gaussian as module
-from privacy import (
-    Gaussian,
-    NoiseSource,
-    SystemNoise,
-    compose,
-    compose_delta,
-)
+from privacy import Gaussian, NoiseSource, SystemNoise, compose, compose_delta
 from privacy.accounting.composition import rdp_compose
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice

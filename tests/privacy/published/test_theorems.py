@@ -7,19 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from privacy import (
-    published_dgd_epsilon,
-    published_dpdfd_epsilon,
-    published_dpsd_data_epsilon,
-)
+from privacy import published_dgd_epsilon, published_dpdfd_epsilon, published_dpsd_data_epsilon
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
 
 
 @pytest.mark.parametrize(
-    ("norm_bound", "steps", "epsilon"),
-    [(1e-3, 200, 0.0456), (1e-3, 59_681, 1.0), (5e-3, 139_273, 10.0)],
+    ("norm_bound", "steps", "epsilon"), [(1e-3, 200, 0.0456), (1e-3, 59_681, 1.0), (5e-3, 139_273, 10.0)]
 )
 def test_dpdfd_theorem_3(norm_bound: float, steps: int, epsilon: float) -> None:
     value = published_dpdfd_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5)
