@@ -245,8 +245,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     def prepare_fit(self) -> None:
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
-        if self.memory is not None:
-            self.memory.require_shares(self.processes.size)
         super().prepare_fit()
         if isinstance(self.images, PoolSource):
             data, names = datamodule_of(self.trainer), {self.teacher.private_data}

@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError
-from privacy.processes import ProcessesError
 
 _MOST_BYTES = 2**29
 
@@ -31,9 +30,8 @@ class Replay:
         capacity: Images that are kept, the newest; 0 switches replay off. They are kept with the run's checkpoints,
             2·C·H·W + 4·c bytes for each, and are fewer where images would take more than 512 MiB (of 3x224x224 pixels
             1,783), but a batch at least.
-        steps: Steps on kept images in each step of the run, from its second on. The learning-rate schedule does not
-            count them.
-        batch_size: Images of such a step, drawn anew and with replacement; null is the run's own.
+        steps: Steps in each step of the run, from its second on, each on as many kept images as a batch has, drawn anew
+            and with replacement. The learning-rate schedule does not count them.
         stride: How many times as long the step along the released gradient is in a replayed target: softmax(outputs -
             stride·γ·g̃). With more than 1 the target says less of what the student thought then, and more of what was
             released. Targets without a gradient (labels, `gradient_targets.outputs: probabilities`) are as they are.
@@ -41,13 +39,11 @@ class Replay:
 
     capacity: int = 0
     steps: int = 1
-    batch_size: int | None = None
     stride: float = 1.0
 
     def __post_init__(self) -> None:
         check_whole_number("replay.capacity", self.capacity, least=0)
         check_whole_number("replay.steps", self.steps, least=1)
-        check_whole_number("replay.batch_size", self.batch_size, least=2, null="that of the run")
         check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:
@@ -73,7 +69,7 @@ class ReplayMemory:
 
     def __init__(self, settings: Replay, *, batch_size: int) -> None:
         self.settings = settings
-        self.batch_size = settings.batch_size or batch_size
+        self.batch_size = batch_size
         self._images = torch.empty(0)
         self._targets = torch.empty(0)
         self._evidence = False
@@ -82,18 +78,6 @@ class ReplayMemory:
 
     def __len__(self) -> int:
         return self._kept
-
-    def require_shares(self, processes: int) -> None:
-        """Refuses a batch that the processes cannot share evenly.
-
-        Raises:
-            ProcessesError: With what to set.
-        """
-        if self.batch_size % processes:
-            raise ProcessesError(
-                f"replay.batch_size must be a multiple of the {processes} processes, each of which takes an equal "
-                f"share of it, got {self.batch_size}"
-            )
 
     def kept_of(self, annotation: Annotation) -> Tensor:
         """What is kept of an annotation, (B, c), float32: its evidence, or its targets with a gradient's lengthened."""
