@@ -10,7 +10,6 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from opacus.validators import ModuleValidator
@@ -19,7 +18,6 @@ from torch import nn
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import PoissonLoader
 from lightning_modules.evaluation import refuse_selection
-from lightning_modules.networks import Network
 from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
@@ -58,20 +56,16 @@ class DPSGDTeacher(Teacher):
     does. Record- and person-level ε of one data set do not add up to either.
 
     Args:
-        num_classes: See `Teacher`.
-        image_shape: See `Teacher`.
         target_epsilon: ε at the end of the planned steps; the noise is calibrated to it.
         noise_multiplier: σ in units of `clipping.max_grad_norm`, in place of `target_epsilon`.
         delta: δ, below one over the number of private records.
         unit: What ε is about: one `record`, or one `person` with all pictures; `data.batch_size` then counts persons.
         clipping: See `Clipping`.
         noise: Source of the noise; None is the operating system's generator.
-        network: See `Teacher`. It must treat each image by itself, without dropout or BatchNorm, which is tried before
-            the first step. Features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed once.
-        optimizer: Default: SGD, rate 4, momentum 0.9.
-        lr_scheduler: See `Teacher`.
-        label_smoothing: See `Teacher`.
-        class_prior: See `Teacher`. The guarantee names it among its assumptions.
+        **shared: See `Teacher`. The network must treat each image by itself, without dropout or BatchNorm, which is
+            tried before the first step; features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed
+            once. The optimizer is by default SGD, rate 4, momentum 0.9. The guarantee names `class_prior` among its
+            assumptions.
 
     Raises:
         ValueError: An invalid setting, or a network with layers that DP-SGD cannot treat record by record.
@@ -80,29 +74,15 @@ class DPSGDTeacher(Teacher):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
         target_epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         unit: Literal["record", "person"] = "record",
         clipping: Clipping | str = Clipping(),
         noise: NoiseSource | None = None,
-        network: Network | str | None = None,
-        optimizer: OptimizerCallable | None = None,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        label_smoothing: float = 0.0,
-        class_prior: Sequence[float] | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            network=network,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            label_smoothing=label_smoothing,
-            class_prior=class_prior,
-        )
+        super().__init__(**shared)
         if (target_epsilon is None) == (noise_multiplier is None):
             raise ValueError(
                 f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
