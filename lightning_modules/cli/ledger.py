@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lightning_modules.cli.parsers import OptionParser
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
@@ -27,17 +27,12 @@ def ledger(args: Sequence[str]) -> None:
     Raises:
         LedgerError: A file that is missing, damaged or about other data.
     """
-    show = ArgumentParser(
-        description="Show what was spent on a private data set, training by training.", allow_abbrev=False
-    )
-    show.add_argument("file", type=str, help="A ledger.")
-    show.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")
-    parser = ArgumentParser(prog="LightningCLI ledger", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subcommands(dest="command")
-    commands.add_subcommand("show", show)
-    chosen = parser.parse_args(list(args))
-    options = chosen[chosen.command]
-    _show(Path(options.file), delta=options.delta)
+    parser = OptionParser(prog="LightningCLI ledger", description=__doc__)
+    parser.add_argument("show", choices=["show"], help="Show what was spent, training by training.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="A ledger.")
+    parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")
+    options = parser.parse_args(list(args))
+    _show(options.file, delta=options.delta)
 
 
 def _show(file: Path, *, delta: float) -> None:
