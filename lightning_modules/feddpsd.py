@@ -106,8 +106,7 @@ class FedDPSD(DataFreeDistillation):
         **shared: See `DataFreeDistillation`.
 
     Raises:
-        ValueError: An invalid setting, an annotator that is not for the switch, or `student_target: answers`, which
-            solves one teacher's rows and not the mean of several clients'.
+        ValueError: An invalid setting, or an annotator that is not for the switch.
     """
 
     paper = "DPSD"
@@ -134,8 +133,6 @@ class FedDPSD(DataFreeDistillation):
             self.annotator.protect_clients()
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.gradient_targets.require(self.annotator)
-        if self.gradient_targets.student_target == "answers":
-            raise ValueError("gradient_targets.student_target='answers' is not for FedDPSD: means are not solved")
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
@@ -159,7 +156,9 @@ class FedDPSD(DataFreeDistillation):
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
             released = self._noisy_gradients(outputs, images)
-            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+            return self.gradient_targets.annotation(
+                outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+            )
         sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=annotator.smallest)
         candidates = top_k_candidates(outputs, k=sizes)
         # One size for all: it depends only on the step.

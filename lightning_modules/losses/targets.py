@@ -78,9 +78,9 @@ class GradientTargets:
         student_target: `targets`, the cross-entropy to y_s as printed; or `gradients`, the released gradients
             themselves, less their mean over classes, propagated back through the student; or `answers`, the
             cross-entropy to the teacher's probabilities that the released rows stand for (`teacher_answers`), which
-            says nothing of what the student thought. The first multiplies gradients by the softmax's Jacobian, which
-            vanishes where the student is sure, right or wrong. The others need `outputs: logits`, and `answers` the
-            loss `kd`, whose gradient is p_s − p_t.
+            says nothing of what the student thought; the mean row of several teachers is solved as that of one. The
+            first multiplies gradients by the softmax's Jacobian, which vanishes where the student is sure, right or
+            wrong. The others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t.
         dkd_alpha: Weight of the target-class part of decoupled distillation.
         dkd_beta: Weight of the other classes' part.
     """
@@ -128,10 +128,10 @@ class GradientTargets:
         if self.student_target != "answers":
             return
         made = (annotator.bounding, annotator.release)
-        if made not in (("normalize", "per_sample"), ("normalize", "per_sample_full")):
+        if made[0] != "normalize" or made[1].startswith("batch_mean"):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs annotator.bounding='normalize' and "
-                f"annotator.release='per_sample', which can be undone, got {made[0]!r} and {made[1]!r}"
+                "gradient_targets.student_target='answers' needs annotator.bounding='normalize' and a row for each "
+                f"sample (annotator.release per_sample or ensemble), got {made[0]!r} and {made[1]!r}"
             )
         if annotator.stability < _LEAST_STABILITY:
             raise ValueError(

@@ -446,13 +446,6 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
             {"annotator": LabelAnnotator(), "gradient_targets": GradientTargets(student_target="gradients")},
             "needs the data switch",
         ),
-        (
-            {
-                "annotator": GradientAnnotator(release="per_sample", stability=0.3),
-                "gradient_targets": GradientTargets(loss="kd", student_target="answers"),
-            },
-            "is not for FedDPSD",
-        ),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
