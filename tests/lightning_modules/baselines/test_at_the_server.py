@@ -23,7 +23,6 @@ from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
 SHAPE = (1, 8, 8)
-METHODS = ("feddf", "feddafl", "fedadi", "dense")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,9 @@ SHORT: dict[str, tuple[list[str], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", ["feddf", "dense", *(pytest.param(name, marks=pytest.mark.slow) for name in ("feddafl", "fedadi"))]
+)
 def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, clients: Path, folder: Path) -> None:
     arguments, accuracy = SHORT[name]
     module = run(name, clients, *arguments)
