@@ -41,13 +41,9 @@ def direct_requirements() -> list[Requirement]:
 
 def linux(python: str) -> dict[str, str]:
     return {
-        "python_version": python,
-        "python_full_version": f"{python}.1",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-    }
+        "python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
+        "platform_system": "Linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython",
+    }  # fmt: skip
 
 
 def pins(text: str, python: str) -> dict[str, Version]:
