@@ -59,7 +59,6 @@ class CIFAR10(ImageDataModule):
         return str(self.source.url)
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`."""
         return dict(self.source.train_list if part == "train" else self.source.test_list)
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:

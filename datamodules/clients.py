@@ -171,12 +171,10 @@ class Clients(Shards):
 
     @property
     def shard_settings(self) -> dict[str, float]:
-        """See `Shards.shard_settings`."""
         clients = self._clients
         return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": self._min_records}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
-        """See `Shards.sharded`."""
         owners = self._clients.client_of(records.ids, records.labels)
         return ShardedRecords.by(records, owners, num_shards=self.num_clients)
 

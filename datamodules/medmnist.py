@@ -101,7 +101,6 @@ class MedMNIST(ImageDataModule):
         return self.checked(self.file, images, labels)
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`."""
         return {self.file.name: self._info[f"MD5{self._suffix}"] if part == "train" else None}
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:

@@ -72,7 +72,6 @@ class MNIST(ImageDataModule):
                 raise OSError("; ".join(failures))
 
     def archive_hint(self, missing: Sequence[str]) -> str:
-        """See `ImageDataModule.archive_hint`."""
         compressed = [f"{name}.gz" for name in missing if (self.folder / f"{name}.gz").is_file()]
         return f"Only compressed: {', '.join(compressed)} (decompress with gunzip)." if compressed else ""
 

@@ -197,7 +197,6 @@ class PoissonSampled(WrappedDataset):
         return self._num_persons or len(self.dataset.train_records)
 
     def number_records(self) -> None:
-        """See `ImageDataModule.number_records`."""
         self.dataset.number_records()
 
     def sample_persons(self) -> None:

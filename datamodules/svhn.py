@@ -40,7 +40,6 @@ class SVHN(ImageDataModule):
         return self.checked(path, pixels, digits.astype(np.int64) % 10)
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`."""
         _, name, published = datasets.SVHN.split_list[part]
         return {name: published}
 

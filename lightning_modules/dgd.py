@@ -385,11 +385,9 @@ class DGD(DataFreeDistillation):
         return self.vae.decode(torch.randn(count, self.vae.latent_dim, generator=draw).to(self.device))
 
     def published_networks(self) -> dict[str, nn.Module]:
-        """See `DataFreeDistillation.published_networks`."""
         return {**super().published_networks(), **({} if self.vae is None else {"vae": self.vae})}
 
     def assumptions(self) -> list[str]:
-        """See `DataFreeDistillation.assumptions`."""
         notes = super().assumptions()
         if self._baseline is not None:
             notes.append("releases of the baseline's own training compose with the votes")

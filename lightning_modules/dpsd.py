@@ -126,7 +126,6 @@ class DPSD(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         against = self.generator is not None and self.discriminator == "teacher"
         return "discriminator is teacher (DPSD-T)" if against else None
 

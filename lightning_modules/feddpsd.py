@@ -344,7 +344,6 @@ class FedDPSD(DataFreeDistillation):
         checkpoint["absences"] = dict(self.absences)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         super().on_load_checkpoint(checkpoint)
         self.absences = Counter(checkpoint.get("absences", {}))
 

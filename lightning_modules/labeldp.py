@@ -212,7 +212,6 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         against = self.generator is not None and self.generator_training.discriminator == "teacher"
         return "generator_training.discriminator is teacher" if against else None
 
@@ -311,7 +310,6 @@ class LabelDP(DataFreeDistillation):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         super().on_load_checkpoint(checkpoint)
         stage = checkpoint["stage"]
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]

@@ -38,7 +38,6 @@ class FollowedLedger(Ledger):
 
     @property
     def head(self) -> Head | None:
-        """See `Ledger.head`."""
         return self._followed_head
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> NoReturn:

@@ -362,7 +362,6 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Guarantee:
-        """Inverse of `to_dict`."""
         claim, labels = content["published_claim"], content.get("label_guarantee")
         return cls(
             **_numbers(content["guarantee"]),

@@ -48,7 +48,6 @@ class Charge:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charge:
-        """Inverse of `to_dict`."""
         claim = values.get("claim")
         return cls(
             release=release_from_dict(values["release"]),
@@ -146,7 +145,6 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """Inverse of `to_dict`."""
         calls, charges = values["planned_calls"], values["planned_charges"]
         return cls(
             calls=None if calls is None else check_count("planned_calls", calls),

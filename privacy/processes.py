@@ -43,11 +43,9 @@ class Alone:
     size = 1
 
     def broadcast(self, value: Any) -> Any:
-        """See `Processes.broadcast`."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """See `Processes.gather`."""
         return [value]
 
 

@@ -88,11 +88,9 @@ class FedDistillation(DataFreeDistillation):
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """See `LearnsFromTeacher.needs_gradients_of_teacher`."""
         return None if self.terms is None and self.generator_criterion is None else _REASON
 
     def assumptions(self) -> list[str]:
-        """See `DataFreeDistillation.assumptions`."""
         return [_SERVER_HOLDS_MODELS]
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -176,6 +174,5 @@ class FedDistillation(DataFreeDistillation):
         checkpoint["image_pool"] = self.pool.images
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         super().on_load_checkpoint(checkpoint)
         self.pool.images = checkpoint["image_pool"]

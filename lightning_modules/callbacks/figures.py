@@ -66,7 +66,6 @@ class Curves(Callback):
         return {"history": self.history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         self.history = [dict(point) for point in state_dict["history"]]
 
 

@@ -120,7 +120,6 @@ class ResultRecord(Callback):
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         self._seconds_before = float(state_dict["seconds"])
 
 

@@ -151,7 +151,6 @@ class LocalClients(ClientConnection):
         self._share_features = False
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
-        """See `ClientConnection.introductions`."""
         if not self.clients:
             teachers = self._teachers(num_classes=num_classes, image_shape=image_shape)
             names = self.names or [f"client-{index}" for index in range(len(teachers))]
@@ -178,11 +177,9 @@ class LocalClients(ClientConnection):
         return [config.load(num_classes=num_classes, image_shape=image_shape) for config in self._configs()]
 
     def reached(self) -> Mapping[str, Any]:
-        """See `ClientConnection.reached`."""
         return {client.name: client for client in self.clients}
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """See `ClientConnection.ask`."""
         if self._share_features:
             question = replace(question, features=self.clients[0].teacher.features(question.images))
         return super().ask(question)

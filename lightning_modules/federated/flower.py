@@ -51,7 +51,6 @@ class _Remote:
         self._send(pack("begin", **asdict(terms)))
 
     def answer(self, question: Question) -> torch.Tensor:
-        """See `FederatedClient.answer`."""
         arrays, message = pack_question(question)
         values, answers = self._send(message, arrays)
         return read_answer(answers, values, question)
@@ -140,7 +139,6 @@ class FlowerClients(ClientConnection):
         self._out = {}
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
-        """See `ClientConnection.introductions`."""
         self._shape: dict[str, Any] = {"num_classes": num_classes, "image_shape": image_shape}
         self._listen()
         end = time.monotonic() + self.wait
@@ -180,7 +178,6 @@ class FlowerClients(ClientConnection):
         return {name: _Remote(proxy, timeout=self.timeout, name=name) for name, proxy in named}
 
     def reached(self) -> Mapping[str, Any]:
-        """See `ClientConnection.reached`."""
         gone = {name: _Remote(None, timeout=self.timeout, name=name) for name in self._known}
         return {**gone, **self._present()}
 
@@ -224,7 +221,6 @@ class FlowerClients(ClientConnection):
         return super().begin(terms, folder=None)
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """See `ClientConnection.ask`."""
         self._meet()
         return super().ask(question)
 

@@ -191,7 +191,6 @@ class SyntheticSource(ImageSource):
         return torch.cat(parts)
 
     def reset(self, step: int, draws: Draws) -> None:
-        """See `ImageSource.reset`."""
         assert self.generator is not None
         network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
         with torch.random.fork_rng(devices=[]):

@@ -48,11 +48,9 @@ class DeadLeavesPrior(RowPrior):
         self.leaves = leaves
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return palette_numbers(image_shape[0]) + _PER_LEAF * (self.leaves + 1)
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         channels, height, width = image_shape
         # One turn of the palette is more than one image has: neighbours in hue, not every colour at once.
         at = rows.uniform(self.leaves + 1)

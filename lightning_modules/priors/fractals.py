@@ -39,14 +39,12 @@ class FractalPrior(RowPrior):
     fractal_probability = 0.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         channels, height, width = image_shape
         noise_numbers = (channels + 1) * height * width + tone_numbers(channels) + 2
         walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
         return noise_numbers + walk_numbers + palette_numbers(channels) + 2
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         channels, height, width = image_shape
         exponent = rows.uniform(1, low=self.exponent[0], high=self.exponent[1])[:, 0]
         image = tone(rows, power_law_noise(rows.normal(channels + 1, height, width), exponent))

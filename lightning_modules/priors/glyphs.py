@@ -70,11 +70,9 @@ class GlyphPrior(RowPrior):
         self.polarity: _Polarity = polarity
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return 11 * self.strokes[1] + 15
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         ink = on_canvas(image_shape, lambda size: self._ink(rows, size))
         faint, level, turned = rows.uniform(3)[..., None, None].unbind(1)
         ink = ink * torch.where(faint < 0.5, between(self.ink, level), 1.0)

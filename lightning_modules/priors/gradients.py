@@ -30,11 +30,9 @@ class GradientPrior(RowPrior):
     bend = 0.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return 13 + self.stops[1] * (image_shape[0] + 2)
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         channels, height, width = image_shape
         most = self.stops[1]
         count = rows.uniform(1, low=self.stops[0], high=self.stops[1] + 1).floor().clamp(max=most)

@@ -58,15 +58,12 @@ class MixturePrior(RowPrior):
 
     @property
     def seeds(self) -> int:
-        """See `RowPrior`."""
         return len(self.priors) * (2 if self.blend_probability else 1)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return 9
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         images = self._drawn(rows, rows.own[: len(self.priors)], image_shape)
         changed, contrast, mean = rows.uniform(3)[:, :, None, None, None].unbind(1)
         blended = (rows.uniform(1)[:, 0] < self.blend_probability).nonzero()[:, 0]

@@ -41,11 +41,9 @@ class SilhouettePrior(RowPrior):
     sharpening = 1.5
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return 2 + NUMBERS + GRAIN**2
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         _, height, width = image_shape
         choice, amount, rest = rows.uniform(1)[:, 0], rows.uniform(1), rows.uniform(NUMBERS + GRAIN**2)
         limits = torch.tensor(self.shares, device=rows.device).cumsum(0)

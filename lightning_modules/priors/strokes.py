@@ -46,11 +46,9 @@ class StrokePrior(RowPrior):
     aspect = (0.4, 1.0)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
-        """See `RowPrior`."""
         return 9 * self.max_curves + 5
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """See `RowPrior`."""
         # As the handwritten data sets are described: the 8x8 digits fill the image, MNIST's a box of 20 of 28 pixels.
         box = 1.0 if min(image_shape[1:]) < 16 else 20 / 28
         return 2 * on_canvas(image_shape, lambda size: self._ink(rows, size, box)) - 1

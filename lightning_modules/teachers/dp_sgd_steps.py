@@ -157,7 +157,6 @@ class PlannedSteps:
         return {"accountant": self.accountant.state_dict(), "plan": self.plan.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         self.accountant.load_state_dict(state["accountant"])
         self.plan = Plan.from_dict(state["plan"])
 

@@ -181,7 +181,6 @@ class FlatClipping(RecordClipping):
         self._hooks = GradSampleModule(network, loss_reduction="mean")
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """See `RecordClipping.sums`."""
         for parameter in self.trained:
             parameter.grad_sample = None
         self.criterion(forward(inputs), labels).backward()

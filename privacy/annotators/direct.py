@@ -178,7 +178,6 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         return rows.to(gradients.dtype).to(gradients.device)
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         return MechanismDescription(
             mechanism=(
                 "gradients of each private record's own cross-entropy with respect to the model's outputs, "
@@ -349,7 +348,6 @@ class DirectLabelAnnotator(_OfLabels):
         self._may_draw = False
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         count, classes = self.shape
         sizes = f"{classes}" if self.fewest == classes else f"{self.fewest} to {classes}"
         return MechanismDescription(

@@ -245,7 +245,6 @@ class GradientAnnotator(Annotator):
         )
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         many = self.mechanism.of_ensemble
         return (of_shards if many else MechanismDescription)(
             noise="" if not self.noise_multiplier else FLOATS if self.granularity is None else LATTICE,

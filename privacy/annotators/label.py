@@ -137,7 +137,6 @@ class LabelAnnotator(Annotator):
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         samples, classes = self.shape
         return MechanismDescription(
             mechanism=(

@@ -83,7 +83,6 @@ class MeanResponseAnnotator(Annotator):
         return released.to(logits.dtype).to(logits.device)
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         return of_shards(
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "

@@ -49,7 +49,6 @@ class ResponseAnnotator(Annotator):
         return logits.detach().clone()
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         return MechanismDescription(
             mechanism=f"the teacher's logits on synthetic images, without noise (B={self.shape[0]} in a call)",
             relation="that of the teacher's own guarantee, where it has one",

@@ -129,7 +129,6 @@ class VoteAnnotator(Annotator):
         return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
 
     def describe(self) -> MechanismDescription:
-        """See `Annotator.describe`."""
         return of_shards(
             noise=FLOATS,
             mechanism=(

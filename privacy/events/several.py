@@ -132,7 +132,6 @@ class OneOf(Release):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Release.to_dict`."""
         plain = [[[release.to_dict(), count] for release, count in alternative] for alternative in self.alternatives]
         return {**super().to_dict(), "alternatives": plain}
 

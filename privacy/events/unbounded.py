@@ -72,7 +72,6 @@ class LabelOnly(_Infinite):
 
     @property
     def for_labels(self) -> Release:
-        """See `Release.for_labels`."""
         return self.release
 
     def covers(self, planned: Release) -> bool:
