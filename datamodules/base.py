@@ -398,10 +398,6 @@ class ImageDataModule(LightningDataModule, ABC):
         """Returns the test batches, in order."""
         return own_share(self.evaluation_loader(self.test_records), self.trainer)
 
-    def predict_dataloader(self) -> Batches:
-        """Returns the test batches, in order."""
-        return self.test_dataloader()
-
     def evaluation_loader(self, records: ImageDataset) -> Batches:
         """Returns batches of some of the records, in order, loaded as the test batches are."""
         return self._loader(records, self.eval_batch_size)

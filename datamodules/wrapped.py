@@ -113,9 +113,5 @@ class WrappedDataset(LightningDataModule):
         records = self.dataset.test_records
         return self._in_order(records if self.evaluation != "selection" else selection_halves(records)[1])
 
-    def predict_dataloader(self) -> Batches:
-        """Returns the test batches."""
-        return self.test_dataloader()
-
     def _in_order(self, records: ImageDataset) -> Batches:
         return own_share(self.dataset.evaluation_loader(records), self.trainer)

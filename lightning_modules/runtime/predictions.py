@@ -32,14 +32,10 @@ class PredictionWriter(BasePredictionWriter):
 
     It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
     there: nothing bounds what they reveal.
-
-    Args:
-        path: The file; None is `predictions.csv` in that folder.
     """
 
-    def __init__(self, *, path: str | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(write_interval="batch")
-        self.path = path
         self._rows: list[tuple[int, str, list[float]]] = []
         #: What rows are numbered by: ids that are stored with the records, or positions.
         self._named_by = "index"
@@ -86,7 +82,7 @@ class PredictionWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         private = not _may_be_shown(pl_module)
-        path = Path(self.path) if self.path else _folder(trainer) / ("private" if private else "") / "predictions.csv"
+        path = _folder(trainer) / ("private" if private else "") / "predictions.csv"
         write_atomically(path, table(sorted(rows), named_by=self._named_by, class_names=_class_names(trainer, rows)))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
 
