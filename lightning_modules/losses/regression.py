@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+#: Logits over the closed form's solution; a power of 2, which changes no rounding of votes or directions.
+_SHARPNESS = 8.0
 #: Ratios of noise to signal variance that are tried, in units of the features' mean squared singular value.
 _RATIOS = torch.logspace(-5, 4, 73, dtype=torch.float64)
 
@@ -114,6 +116,9 @@ def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: 
 def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: float) -> nn.Module:
     """Sets a network's linear `head` by `solve_ridge` on its own features of `inputs`, in place.
 
+    Its logits are the solution times 8: the solution itself, about 0 to 1, has a nearly uniform softmax, from which a
+    student hardly learns. Votes and directions do not depend on it.
+
     Args:
         network: With `forward_features` and a linear `head` that holds all its weights.
         inputs: (N, ...), what the network takes.
@@ -128,8 +133,8 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
     with torch.no_grad():
         features = network.forward_features(inputs)  # type: ignore[operator]
         weight, bias = solve_ridge(features, labels, num_classes=head.out_features, penalty=penalty)
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
+        head.weight.copy_(_SHARPNESS * weight)
+        head.bias.copy_(_SHARPNESS * bias)
     return network
 
 
