@@ -63,7 +63,7 @@ OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
     "exceptions", "value", "unprinted", "measures",
 }  # fmt: skip
-OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip", "seconds"}  # the last is not read
+OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip"}
 MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
 """Figures of a record beside its accuracy that a table may show, each with its heading."""
 REACHED = {"epsilon_record": "record-level ε", "epsilon_published": "published ε (a claim)"}
