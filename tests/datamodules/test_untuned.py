@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,18 @@ def test_characters_of_a_class_are_alike_and_classes_differ() -> None:
     groups = FORMS * known_labels + form
     assert accuracy(groups) > 0.8
     assert accuracy(np.random.RandomState(0).permutation(groups)) < 0.3
+
+
+def test_what_fails_half_way_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **settings: Any) -> None:
+        # The cropped digits for training are written by now.
+        assert len(list(tmp_path.glob(".untuned.*/cropped/train/*/*.png"))) == 30
+        raise OSError("disk full")
+
+    monkeypatch.setattr("datamodules.untuned.overlaid", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build_untuned(root=root, to=tmp_path / "untuned")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_cropped_characters_are_the_first_digits(root: Path, tmp_path: Path) -> None:

@@ -216,6 +216,31 @@ def test_the_server_adds_the_noise_that_it_charges() -> None:
     assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
 
 
+@pytest.mark.parametrize("release", ["ensemble", "per_sample_full"])
+def test_answers_of_clients_that_agree_are_theirs(release: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are solved with the e that clients were told."""
+    networks = [small_network(0) for _ in range(3)]
+    for number, network in enumerate(networks):
+        list(network.parameters())[-1].data += number  # the last bias: other logits, the same probabilities
+    rounds: list[tuple[torch.Tensor, ...]] = []
+    annotate = FedDPSD.annotate
+
+    def watched(module: FedDPSD, outputs: torch.Tensor, images: torch.Tensor) -> Any:
+        annotation = annotate(module, outputs, images)
+        with torch.no_grad():
+            said = networks[0].eval()(images)
+        rounds.append((annotation.targets, said.softmax(dim=1), outputs.softmax(dim=1)))
+        return annotation
+
+    monkeypatch.setattr(FedDPSD, "annotate", watched)
+    annotator = GradientAnnotator(release=release, noise_multiplier=0.0, stability=0.3)
+    federated(networks, annotator=annotator, gradient_targets=GradientTargets(loss="kd", student_target="answers"))
+    for targets, said, thought in rounds:
+        assert torch.allclose(targets, said, atol=1e-5)
+        assert float((thought - said).norm(dim=1).min()) > 0.02, "rows solved with another e are noticed"
+    assert len(rounds) == 2
+
+
 def test_removing_a_client_changes_nothing_of_the_others() -> None:
     """Answers with noise, of clients that draw it each for itself."""
     networks = small_networks(3)
