@@ -171,7 +171,7 @@ figure-%: $(INSTALLED)
 	$(RUN_TABLES) $*
 
 .PHONY: tables
-tables: $(INSTALLED) ## every table and figure, most valuable and first seeds first; goes on where it was (JOBS=2 DRY_RUN=1)
+tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where it was (JOBS=2 DRY_RUN=1)
 	$(RUN_TABLES)
 	$(if $(DRY_RUN),,$(TABLES) render)
 

@@ -24,7 +24,6 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
     exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
     measures: [teacher_accuracy] # further figures of the records that are shown: this one, or auroc
-    value: 300                  # tables of a higher one are measured first, those without one last
     presets:
       cpu:
         seeds: [0, 1, 2]
@@ -61,7 +60,7 @@ from sweeps.runner.reported import reported
 OF_FITS = {"title", "kind", "folder", "fits"}
 OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
-    "exceptions", "value", "unprinted", "measures",
+    "exceptions", "unprinted", "measures",
 }  # fmt: skip
 OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip"}
 MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
@@ -149,7 +148,6 @@ class Spec:
     figure: Mapping[str, Any] = field(default_factory=dict)
     seeded: Sequence[str] = ()
     compare_with: Sequence[Mapping[str, Any]] = ()
-    value: float | None = None
     unprinted: Sequence[Point] = ()
     measures: Sequence[str] = ()
 
@@ -205,7 +203,6 @@ class Spec:
             figure=figure,
             seeded=(*seeded, list(fits)[-1]),
             compare_with=tuple(compared),
-            value=values.get("value"),
             unprinted=_points(values.get("unprinted"), axes, f"{where}, unprinted"),
             measures=tuple(measures),
         )

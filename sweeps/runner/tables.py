@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +34,12 @@ class Turn:
 
 
 def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[Turn]:
-    """The first seed of every table, those of a higher value first, then the second seed of every table, and so on.
+    """The first seed of every table in the order given, then the second seed of every table, and so on.
 
     An interrupted run has a figure in as many tables as possible, rather than every seed of a few.
     """
     turns: list[tuple[int, Turn]] = []
-    for spec in sorted(specs, key=lambda spec: -math.inf if spec.value is None else spec.value, reverse=True):
+    for spec in specs:
         cells = spec.cells(preset, seeds=seeds)
         for number, seed in enumerate(dict.fromkeys(cell.seed for cell in cells)):
             turns.append((number, Turn(spec, seed, [cell for cell in cells if cell.seed == seed])))
@@ -138,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="The tables and figures, their presets and sizes.")
     run = commands.add_parser(
         "run",
-        help="Run the missing cells of tables as one plan, in order of value, first seeds first, and render them. "
+        help="Run the missing cells of tables as one plan, first seeds first, and render them. "
         "Interrupted, the same command goes on.",
     )
     run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")

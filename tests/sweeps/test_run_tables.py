@@ -27,15 +27,15 @@ def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **m
 
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
-    """Three tables with one teacher; `low` and `high` share the cells of size 2."""
+    """Three tables with one teacher; `second` and `first` share the cells of size 2."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     return [
-        written("none", sizes=[5]),
-        written("low", sizes=[2, 3], seeds=[0, 1], value=1),
-        written("high", sizes=[1, 2], seeds=[0, 1, 2], value=2.5),
+        written("first", sizes=[1, 2], seeds=[0, 1, 2]),
+        written("second", sizes=[2, 3], seeds=[0, 1]),
+        written("third", sizes=[5]),
     ]
 
 
@@ -62,16 +62,16 @@ def record(name: str, cell: str) -> dict[str, Any]:
 ALL = [("1", "0"), ("2", "0"), ("3", "0"), ("5", "0"), ("1", "1"), ("2", "1"), ("3", "1"), ("1", "2"), ("2", "2")]
 
 
-def test_the_first_seed_of_every_table_comes_before_the_second_of_any_by_value(specs: list[Spec]) -> None:
+def test_the_first_seed_of_every_table_comes_before_the_second_of_any(specs: list[Spec]) -> None:
     turns = in_order(specs, preset="smoke")
     assert [(turn.spec.name, turn.seed) for turn in turns] == [
-        ("high", 0), ("low", 0), ("none", 0), ("high", 1), ("low", 1), ("high", 2),
+        ("first", 0), ("second", 0), ("third", 0), ("first", 1), ("second", 1), ("first", 2),
     ]  # fmt: skip
     # The second seed of a table is its second, whatever number it has.
     other = written("other", sizes=[1], seeds=[7, 3])
     assert [turn.seed for turn in in_order([other], preset="smoke")] == [7, 3]
     chosen = in_order(specs, preset="smoke", seeds=[4])
-    assert [(turn.spec.name, turn.seed) for turn in chosen] == [("high", 4), ("low", 4), ("none", 4)]
+    assert [(turn.spec.name, turn.seed) for turn in chosen] == [("first", 4), ("second", 4), ("third", 4)]
 
 
 def test_fits_are_made_in_that_order_and_shared_ones_once(specs: list[Spec]) -> None:
@@ -80,15 +80,8 @@ def test_fits_are_made_in_that_order_and_shared_ones_once(specs: list[Spec]) -> 
     assert fits.sizes[0] == "teacher" and fits.sizes.count("teacher") == 1 and ran(fits) == ALL
     teacher = fits.asked[0]["trainer.default_root_dir"]
     assert all(asked["model.teacher"] == f"{teacher}/checkpoints/last.ckpt" for asked in fits.asked[1:])
-    assert [len(records(name)) for name in ("high", "low", "none")] == [6, 4, 1]
-    assert all(Path(f"results/tables/{name}.md").is_file() for name in ("high", "low", "none"))
-
-
-def test_a_value_enters_no_digest(specs: list[Spec]) -> None:
-    def digests(**more: Any) -> list[str]:
-        return [cell.task.digest for cell in written("valued", sizes=[1, 2], **more).cells("smoke")]
-
-    assert digests() == digests(value=1) == digests(value=1000)
+    assert [len(records(name)) for name in ("first", "second", "third")] == [6, 4, 1]
+    assert all(Path(f"results/tables/{name}.md").is_file() for name in ("first", "second", "third"))
 
 
 def test_each_record_is_there_before_the_next_fit_begins(specs: list[Spec]) -> None:
@@ -96,7 +89,7 @@ def test_each_record_is_there_before_the_next_fit_begins(specs: list[Spec]) -> N
 
     class Looking(Fits):
         def __call__(self, arguments: list[str]) -> None:
-            seen.append(len(records("high")) + len(records("low")))
+            seen.append(len(records("first")) + len(records("second")))
             super().__call__(arguments)
 
     measured(specs, Looking())
@@ -109,8 +102,8 @@ def test_what_was_interrupted_keeps_what_is_finished_and_the_same_command_goes_o
     fits.errors["3"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         measured(specs, fits)
-    assert ran(fits) == ALL[:3] and records("high") == ["1_seed0", "2_seed0"] and records("low") == ["2_seed0"]
-    assert "| 2 | 50.00 % | 1 |" in Path("results/tables/low.md").read_text()
+    assert ran(fits) == ALL[:3] and records("first") == ["1_seed0", "2_seed0"] and records("second") == ["2_seed0"]
+    assert "| 2 | 50.00 % | 1 |" in Path("results/tables/second.md").read_text()
     again = Fits()
     measured(specs, again)
     assert ran(again) == ALL[2:] and "ckpt_path" in again.asked[0]
@@ -120,10 +113,10 @@ def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Sp
     fits = Fits()
     fits.errors["2"] = ValueError("no such thing")
     measured(specs, fits)
-    assert ran(fits) == ALL and "no such thing" in record("low", "2_seed0")["error"]
+    assert ran(fits) == ALL and "no such thing" in record("second", "2_seed0")["error"]
     again = Fits()
     measured(specs, again)
-    assert ran(again) == [one for one in ALL if one[0] == "2"] and "error" not in record("low", "2_seed0")
+    assert ran(again) == [one for one in ALL if one[0] == "2"] and "error" not in record("second", "2_seed0")
     silent = written("silent", sizes=[7])
     measured([silent], lambda line: None)
     assert "without writing" in record("silent", "7_seed0")["error"]
@@ -146,11 +139,11 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
 
 
 def test_dry_run_shows_the_order_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
-    main(["tables", "run", "none.yaml", "low.yaml", "high.yaml", "--dry-run"])
+    main(["tables", "run", "first.yaml", "second.yaml", "third.yaml", "--dry-run"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "seed 0 table-high 2 cells, 3 fits to do seed 0 table-low" in shown
-    assert "seed 0 table-low 2 cells, 1 fits to do" in shown  # size 2 is that of `high`
-    assert "seed 2 table-high 2 cells, 2 fits to do" in shown
+    assert "seed 0 table-first 2 cells, 3 fits to do seed 0 table-second" in shown
+    assert "seed 0 table-second 2 cells, 1 fits to do" in shown  # size 2 is that of `first`
+    assert "seed 2 table-first 2 cells, 2 fits to do" in shown
     assert not Path("runs").exists() and not Path("results").exists()
 
 
