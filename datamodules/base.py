@@ -35,7 +35,7 @@ _STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
 Batches = DataLoader[tuple[Tensor, Tensor]]
 
 _NOT_OF_PARTITION = frozenset(
-    {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "cache", "name"}
+    {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "crop", "bits", "preparation", "num_records", "classes", "settings"}
     | {"val_fraction"}  # records that are held out are as private as those that are trained on
 )
@@ -294,10 +294,6 @@ class ImageDataModule(LightningDataModule, ABC):
             ids=torch.arange(len(labels)) if ids is None else ids,
         )
 
-    def archive_hint(self, missing: Sequence[str]) -> str:
-        """Describes what is there in place of the missing files; empty for nothing."""
-        return ""
-
     def missing_data(
         self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
     ) -> MissingDataError:
@@ -307,7 +303,6 @@ class ImageDataModule(LightningDataModule, ABC):
             folder=folder or self.folder,
             missing=missing,
             source=self.site,
-            hint=self.archive_hint(missing),
             failure=failure,
             downloadable=self.downloadable,
         )

@@ -12,7 +12,7 @@ from torchvision import datasets
 from datamodules.base import Part
 from datamodules.files import missing_files, reading
 from datamodules.images import ImageDataset
-from datamodules.pictures import PictureDataModule, Preparation
+from datamodules.pictures import PictureDataModule, Preparation, read_pictures
 
 _PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 _ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"
@@ -50,7 +50,6 @@ class CelebA(PictureDataModule):
         task: Literal["gender", "hair"] = "gender",
         size: int = 64,
         crop: int = _WIDTH,
-        cache: bool | str = True,
         **settings: Any,
     ) -> None:
         """Remembers the settings; no file is touched.
@@ -60,8 +59,6 @@ class CelebA(PictureDataModule):
             size: Height and width of the images.
             crop: Side of the square that is cut out of the middle, in pixels of the files, which are 178 wide. The
                 default keeps all hair; 108 leaves only the face.
-            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are. All
-                faces at 64 pixels take 2.5 GB. They are decoded once for both tasks.
             settings: As for every data set.
 
         Raises:
@@ -75,7 +72,7 @@ class CelebA(PictureDataModule):
         self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
         self.num_classes = len(self.class_names)
         self.name = "CelebA-G" if task == "gender" else "CelebA-H"
-        super().__init__(preparation=Preparation(size=size, channels=3, crop=crop), cache=cache, **settings)
+        super().__init__(preparation=Preparation(size=size, channels=3, crop=crop), **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""
@@ -89,8 +86,7 @@ class CelebA(PictureDataModule):
         with reading(self.folder / _PARTITION, "table of names such as 000001.jpg"):
             ids = torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
         labels, identities = self._labels(names), self._identities(names)
-        key = f"CelebA-{part}-{self.preparation.size}-{self.preparation.crop}"
-        images = self.decoded(files, name=key)
+        images = read_pictures(files, self.preparation)
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
         return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
 

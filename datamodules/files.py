@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+
+from torchvision.datasets.utils import check_integrity
 
 DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 """What a failed download raises, by cause and by library: `URLError` is an `OSError`, a wrong checksum a
@@ -27,14 +28,10 @@ def require_md5(path: Path, published: str) -> None:
     Raises:
         ValueError: It is another file.
     """
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != published:
+    if not check_integrity(path, published):
         raise ValueError(
-            f"{path} has the MD5 sum {digest.hexdigest()}, and the published file has {published}: it is cut short, "
-            "damaged or a changed copy. Delete it and get it anew; for a copy that you have changed yourself set "
+            f"{path} has another MD5 sum than the published file, {published}: it is cut short, damaged or a changed "
+            "copy. Delete it and get it anew; for a copy that you have changed yourself set "
             "verify to false (--data.verify false, with the SyntheticSteps data module --data.dataset.verify false)"
         )
 
@@ -79,7 +76,6 @@ class MissingDataError(FileNotFoundError):
         folder: Path,
         missing: Sequence[str],
         source: str,
-        hint: str = "",
         failure: str = "",
         downloadable: bool = True,
     ) -> None:
@@ -90,7 +86,6 @@ class MissingDataError(FileNotFoundError):
             folder: Where its files are expected.
             missing: File names that are not in `folder`.
             source: Where the files can be had.
-            hint: What was noticed on the way, for instance that only compressed files are there.
             failure: Why downloading failed; empty where downloading was not requested.
             downloadable: Whether the setting `download` can fetch them.
         """
@@ -101,8 +96,6 @@ class MissingDataError(FileNotFoundError):
         lines += [f"  {name}" for name in self.missing[:_LISTED]]
         if len(self.missing) > _LISTED:
             lines.append(f"  ... and {len(self.missing) - _LISTED} more")
-        if hint:
-            lines.append(hint)
         if failure:
             lines.append(f"Downloading was tried and failed: {failure}")
         nested = "(with the SyntheticSteps data module: --data.dataset."

@@ -22,7 +22,6 @@ from datamodules.pictures import (
     pictures_of,
     sizes_and_channels,
     subfolders,
-    warn_of_dark,
 )
 from datamodules.splits import id_fraction, ids_of_names
 
@@ -58,7 +57,6 @@ class ImageFolder(PictureDataModule):
         person_pattern: str | None = None,
         name: str | None = None,
         num_records: int | None = None,
-        cache: bool | str = False,
         **settings: Any,
     ) -> None:
         """Lists the folders.
@@ -78,8 +76,6 @@ class ImageFolder(PictureDataModule):
                 folders of the same pictures need the same one.
             num_records: A bound on the number of private records, public. Default: how many pictures there are now,
                 which by itself reveals whether one was added; not known where the private ones are not at hand.
-            cache: Whether decoded pictures are kept beside them in `.decoded`, or the folder where they are. They are
-                as private as the pictures.
             settings: As for every data set.
 
         Raises:
@@ -107,7 +103,7 @@ class ImageFolder(PictureDataModule):
         if size is None or channels is None:
             size, channels = self._size_and_channels(place, size, channels)
         preparation = Preparation(size=size, channels=channels, resize=resize, bits=bits)
-        super().__init__(preparation=preparation, cache=cache, root=place, **settings)
+        super().__init__(preparation=preparation, root=place, **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""
@@ -122,10 +118,7 @@ class ImageFolder(PictureDataModule):
                     f"whoever {pictures[int(shared.nonzero()[0])].file} is of has pictures in test as well, which are "
                     "public: all of a person belong into one of train and test"
                 )
-        records = self.records_of(pictures, name=f"{self.name}-{part}", identities=identities)
-        if part == "test" and self.preparation.bits == 16:
-            warn_of_dark([picture.file for picture in pictures[:20]])
-        return records
+        return self.records_of(pictures, identities=identities)
 
     def _pictures(self, part: Part) -> list[Picture]:
         if self._layout == "parts":
@@ -191,10 +184,6 @@ class ImageFolder(PictureDataModule):
         if self.test_fraction is None:
             if has_parts:
                 return "parts"
-            if place.resolve().name in _PARTS:
-                raise ValueError(
-                    f"root {place} is one of the parts: you probably meant the folder above, {place.resolve().parent}"
-                )
             raise ValueError(
                 f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, "
                 "which are private, and test/CLASS, which are public. To train a teacher, test_fraction divides them "

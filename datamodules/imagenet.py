@@ -36,7 +36,6 @@ class ImageNet(PictureDataModule):
         size: int = 64,
         resize: Literal["crop", "stretch"] = "crop",
         folder: str = "imagenet",
-        cache: bool | str = True,
         **settings: Any,
     ) -> None:
         """Lists the folders; no picture is opened.
@@ -46,8 +45,6 @@ class ImageNet(PictureDataModule):
             resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
             folder: The data set's own folder in `root`. A part of ImageNet in a folder of another name is known by that
                 name.
-            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are. All
-                of ImageNet at 64 pixels takes 15.7 GB.
             settings: As for every data set.
 
         Raises:
@@ -65,7 +62,7 @@ class ImageNet(PictureDataModule):
         self.class_names = tuple(names.get(wnid, wnid) for wnid in self.wnids)
         self.num_classes = len(self.wnids)
         self.num_records = min(_ALL_RECORDS, _LARGEST_CLASS * len(self.wnids))
-        super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), cache=cache, **settings)
+        super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), **settings)
 
     @property
     def folder(self) -> Path:
@@ -80,7 +77,7 @@ class ImageNet(PictureDataModule):
         if missing:
             raise self.missing_data([f"{wnid}/" for wnid in missing], folder=place)
         pictures = pictures_of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
-        return self.records_of(pictures, name=f"{self.name}-{_FOLDERS[part]}-{self.image_shape[1]}")
+        return self.records_of(pictures)
 
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]

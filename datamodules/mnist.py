@@ -71,10 +71,6 @@ class MNIST(ImageDataModule):
             else:
                 raise OSError("; ".join(failures))
 
-    def archive_hint(self, missing: Sequence[str]) -> str:
-        compressed = [f"{name}.gz" for name in missing if (self.folder / f"{name}.gz").is_file()]
-        return f"Only compressed: {', '.join(compressed)} (decompress with gunzip)." if compressed else ""
-
 
 class FashionMNIST(MNIST):
     """70 000 pictures of clothes, 28×28 grey pixels (Xiao et al. 2017): 60 000 private, 10 000 test.

@@ -1,12 +1,9 @@
-"""Picture files of any size in a folder for each class, decoded once to one array of bytes."""
+"""Picture files of any size in a folder for each class, decoded to one array of bytes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-import secrets
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +19,6 @@ from rich.progress import track
 from torch import Tensor
 
 from datamodules.base import ImageDataModule, require_at_least
-from datamodules.files import reading
 from datamodules.images import ImageDataset
 from datamodules.partition import Partition, PartitionError
 from datamodules.splits import ids_of_names
@@ -95,86 +91,16 @@ class Preparation:
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR)
 
 
-def cache_folder(cache: bool | str | os.PathLike[str], *, beside: Path) -> Path | None:
-    """Returns where decoded arrays are kept: in a hidden folder beside the pictures, in another one, or nowhere."""
-    if isinstance(cache, bool):
-        return beside / ".decoded" if cache else None
-    if not os.fspath(cache):
-        raise ValueError("cache must be true, false or a folder, got an empty path")
-    return Path(cache).expanduser()
-
-
-def read_pictures(files: Sequence[Path], prepare: Preparation, *, cache: Path | None = None, name: str = "") -> Tensor:
-    """Decodes pictures in threads, or takes the array that was kept when they were decoded before.
-
-    A kept array is used as long as the files have the names, sizes and times of change that they had, and the
-    preparation is the same. It holds private pictures, and is readable only by its owner. It is mapped into memory:
-    pixels are read from disk when they are used.
-
-    Args:
-        files: N pictures.
-        prepare: How each becomes an image.
-        cache: Folder of kept arrays; None keeps none.
-        name: What a kept array is called. One of the same name is replaced.
-
-    Returns:
-        (N, C, H, W) uint8.
+def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor:
+    """Decodes N pictures in threads, (N, C, H, W) uint8.
 
     Raises:
         ValueError: A file is not a readable picture.
-        OSError: A kept array cannot be written to the end, for instance on a full disk.
     """
-    shape = (len(files), *prepare.shape)
-    if cache is None or not files:
-        pixels = np.empty(shape, dtype=np.uint8)
-        for start, piece in _decoded(files, prepare):
-            pixels[start : start + len(piece)] = piece
-        return torch.from_numpy(pixels)
-    name = re.sub(r"[^\w.-]+", "_", name)
-    kept = cache / f"{name}-{_digest(files, prepare)}.npy"
-    if not kept.is_file():
-        try:
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary = cache / f".{kept.name}.{secrets.token_hex(4)}"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError as error:
-            warnings.warn(
-                f"decoded pictures cannot be kept in {cache} ({error}), and are decoded again by every run: set cache "
-                "to a folder that can be written to, or to false",
-                stacklevel=2,
-            )
-            return read_pictures(files, prepare)
-        _write(temporary, descriptor, kept, files, prepare, shape)
-        for old in cache.glob(f"{name}-{'?' * 16}.npy"):
-            if old != kept:
-                old.unlink(missing_ok=True)
-    with reading(kept, "array of pictures"):
-        # Copy on write: what is changed in memory never reaches the file.
-        mapped = np.load(kept, mmap_mode="c", allow_pickle=False)
-        if mapped.shape != shape or mapped.dtype != np.uint8:
-            raise ValueError(f"it holds {mapped.dtype} of {mapped.shape} and not uint8 of {shape}")
-    return torch.from_numpy(mapped)
-
-
-def _write(
-    temporary: Path, descriptor: int, kept: Path, files: Sequence[Path], prepare: Preparation, shape: tuple[int, ...]
-) -> None:
-    """Writes beside the target, syncs and renames: a crash leaves no half array under its name."""
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(handle, header)
-            for _, piece in _decoded(files, prepare):
-                handle.write(np.ascontiguousarray(piece).data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, kept)
-    except OSError as error:
-        room = f"{error.strerror}, {np.prod(shape) / 2**30:.1f} GiB are needed"
-        message = f"decoded pictures cannot be kept ({room}): set cache to a folder with room, or to false"
-        raise OSError(error.errno, message, str(kept)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    pixels = np.empty((len(files), *prepare.shape), dtype=np.uint8)
+    for start, piece in _decoded(files, prepare):
+        pixels[start : start + len(piece)] = piece
+    return torch.from_numpy(pixels)
 
 
 def _decoded(files: Sequence[Path], prepare: Preparation) -> Iterator[tuple[int, Pixels]]:
@@ -184,17 +110,6 @@ def _decoded(files: Sequence[Path], prepare: Preparation) -> Iterator[tuple[int,
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in shown:
             yield start, np.stack(list(pool.map(prepare, files[start : start + _PIECE])))
-
-
-def _digest(files: Sequence[Path], prepare: Preparation) -> str:
-    digest = hashlib.blake2b(repr(prepare).encode(), digest_size=8)
-    for file in files:
-        about = file.stat()
-        # With the folder that it is in, which is its class; the way there may change.
-        digest.update(
-            f"\n{file.parent.name}/{file.name}\0{about.st_size}\0{about.st_mtime_ns}".encode(errors="replace")
-        )
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -253,19 +168,6 @@ def sizes_and_channels(files: Sequence[Path], *, count: int = 999) -> tuple[Coun
     return sizes, channels
 
 
-def warn_of_dark(files: Sequence[Path]) -> None:
-    """Warns of 16-bit pictures whose content has fewer bits; for public ones, since a warning tells of a picture."""
-    for path in files:
-        with _opened(path) as picture:
-            if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
-                warnings.warn(
-                    f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if the content fills "
-                    "12 bits, as that of radiographs often does, set bits 12",
-                    stacklevel=2,
-                )
-                return
-
-
 def require_outside(stated: Sequence[Partition | None], files: Sequence[Path], *, private: Path | None = None) -> None:
     """Refuses public `files` that are below a folder of private data, links followed both ways. None is opened.
 
@@ -309,14 +211,13 @@ def pictures_of(folders: Sequence[tuple[int, Path]], *, relative_to: Path) -> li
 
 
 class PictureDataModule(ImageDataModule):
-    """A data set whose images are picture files, each decoded once."""
+    """A data set whose images are picture files."""
 
-    def __init__(self, *, preparation: Preparation, cache: bool | str, **settings: Any) -> None:
+    def __init__(self, *, preparation: Preparation, **settings: Any) -> None:
         """Remembers the settings; no picture is opened.
 
         Args:
             preparation: How a picture becomes an image.
-            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are.
             settings: As for every data set.
 
         Raises:
@@ -324,24 +225,18 @@ class PictureDataModule(ImageDataModule):
         """
         self.preparation = preparation
         self.image_shape = preparation.shape
-        self.cache = cache
         super().__init__(**settings)
-        cache_folder(cache, beside=self.folder)
 
     @property
     def partition(self) -> dict[str, Any]:
         """See `ImageDataModule.partition`; the folder is known under any name, and its path is not written down."""
         return {**super().partition, "place": _place_of(self.folder)}
 
-    def decoded(self, files: Sequence[Path], *, name: str) -> Tensor:
-        """(N, C, H, W) uint8 of N pictures; see `read_pictures`."""
-        return read_pictures(files, self.preparation, cache=cache_folder(self.cache, beside=self.folder), name=name)
-
-    def records_of(self, pictures: Sequence[Picture], *, name: str, identities: Tensor | None = None) -> ImageDataset:
+    def records_of(self, pictures: Sequence[Picture], *, identities: Tensor | None = None) -> ImageDataset:
         """The records of some pictures; see `read_pictures`."""
         names = [picture.name for picture in pictures]
         return ImageDataset(
-            images=self.decoded([picture.file for picture in pictures], name=name),
+            images=read_pictures([picture.file for picture in pictures], self.preparation),
             labels=torch.tensor([picture.label for picture in pictures], dtype=torch.int64),
             ids=ids_of_names(names),
             identities=identities,

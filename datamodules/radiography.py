@@ -33,21 +33,18 @@ class COVIDx(PictureDataModule):
     site = "https://www.kaggle.com/datasets/tawsifurrahman/covid19-radiography-database"
     downloadable = False
 
-    def __init__(
-        self, *, size: int = 64, channels: Literal[1, 3] = 1, cache: bool | str = True, **settings: Any
-    ) -> None:
+    def __init__(self, *, size: int = 64, channels: Literal[1, 3] = 1, **settings: Any) -> None:
         """Remembers the settings; no file is touched.
 
         Args:
             size: Height and width of the images; the files are square.
             channels: 1, as radiographs are; 3 makes three equal ones, for a network that takes colour.
-            cache: Whether decoded images are kept beside the pictures in `.decoded`, or the folder where they are.
             settings: As for every data set.
 
         Raises:
             ValueError: A setting is outside its range.
         """
-        super().__init__(preparation=Preparation(size=size, channels=channels), cache=cache, **settings)
+        super().__init__(preparation=Preparation(size=size, channels=channels), **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, of only the chosen classes."""
@@ -59,4 +56,4 @@ class COVIDx(PictureDataModule):
         found = [one._replace(name=one.file.name) for one in pictures_of(folders, relative_to=self.folder)]
         is_test = id_fraction(ids_of_names([one.name for one in found]), purpose="covidx-test") < TEST_FRACTION
         kept = [one for one, test in zip(found, is_test.tolist(), strict=True) if test == (part == "test")]
-        return self.records_of(kept, name=f"{self.name}-{part}-{'x'.join(map(str, self.image_shape))}")
+        return self.records_of(kept)

@@ -9,7 +9,7 @@ from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from support.data_files import write_folders
 
-from datamodules import CIFAR10, CelebA, FashionMNIST, SyntheticSteps
+from datamodules import CIFAR10, FashionMNIST, SyntheticSteps
 
 QUIET = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
 
@@ -68,9 +68,3 @@ def test_facts_that_follow_from_settings_link_to_the_model() -> None:
 def test_classes_are_given_by_name_or_position(given: str, kept: tuple[int, ...] | None) -> None:
     data = linked("--data", "CIFAR10", f"--data.classes={given}").datamodule
     assert isinstance(data, CIFAR10) and data.kept_classes == kept
-
-
-@pytest.mark.parametrize(("given", "cache"), [("true", True), ("false", False), ("elsewhere", "elsewhere")])
-def test_a_cache_is_a_choice_or_a_folder(given: str, cache: bool | str) -> None:
-    data = linked("--data", "CelebA", f"--data.cache={given}").datamodule
-    assert isinstance(data, CelebA) and data.cache == cache

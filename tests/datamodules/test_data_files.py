@@ -230,7 +230,7 @@ def test_other_files_than_the_published_ones_are_refused(
     name: str, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, stage = copied(name), "fit" if name == "PneumoniaMNIST" else "test"
-    with pytest.raises(ValueError, match=r"has the MD5 sum [0-9a-f]{32}, and the published file has [0-9a-f]{32}"):
+    with pytest.raises(ValueError, match="has another MD5 sum"):
         FAMILIES[name].build(root=root, verify=True).setup(stage)
     _publish(name, root, monkeypatch)
     FAMILIES[name].build(root=root, verify=True).setup(stage)  # the very same bytes
@@ -284,7 +284,7 @@ def test_a_download_is_checked_and_made_once(
 @pytest.mark.parametrize("name", ["CIFAR10", "COVIDx", "ImageNet"])
 def test_a_record_that_goes_changes_no_other(name: str, copied: Callable[[str], Path]) -> None:
     root = copied(name)
-    build = partial(FAMILIES[name].build, **({} if name == "CIFAR10" else {"cache": False}))
+    build = partial(FAMILIES[name].build)
     before = build(root=root).read("train").ids.tolist()
     if name == "CIFAR10":
         path = root / "cifar-10-batches-py" / "data_batch_2"
@@ -386,14 +386,6 @@ def test_no_code_of_a_file_is_run(copied: Callable[[str], Path]) -> None:
     assert marker.exists()  # what an ordinary reader would have done
 
 
-def test_archives_that_are_there_are_pointed_out(copied: Callable[[str], Path]) -> None:
-    root = copied("MNIST")
-    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    path.rename(path.with_name(f"{path.name}.gz"))
-    with pytest.raises(MissingDataError, match=r"Only compressed: t10k-images-idx3-ubyte.gz \(decompress"):
-        MNIST(root=root).setup("test")
-
-
 def test_ids_of_mnist_are_indices_in_the_official_file(tmp_path: Path) -> None:
     images, labels = write_mnist_part(tmp_path / "MNIST" / "raw", prefix="train", count=30)
     records = MNIST(root=tmp_path).read("train")
@@ -433,13 +425,11 @@ def test_facts_of_medmnist_are_the_package_s() -> None:
         assert data.num_classes == len(data.class_names) == len(INFO[subset]["label"]) >= 2
 
 
-def test_colour_of_medmnist_comes_channels_first_and_counts_are_the_published_ones(tmp_path: Path) -> None:
+def test_colour_of_medmnist_comes_channels_first(tmp_path: Path) -> None:
     write_medmnist(tmp_path, subset="bloodmnist", channels=3, classes=8, size=64)
     build = partial(MedMNIST, root=tmp_path, subset="bloodmnist", size=64)
     with np.load(tmp_path / "medmnist" / "bloodmnist_64.npz") as arrays:
         assert np.array_equal(build(verify=False).read("test").images, arrays["test_images"].transpose(0, 3, 1, 2))
-    with pytest.raises(ValueError, match="holds 30 test images, and the published file 3421"):
-        build().read("test")
 
 
 def test_the_test_part_of_medmnist_is_read_by_itself(copied: Callable[[str], Path]) -> None:
@@ -490,12 +480,9 @@ def celeba(root: Path, **settings: Any) -> CelebA:
     return data
 
 
-def test_both_tasks_of_celeba_are_of_the_same_faces(
-    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_tasks_of_celeba_are_of_the_same_faces(copied: Callable[[str], Path]) -> None:
     root = copied("CelebA-G")
     gender = celeba(root)
-    monkeypatch.setattr("datamodules.pictures._decoded", None)  # faces are decoded once for both
     hair = celeba(root, task="hair")
     assert torch.equal(gender.train_records.labels, (gender.train_records.ids - 1) % 2)
     assert (gender.class_names, hair.name) == (("female", "male"), "CelebA-H")
@@ -509,7 +496,7 @@ def test_both_tasks_of_celeba_are_of_the_same_faces(
 
 @pytest.mark.parametrize("crop", [178, 108])
 def test_the_middle_of_a_face_is_cut_out_and_shrunk(written: dict[str, Path], crop: int) -> None:
-    data = celeba(written["CelebA-G"], crop=crop, size=32, cache=False)
+    data = celeba(written["CelebA-G"], crop=crop, size=32)
     face = Image.open(written["CelebA-G"] / "celeba" / "img_align_celeba" / "000001.jpg")
     left, top = (178 - crop) // 2, (218 - crop) // 2
     expected = face.crop((left, top, left + crop, top + crop)).resize((32, 32), Image.Resampling.BILINEAR)

@@ -151,7 +151,6 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
         ({"test_fraction": 0.2, "size": 8, "channels": 4}, "channels must be 1"),
         ({"test_fraction": 0.2, "size": 0, "channels": 1}, "size must be"),
         ({"test_fraction": 0.2, "num_records": 0}, "num_records must be an integer of at least 1"),
-        ({"test_fraction": 0.2, "size": 8, "channels": 1, "cache": ""}, "cache must be"),
         (
             {"test_fraction": 0.2, "size": 8, "channels": 1, "classes": ["ants", "wasps"]},
             r"insects's classes \(ants, bees\), got 'wasps'",
@@ -175,7 +174,7 @@ def test_folders_of_no_use_are_refused(parted: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"root .*nowhere is no folder: give the one that holds your pictures"):
         ImageFolder(root=tmp_path / "nowhere")
     (tmp_path / "one" / "train" / "ants").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"root .*train is one of the parts: you probably meant .*insects$"):
+    with pytest.raises(ValueError, match=r"train has no folders train and test"):
         ImageFolder(root=parted / "train")
     with pytest.raises(ValueError, match=r"at least 2 \(its folders are ants\)"):
         ImageFolder(root=tmp_path / "one")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from support.data_files import picture
 
-from datamodules import pictures
 from datamodules.pictures import Preparation, read_pictures
 
 
@@ -53,9 +49,6 @@ def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
     assert np.array_equal(got[0], ramp(8, 8))
     picture(deep >> 4, tmp_path / "dark.png")
     assert Preparation(size=8, channels=1)(tmp_path / "dark.png").max() < 16
-    with pytest.warns(UserWarning, match="becomes almost black: .* set bits 12"):
-        pictures.warn_of_dark([tmp_path / "a.png", tmp_path / "dark.png"])
-    pictures.warn_of_dark([tmp_path / "a.png"])
     assert np.array_equal(Preparation(size=8, channels=1, bits=12)(tmp_path / "dark.png")[0], ramp(8, 8))
     floats = tmp_path / "a.tif"
     Image.fromarray(ramp(8, 8).astype(np.float32)).save(floats)
@@ -90,91 +83,3 @@ def test_what_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Preparation(**{"size": 8, "channels": 1, **settings})
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    return [picture(ramp(8, 8) // (1 + number), tmp_path / "in" / f"{number}.png") for number in range(5)]
-
-
-SMALL = Preparation(size=8, channels=1)
-
-
-def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    decoded: list[int] = []
-    original = pictures._decoded
-
-    def counted(files: Any, prepare: Any) -> Any:
-        decoded.append(len(files))
-        return original(files, prepare)
-
-    monkeypatch.setattr(pictures, "_decoded", counted)
-    return decoded
-
-
-def test_pictures_are_decoded_once_and_kept_in_private(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = count_decoded(monkeypatch)
-    cache = tmp_path / "kept"
-    plain = read_pictures(files, SMALL)
-    first, second = (read_pictures(files, SMALL, cache=cache, name="a/b [x]") for _ in range(2))
-    assert torch.equal(plain, first) and torch.equal(first, second) and decoded == [5, 5]
-    (kept,) = cache.iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600 and cache.stat().st_mode & 0o777 == 0o700
-    assert np.array_equal(np.load(kept), plain.numpy())
-    second[:] = 7  # what is changed in memory never reaches the file
-    assert torch.equal(read_pictures(files, SMALL, cache=cache, name="a/b [x]"), plain)
-
-
-@pytest.mark.parametrize("change", ["content", "time", "file", "size"])
-def test_a_changed_picture_is_decoded_again_and_the_old_array_goes(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    cache, prepare = tmp_path / "kept", SMALL
-    read_pictures(files, prepare, cache=cache, name="a")
-    if change == "content":
-        picture(255 - ramp(8, 8), files[0])
-    elif change == "time":
-        os.utime(files[0], ns=(1, 1))
-    elif change == "file":
-        files = files[1:]
-    else:
-        prepare = Preparation(size=4, channels=1)
-    decoded = count_decoded(monkeypatch)
-    assert torch.equal(read_pictures(files, prepare, cache=cache, name="a"), read_pictures(files, prepare))
-    assert len(decoded) == 2 and len(list(cache.iterdir())) == 1
-
-
-def test_a_folder_that_cannot_be_written_costs_time_alone(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.warns(UserWarning, match="cannot be kept in .*Permission denied.*set cache to a folder"):
-        got = read_pictures(files, SMALL, cache=tmp_path / "kept", name="a")
-    monkeypatch.undo()
-    assert torch.equal(got, read_pictures(files, SMALL))
-
-
-def test_a_full_disk_leaves_nothing_behind(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device, 0\.0 GiB are needed.*set cache to a folder with room"):
-        read_pictures(files, SMALL, cache=tmp_path / "kept", name="a")
-    assert list((tmp_path / "kept").iterdir()) == []
-
-
-def test_a_damaged_array_is_named(files: list[Path], tmp_path: Path) -> None:
-    read_pictures(files, SMALL, cache=tmp_path, name="a")
-    (kept,) = tmp_path.glob("*.npy")
-    np.save(kept, np.zeros((2, 1, 8, 8), np.uint8))
-    with pytest.raises(ValueError, match=r"a-.*\.npy is damaged .*it holds uint8 of \(2, 1, 8, 8\)"):
-        read_pictures(files, SMALL, cache=tmp_path, name="a")
-    kept.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"a-.*\.npy is damaged"):
-        read_pictures(files, SMALL, cache=tmp_path, name="a")
