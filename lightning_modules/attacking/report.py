@@ -126,8 +126,8 @@ def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inv
         ]
     broken = [one.attack for one in leaks if one.broken] + [one.attack for one in inverted if one.broken]
     lines += [f"\n**{name} fails on the control: it is broken here and says nothing.**" for name in broken]
-    lines += ["", "![ROC curves, bounds on ε and inverted images](attack.png)", ""]
-    return "\n".join(lines)
+    lines += ["", "![inverted images](attack.png)"] if inverted else []
+    return "\n".join([*lines, ""])
 
 
 def _leak_row(leak: Leak) -> str:
@@ -159,59 +159,16 @@ def _inverted_row(one: Inverted) -> str:
     )
 
 
-def figure(leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> Figure:
-    """ROC curves of average records on log axes, ε claimed against refuted, and inverted images, a class a column."""
+def figure(inverted: Sequence[Inverted]) -> Figure:
+    """Inverted images, an attack a panel, a class a column."""
     attacks = list(dict.fromkeys(one.attack for one in inverted))
-    models = list(dict.fromkeys(one.model for one in inverted))
-    heights = [4.0] * bool(leaks) + [1.4] * len(models)
-    drawn = plt.figure(figsize=(max(9.0, 3.2 * len(attacks)), sum(heights)), layout="constrained")
-    rows = list(drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
-    if leaks:
-        roc, bounds = rows.pop(0).subplots(1, 2)
-        _draw_roc(roc, [leak for leak in leaks if leak.kind == "record"])
-        _draw_bounds(bounds, [leak for leak in leaks if leak.audited is not None and leak.model != CONTROL])
-    for row, model in zip(rows, models, strict=True):
-        panels = row.subplots(1, len(attacks), squeeze=False)[0]
-        for panel, one in zip(panels, (one for one in inverted if one.model == model), strict=True):
-            _draw_images(panel, one)
-    return drawn
-
-
-def _draw_roc(axes: Any, leaks: Sequence[Leak]) -> None:
-    models, attacks = (
-        list(dict.fromkeys(names)) for names in zip(*((one.model, one.attack) for one in leaks), strict=True)
+    rows = len(inverted) // len(attacks)
+    drawn, panels = plt.subplots(
+        rows, len(attacks), figsize=(max(9.0, 3.2 * len(attacks)), 1.4 * rows), squeeze=False, layout="constrained"
     )
-    styles = ("-", "--", ":", "-.", (0, (1, 4)))
-    for leak in leaks:
-        false, true = leak.result.roc
-        axes.plot(
-            false,
-            true,
-            linestyle=styles[attacks.index(leak.attack) % 5],
-            color=f"C{models.index(leak.model)}",
-            linewidth=1,
-        )
-    for number, name in enumerate(models):
-        axes.plot([], [], color=f"C{number}", label=name)
-    for number, name in enumerate(attacks):
-        axes.plot([], [], color="0.3", linestyle=styles[number % 5], label=name)
-    axes.plot([1e-4, 1], [1e-4, 1], color="0.7", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
-    axes.set(xlabel="false positive rate", ylabel="true positive rate", title="membership, average records")
-    axes.legend(fontsize=7)
-
-
-def _draw_bounds(axes: Any, leaks: Sequence[Leak]) -> None:
-    largest: dict[str, float] = {}
-    for leak in leaks:
-        assert leak.audited is not None
-        name = f"{leak.model}, {_NAMES[leak.kind]}"
-        largest[name] = max(largest.get(name, 0.0), leak.audited.epsilon_lower)
-    axes.barh(list(largest), list(largest.values()), color="C0")
-    for claim in {leak.audited.claimed_epsilon for leak in leaks if leak.audited} - {None}:
-        axes.axvline(claim, color="C3", linewidth=1)
-    axes.invert_yaxis()
-    axes.set(xlabel="ε", title="refuted by the best attack (bars), claimed (line)")
+    for panel, one in zip(panels.flat, inverted, strict=True):
+        _draw_images(panel, one)
+    return drawn
 
 
 def _draw_images(axes: Any, one: Inverted) -> None:

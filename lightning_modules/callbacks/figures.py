@@ -1,9 +1,8 @@
-"""Figures of a fit: accuracy and both ε over its course, and grids of synthetic images."""
+"""The course of a fit: accuracy and both ε, and grids of synthetic images."""
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torchvision.utils import make_grid
 
 from lightning_modules.callbacks.data_free import data_free
-from lightning_modules.evaluation import KEPT_APART, validation_metric
-from lightning_modules.runtime.figures import image_grid, run_curves, save_figure
+from lightning_modules.evaluation import validation_metric
+from lightning_modules.runtime.figures import image_grid, save_figure
 from lightning_modules.runtime.publication import private_folder, public_folder
-from lightning_modules.runtime.runs import datamodule_of, is_dev_run
+from lightning_modules.runtime.runs import is_dev_run
 
 
 class Curves(Callback):
-    """Accuracy and both ε over steps: `curves.png` in the run's folder, and the points as `history`.
+    """Accuracy and both ε over steps, for the result record.
 
     Attributes:
         history: One point per validation: `steps`, `accuracy`, `epsilon`, `epsilon_published`, `queries`.
@@ -45,21 +44,6 @@ class Curves(Callback):
                 "queries": account.queries(),
             }
         )
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws the figure."""
-        if trainer.is_global_zero and self.history and not is_dev_run(trainer):
-            title = f"{type(pl_module).__name__} on {getattr(datamodule_of(trainer), 'name', 'data')}"
-            of = "kept apart" if validation_metric(trainer) == KEPT_APART else "test"
-            level = data_free(pl_module).annotator.account.neighbours()[0].value
-            figure = run_curves(self.history, title=title, of=of, level=level)
-            save_figure(figure, _figures_folder(trainer, pl_module) / "curves.png")
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Draws what there is of a run that ends early."""
-        if data_free(pl_module).annotator.is_open:
-            with suppress(OSError):  # the callback that saves a checkpoint comes later
-                self.on_fit_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """The points, so that a resumed run draws one curve."""

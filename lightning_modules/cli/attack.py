@@ -29,7 +29,6 @@ from lightning_modules import priors
 from lightning_modules.attacking.report import CONTROL, Inverted, Leak, figure, page
 from lightning_modules.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
 from lightning_modules.cli.distill import PRIORS
-from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
 from lightning_modules.runtime.runs import commit, versions
@@ -106,7 +105,8 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         "commits": sorted(commits),
         "versions": versions(),
     }
-    save_figure(figure(leaks, inverted), folder / "attack.png")
+    if inverted:
+        save_figure(figure(inverted), folder / "attack.png")
     write_atomically(folder / "attack.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     text = page(facts, leaks, inverted)
     print(f"{text}\nPrivate, like everything beside it: {write_atomically(folder / 'attack.md', text)}")
@@ -115,7 +115,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OptionParser(prog="LightningCLI attack", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI attack", description=__doc__)
     names = [*MEMBERSHIP, INVERSION]
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0). The data must be there.")
     parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="Default: all.")

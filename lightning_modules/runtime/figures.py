@@ -51,43 +51,6 @@ def image_grid(images: torch.Tensor, *, title: str) -> Figure:
     return figure
 
 
-def run_curves(
-    history: Sequence[Mapping[str, float]], *, title: str, of: str = "test", level: str = "record"
-) -> Figure:
-    """Accuracy over steps, and both ε figures over steps on a logarithmic axis.
-
-    Args:
-        history: Points with `steps`, `accuracy`, `epsilon` and `epsilon_published`.
-        title: Heading.
-        of: Which images the accuracy is of.
-        level: What ε is about, `record` or another unit.
-    """
-    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5.5))
-    steps = [point["steps"] for point in history]
-    top.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, color="C0")
-    accuracy_axis(top, of=of)
-    top.set_title(title, fontsize=10)
-    for name, label, color in (
-        ("epsilon", f"{level}-level ε (a bound)", "C3"),
-        ("epsilon_published", "published ε (the paper's claim)", "C2"),
-    ):
-        points = [(point["steps"], point[name]) for point in history if 0 < point[name] < math.inf]
-        if points:
-            bottom.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=label)
-    if infinite := [point["steps"] for point in history if math.isinf(point["epsilon"])]:
-        where = bottom.get_xaxis_transform()
-        bottom.plot(infinite, [TOP] * len(infinite), "C3^", label=f"{level}-level ε: infinite", transform=where)
-        bottom.margins(y=0.2)  # below it
-    bottom.set_yscale("log")
-    bottom.set_ylabel("ε")
-    bottom.set_xlabel("steps")
-    bottom.grid(alpha=0.3)
-    if bottom.get_legend_handles_labels()[0]:
-        bottom.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
-
-
 def comparison(
     runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
 ) -> Figure:

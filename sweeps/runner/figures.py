@@ -9,12 +9,10 @@ from textwrap import fill
 from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lightning_modules.runtime.figures import TOP, accuracy_axis
-from privacy.formatting import round_up
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import REACHED, Spec
 
@@ -93,25 +91,25 @@ def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, 
     top.tick_params(which="both", labelbottom=False)
     panel.tick_params(axis="x", which="minor", labelsize=6)
     figure.set_size_inches(6, 6)
-    seen: dict[float, dict[str, tuple[float, bool]]] = {}
+    shown: dict[bool, None] = {}
     for name, line in lines.items():
         for values, style, bound in ((line.record, "-o", True), (line.published, ":s", False)):
             points = [(x, value) for x, value in zip(line.x, values, strict=True) if value is not None and value > 0]
             finite = [point for point in points if math.isfinite(point[1])]
             if finite:
                 panel.plot(*zip(*finite, strict=True), style, color=colors[name], markersize=3, linewidth=1)
+            shown |= dict.fromkeys([bound] if points else [])
             for x, value in points:
-                seen.setdefault(x, {})[_short(value, bound=bound)] = (value, bound)
                 if math.isinf(value):
                     where = panel.get_xaxis_transform()
                     panel.plot([x], [TOP], "o" if bound else "s", color=colors[name], markersize=3, transform=where)
+                    panel.annotate(
+                        "inf", (x, TOP), xycoords=where, xytext=(4, -3), textcoords="offset points", fontsize=6
+                    )
     panel.set_yscale("log")
     panel.margins(y=0.3)
     panel.set_ylabel("ε")
     panel.grid(alpha=0.3)
-    for x, texts in seen.items():
-        _write(panel, x, texts)
-    shown = {bound for texts in seen.values() for _, bound in texts.values()}
     kinds = {
         True: Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=3, linewidth=1, label=RECORD),
         False: Line2D([], [], color="0.3", linestyle=":", marker="s", markersize=3, linewidth=1, label=CLAIMED),
@@ -119,32 +117,3 @@ def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, 
     handles = [line for bound, line in kinds.items() if bound in shown]
     panel.legend(handles=handles, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
     figure.tight_layout()
-
-
-def _write(panel: Axes, x: float, texts: Mapping[str, tuple[float, bool]]) -> None:
-    """Writes the figures of one x beside their points: the highest that is finite above, the others below."""
-    panel.get_ylim()  # fits the axis to the data, which places depend on
-    lowest = math.inf
-    for text, (value, bound) in sorted(texts.items(), key=lambda item: item[1], reverse=True):
-        infinite, first = math.isinf(value), lowest == math.inf
-        y = panel.transData.transform((x, value))[1] * 72 / panel.figure.dpi  # in points
-        if not infinite:
-            lowest = y if first else min(y, lowest) - 7
-        panel.annotate(
-            text,
-            (x, TOP if infinite else value),
-            xycoords=panel.get_xaxis_transform() if infinite else "data",
-            xytext=(4, 0) if infinite else (0, 3 if first else lowest - y + 3),
-            textcoords="offset points",
-            ha="left" if infinite else "center",
-            va="center" if infinite else "bottom" if first else "top",
-            fontsize=6,
-            fontweight="bold" if bound else "normal",
-        )
-
-
-def _short(value: float, *, bound: bool) -> str:
-    """Two digits, a bound never below its value: `4.3e6`."""
-    text = round_up(value, digits=2) if bound else f"{value:.2g}"
-    mantissa, _, exponent = text.partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else text

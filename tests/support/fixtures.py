@@ -67,7 +67,6 @@ def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         path.touch()
         return path
 
-    monkeypatch.setattr("lightning_modules.callbacks.figures.run_curves", lambda *_, **__: None)
     monkeypatch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
     monkeypatch.setattr("lightning_modules.callbacks.figures.save_figure", touch)
 

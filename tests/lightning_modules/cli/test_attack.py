@@ -190,9 +190,7 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     assert found["audited"]["confidence"] == pytest.approx(1 - 0.05 / 6)
     # The run's own model has a claim that holds, and it was trained for one step.
     assert abs(content["leaks"][-2]["auc"] - 0.5) < 0.15
-    assert (
-        "**fails**" in Path("t/private/attack/attack.md").read_text() and Path("t/private/attack/attack.png").is_file()
-    )
+    assert "**fails**" in Path("t/private/attack/attack.md").read_text()
     assert "Private, like everything beside it" in capsys.readouterr().out
 
 

@@ -30,7 +30,6 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
     patch = pytest.MonkeyPatch()
     patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
     patch.setattr("lightning_modules.callbacks.figures.save_figure", lambda figure, path: path)
-    patch.setattr("lightning_modules.callbacks.figures.run_curves", lambda *_, **__: None)
     patch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
     try:
         teacher_by_dp_sgd("dp", target_epsilon=3.0)
