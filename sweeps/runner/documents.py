@@ -16,12 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_modules.callbacks.record import role
 from privacy.files import write_atomically
 from sweeps.runner.fit import read_record
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 from sweeps.runner.leaks import inversions_table, leaks_table
-from sweeps.runner.pipeline import bound, claim
+from sweeps.runner.pipeline import records_table
 
 _TABLES = {"methods": methods_table, "papers": papers_table}
 _OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
@@ -35,21 +34,12 @@ def results_table(names: Sequence[str], folder: Path) -> str:
         RunnerError: A record is missing.
     """
     records = {name: read_record(name, folder) for name in names}
-    lines = [
-        "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for name, record in records.items():
-        accuracy = f"{100 * record['accuracy']:.2f} %"
-        lines.append(
-            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {claim(record) or '–'} | "
-            f"{bound(record)} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
-        )
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})
     seeds = sorted({record["seed"] for record in records.values()})
     deltas = sorted({record["delta"] for record in records.values() if record["delta"]})
     commits = sorted({record["commit"] for record in records.values()})
-    lines += [
+    lines = [
+        *records_table(records),
         "",
         f"Last step, no selection. δ = {', '.join(f'{delta:g}' for delta in deltas) or '–'}; unit: one training "
         f"record; seed {', '.join(map(str, seeds))}; {'; '.join(shared)}; commit {', '.join(commits)}. "

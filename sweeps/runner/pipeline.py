@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 from lightning_modules.callbacks.record import role
 from lightning_modules.runtime.figures import comparison, save_figure
@@ -82,22 +81,8 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
     """
     files = {name: place / "result.json" for name, place in folders.items()}
     records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("fit", "what", "data", "test accuracy", "ε published", "ε record", "δ", "teacher queries"):
-        table.add_column(heading, justify="left" if heading in ("fit", "what", "data") else "right")
-    for name, record in records.items():
-        table.add_row(
-            name,
-            role(record),
-            record["dataset"],
-            f"{100 * record['accuracy']:.2f} %",
-            claim(record) or "-",
-            bound(record),
-            f"{record['delta']:g}" if record["delta"] else "-",
-            f"{record['queries']:,}" if "queries" in record else "-",
-        )
     stream = io.StringIO()
-    Console(file=stream, width=118).print(table)
+    Console(file=stream, width=118).print(Markdown("\n".join(records_table(records))))
     lines = [stream.getvalue().rstrip(), "", MEANING, ""]
     histories = {name: record["curve"] for name, record in records.items() if record.get("curve")}
     if title is not None and histories:
@@ -114,13 +99,28 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
     return "\n".join(lines)
 
 
-def bound(record: Mapping[str, Any]) -> str:
+def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A Markdown table of records by name, one row each."""
+    lines = [
+        "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, record in records.items():
+        accuracy = f"{100 * record['accuracy']:.2f} %"
+        lines.append(
+            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {_claim(record) or '–'} | "
+            f"{_bound(record)} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
+        )
+    return lines
+
+
+def _bound(record: Mapping[str, Any]) -> str:
     """The record-level ε of a record."""
     value = record["epsilon_record"]
     return value if isinstance(value, str) else short_figure(value)
 
 
-def claim(record: Mapping[str, Any]) -> str | None:
+def _claim(record: Mapping[str, Any]) -> str | None:
     """The published ε of a record, where there is a claim."""
     if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None

@@ -102,7 +102,7 @@ def test_files_that_make_no_sense(fits: Fits, content: Any, message: str) -> Non
 
 
 def test_a_file_that_is_not_there_and_one_that_is_a_table() -> None:
-    with pytest.raises(ValueError, match=r"pipeline absent\.yaml: there is no such file"):
+    with pytest.raises(ValueError, match=r"file absent\.yaml does not exist"):
         main(["pipeline", "absent.yaml"])
     with pytest.raises(RunnerError, match="LightningCLI tables run dpdfd-table1"):
         main(["pipeline", "sweeps/tables/dpdfd-table1.yaml"])
