@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -102,25 +101,6 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
     return logits, caught[0]
 
 
-class MaxPool2x2(nn.MaxPool2d):
-    """`nn.MaxPool2d(2)`, to the bit, in half of the time on a CPU where no gradient is wanted.
-
-    torch's writes the position of each maximum, in 64 bits, whether or not there will be a backward pass.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map (N, C, H, W) to (N, C, H // 2, W // 2), the largest of each 2x2 pixels."""
-        if images.device.type != "cpu" or (torch.is_grad_enabled() and images.requires_grad):
-            pooled: Tensor = super().forward(images)
-            return pooled
-        height, width = images.shape[-2] // 2 * 2, images.shape[-1] // 2 * 2
-        rows = torch.maximum(images[..., 0:height:2, :width], images[..., 1:height:2, :width])
-        return torch.maximum(rows[..., 0::2], rows[..., 1::2])
-
-
 class DataLensClassifier(ImageClassifier):
     """DataLens's classifier (Wang et al. 2021): the student of DPDFD and DPSD, and of LabelDP in its data setting.
 
@@ -143,7 +123,7 @@ class DataLensClassifier(ImageClassifier):
         )
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
-            MaxPool2x2(),
+            nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Dropout(0.2),
             nn.Conv2d(32, 64, 3),
@@ -181,7 +161,7 @@ class TwoConvNet(ImageClassifier):
             raise ValueError(f"hidden must hold positive layer sizes, got {list(hidden)!r}")
         layers: list[nn.Module] = []
         for inputs, outputs in ((channels, 64), (64, 128)):
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), MaxPool2x2(), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         layers.append(nn.Flatten())
         size = 128 * (height // 4) * (width // 4)
         for outputs in hidden:
@@ -246,7 +226,7 @@ class SmallCNN(ImageClassifier):
                 layers.append(nn.BatchNorm2d(outputs))
             elif norm == "group":
                 layers.append(nn.GroupNorm(gcd(outputs, 4), outputs))
-            layers += [MaxPool2x2(), act()]
+            layers += [nn.MaxPool2d(2), act()]
             channels = outputs
         layers += [nn.Flatten(), nn.Linear(channels * (height // 2**depth) * (columns // 2**depth), hidden), act()]
         self.features = nn.Sequential(*layers)

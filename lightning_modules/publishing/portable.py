@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
@@ -19,7 +18,7 @@ def portable(network: nn.Module) -> nn.Module:
     """A copy for export, in eval mode on the CPU, that computes the same and takes any number of images.
 
     Scattering is computed without complex numbers, it and features of patches or kernels without pieces of a fixed
-    size, pooling by torch's own layer.
+    size.
     """
     found = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
     return _replaced(found)
@@ -30,8 +29,6 @@ def _replaced(module: nn.Module) -> nn.Module:
         return PortableScattering(module).eval()
     if isinstance(module, Patches | Kernels):
         return InOnePiece(module).eval()
-    if isinstance(module, MaxPool2x2):
-        return nn.MaxPool2d(2).eval()
     for name, child in module.named_children():
         setattr(module, name, _replaced(child))
     return module

@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from support.features import linear
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datamodules.synthetic_steps import StepIndices
@@ -20,26 +19,12 @@ from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
-from lightning_modules.networks.classifiers import MaxPool2x2
 from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import Budget
 from privacy.annotators import GradientAnnotator
 
 SHAPE = (1, 12, 12)
-
-
-# --- the same outputs ---
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("size", [(8, 8), (9, 7), (2, 3)])
-def test_pooling_is_torchs_own(layout: torch.memory_format, size: tuple[int, int]) -> None:
-    images = torch.randn(3, 5, *size).to(memory_format=layout)
-    images[0, 0, 0, 0] = torch.nan
-    expected = nn.MaxPool2d(2)(images)
-    assert torch.equal(MaxPool2x2()(images).nan_to_num(7.0), expected.nan_to_num(7.0))
-    assert MaxPool2x2()(images.requires_grad_()).grad_fn is not None
 
 
 # --- a teacher that shares its features ---
