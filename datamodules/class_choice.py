@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -89,10 +88,8 @@ def _position(wanted: int | str, names: Sequence[str], aliases: Sequence[str], d
             return found[0]
     if text.isdecimal() and int(text) < len(names):
         return int(text)
-    near = difflib.get_close_matches(text, [*names, *aliases], n=3)
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
         f"classes must be names or positions from 0 to {len(names) - 1} of {dataset}'s classes ({listed}), "
-        f"got {wanted!r}.{hint}"
+        f"got {wanted!r}"
     )

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_modules.cli.errors import expected, message_of
-from lightning_modules.runtime.names import nearest
-from lightning_modules.runtime.paths import check_paths, of_run
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
@@ -21,9 +19,9 @@ __all__ = ["COMMANDS", "main", "run"]
 
 FIT = {
     "fit": "train a teacher or a student",
-    "validate": "measure a run's checkpoint on the validation images: validate RUN [options]",
-    "test": "measure a run's checkpoint on the test split: test RUN [options]",
-    "predict": "write predictions as a table: predict RUN, or predict FOLDER of an exported student",
+    "validate": "measure a checkpoint on the validation images",
+    "test": "measure a checkpoint on the test split",
+    "predict": "write a checkpoint's predictions as a table",
 }
 """Commands of Lightning's own CLI."""
 
@@ -48,14 +46,9 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     Raises:
         ValueError: The command does not exist.
     """
-    check_paths(args)
-    args = of_run(args)
     command = next((argument for argument in args if not argument.startswith("-")), None)
-    of_export = [*args[:1]] == ["predict"] and len(args) > 1 and not args[1].startswith("-")
-    if command in COMMANDS or of_export:
-        assert command is not None
-        module, _ = COMMANDS.get(command, ("lightning_modules.cli.predict", ""))
-        function = getattr(importlib.import_module(module), command)
+    if command in COMMANDS:
+        function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # What commands that make fits need of this module, which they do not import.
         offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
         wanted = inspect.signature(function).parameters
@@ -74,8 +67,7 @@ def _fit_cli(args: Sequence[str], *, run: bool) -> TranscriptionCLI:
 
 def _help(command: str | None, *, asked: bool) -> None:
     if command is not None:
-        listed = sorted([*COMMANDS, *FIT])
-        raise ValueError(f"there is no command {command}{nearest(command, listed)}; commands are {', '.join(listed)}")
+        raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
     parser = argparse.ArgumentParser(prog="LightningCLI", usage="LightningCLI COMMAND [--help] [options]")
     commands = parser.add_argument_group("commands")
     for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from lightning_modules.runtime.hyperparameters import SHORT
-from lightning_modules.runtime.paths import find_configs, wrong_with_teacher
+from lightning_modules.runtime.paths import find_configs
 
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
@@ -49,9 +48,6 @@ def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and (path, value) != ("generator_phase.baseline", "student"):
             # The name of another network comes without the arguments of the one before.
             found = _with(found, path, {field: value, **({"arguments": {}} if path.endswith("network") else {})})
-    file = _at(found, "teacher.path")
-    if isinstance(file, str) and Path(file).is_file() and (wrong := wrong_with_teacher(Path(file))):
-        raise ValueError(wrong)  # jsonargparse would take the text in the file's place
     return found
 
 

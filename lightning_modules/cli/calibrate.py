@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.cli.parsers import OptionParser
 from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
@@ -90,7 +90,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
         ValueError: The configuration has no annotator, or does not say how many steps are planned.
     """
     # The rest is for the parser of `fit`, which knows every setting.
-    parser = OptionParser(prog="LightningCLI calibrate", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI calibrate", description=__doc__)
     parser.add_argument("--targets", type=float, nargs="+", default=None, help="Targets for epsilon.")
     options, rest = parser.parse_known_args(list(args))
     cli = build(rest)

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,17 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import require_at_least
-from datamodules.partition import PartitionError
 from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
-from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.networks import Network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing import ExportError, check_options, export_run
-from lightning_modules.runtime.outcome import exit_status
 from lightning_modules.runtime.runs import is_dev_run, run_folder
-from lightning_modules.teachers.files import TeacherError, is_onnx, read_file
+from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from privacy.accounting.composition import compose
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
-from privacy.identity import CheckpointError, Training
+from privacy.identity import Training
 from privacy.neighbours import Unit
 
 PRIORS: Mapping[str, str] = {
@@ -53,32 +49,9 @@ _STEPS_PER_EPOCH = 100
 #: The newest batches, which a student without a bounded teacher learns from once more.
 _KEPT = 40
 
-#: Of `fit`, and handed on to it. Those with dots are handed on as well.
-_OF_FIT = ("config", "data", "model", "seed_everything", "trainer")
-
-# What messages of `fit` call what this command calls otherwise.
-_OWN_WORDS = (
-    (r"\bmodel\.student\.lr_scheduler\.T_max\b", "--steps"),
-    (r"\bmodel\.teacher\.network\b(?!\.)", "--network"),
-    (r"\bmodel\.teacher(\.path)?\b(?!\.)", "--teacher"),
-    (r"\bmodel\.student(\.network)?\b(?!\.)", "--student"),
-    (r"\bmodel\.(images\.)?prior\b(?!\.)", "--prior"),
-    (r"\b(model\.(images\.)?|images\.)pool\b(?!\.)", "--pictures"),
-    (r"\bmodel\.annotator\.noise_multiplier\b", "--noise-multiplier"),
-    (r"\bmodel\.annotator\.delta\b", "--delta"),
-    (r"\bseed_everything\b", "--seed"),
-    (r"\bstart a new run without --ckpt_path", "begin a new one in another --folder"),
-)
-
 
 def prior_for(dataset: str) -> dict[str, Any]:
-    """The prior of a data set, chosen only by its name: trying several on the teacher would be unaccounted queries.
-
-    >>> prior_for("MNIST")
-    {'class_path': 'StrokePrior'}
-    >>> prior_for("ImageFolder")["class_path"]
-    'MixturePrior'
-    """
+    """The prior of a data set, chosen only by its name: trying several on the teacher would be unaccounted queries."""
     return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
 
 
@@ -99,6 +72,8 @@ def configuration(
     steps = require_at_least(1, **{"--steps": options.steps})
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
+    # By the teacher: a second call goes on in it, and is charged for no other run.
+    of_teacher = re.sub(r"\W+", "_", str(Path(options.teacher).with_suffix(""))).strip("_")
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
     if shape is not None and name.rpartition(".")[2] == "ImageFolder":
         dataset["init_args"] = {**dataset.get("init_args", {}), "channels": shape[0], "size": shape[1]}
@@ -140,8 +115,7 @@ def configuration(
             "max_epochs": steps // per_epoch,
             "accelerator": "auto",
             "num_sanity_val_steps": 0,
-            "default_root_dir": options.folder
-            or str(Path("runs") / f"distill_{name.lower()}_{_name_of(Path(options.teacher))}"),
+            "default_root_dir": options.folder or f"runs/distill_{name.lower()}_{of_teacher}",
         },
         "model": {"class_path": method, "init_args": {**common, **special}},
         "data": {
@@ -149,19 +123,6 @@ def configuration(
             "init_args": {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": options.batch_size},
         },
     }
-
-
-def _name_of(teacher: Path) -> str:
-    """The file's, or of `RUN/checkpoints/last.ckpt` the run's.
-
-    >>> _name_of(Path("weights.pt")), _name_of(Path("runs/teacher_digits/version_0/checkpoints/last.ckpt"))
-    ('weights', 'teacher_digits_version_0')
-    """
-    if teacher.stem != "last":
-        return teacher.stem
-    run = teacher.resolve().parent
-    run = run.parent if run.name == "checkpoints" else run
-    return f"{run.parent.name}_{run.name}" if run.name.startswith("version_") else run.name
 
 
 def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | None]:
@@ -172,6 +133,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     Raises:
         TeacherError: The file cannot be read without running third-party code.
     """
+    require_file(path)
     content = None if is_onnx(path) else read_file(path)
     stated = content.get("training") if isinstance(content, dict) else None
     settings = content.get("hyper_parameters") if isinstance(content, dict) else None
@@ -217,12 +179,7 @@ def distill(
         CheckpointError: The run in the folder was begun with other settings.
         ExportError: The requested export is impossible; raised before the fit where possible, else the run is kept.
     """
-    parser = _parser()
-    options, settings = parser.parse_known_args(list(args))
-    parser.require_known(settings, also=_OF_FIT)
-    wrong = [one for one in settings[:1] if not one.startswith("--")]
-    if wrong:
-        raise ValueError(f"distill takes options alone, and {wrong[0]} is none; see LightningCLI distill --help")
+    options, settings = _parser().parse_known_args(list(args))
     to = Path(options.to)
     check_options(to, onnx=options.onnx, synthetic_images=options.synthetic_images, force=options.force)
     training, network, shape = facts_of(Path(options.teacher))
@@ -235,14 +192,9 @@ def distill(
             rank_zero_info("\n".join(planned_cost(planned)))
             _require_exportable(planned_epsilon(planned), unprotected=options.unprotected)
         if options.dry_run:
-            rank_zero_info(_in_own_words(lambda: cost_in_ledger(planned)))
+            rank_zero_info(cost_in_ledger(planned))
             return
-    try:
-        cli = _in_own_words(lambda: run(["fit", *line, "--ckpt_path=last"]))
-    except (KeyboardInterrupt, SystemExit) as error:
-        if exit_status(error) in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-            rank_zero_info("Or the same command once more, which exports the student as well.")
-        raise
+    cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
     say_exported(
@@ -263,17 +215,6 @@ def _require_exportable(epsilon: float, *, unprotected: bool) -> None:
             "Add --unprotected to export it all the same: its card will begin with that; or set --noise-multiplier "
             "above 0"
         )
-
-
-def _in_own_words(act: Callable[[], Any]) -> Any:
-    """Runs it; refusals name the options of this command."""
-    try:
-        return act()
-    except (CheckpointError, TeacherError, PartitionError) as error:
-        text = str(error)
-        for pattern, own in _OWN_WORDS:
-            text = re.sub(pattern, own, text)
-        raise type(error)(text) from error
 
 
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
@@ -306,8 +247,9 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     return "\n".join(lines)
 
 
-def _parser() -> OptionParser:
-    parser = OptionParser(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="LightningCLI distill",
         description=__doc__,
         epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 
 from lightning_modules.cli.parsers import explain
 
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
-
-# Lightning's own messages, in the words of its settings.
-_LIGHTNING = (
-    (r"No supported gpu backend found", "trainer.accelerator is gpu, and this machine offers none: choose auto or cpu"),
-    (
-        r"CUDAAccelerator.*can not run on your system|No CUDA GPUs are available",
-        "trainer.accelerator is cuda, and this machine offers no GPU: choose auto or cpu",
-    ),
-)
 
 
 def expected(error: Exception) -> bool:
@@ -37,9 +27,6 @@ def message_of(error: Exception) -> str:
     'bad value (--debug shows where)'
     """
     text = str(error).strip() or type(error).__name__
-    for pattern, said in _LIGHTNING:
-        if re.search(pattern, text):
-            return said
     if _ours(error):
         return text
     if isinstance(error, OSError) and error.strerror and error.filename:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_modules.cli.parsers import OptionParser
 from lightning_modules.publishing import Exported, export_run
 from privacy.formatting import round_up
 
@@ -17,7 +16,7 @@ def export(args: Sequence[str]) -> None:
     Raises:
         ExportError: The run must not, or cannot, be exported as requested; nothing was written.
     """
-    parser = OptionParser(prog="LightningCLI export", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
     add_export_options(parser)

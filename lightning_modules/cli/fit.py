@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,7 +23,7 @@ from lightning_modules import *  # noqa: F403
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
-from lightning_modules.callbacks.progress import progress
+from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord, epsilon_of
 from lightning_modules.cli.arguments import PARSER_MODE, prepare_arguments
 from lightning_modules.cli.parsers import explain
@@ -38,10 +39,12 @@ from lightning_modules.runtime.processes import (
     check_launcher,
     check_strategy,
 )
-from lightning_modules.runtime.runs import RunFolderError, first_process, own_folder, run_folder, storage_failed
-from lightning_modules.runtime.trainer_settings import check_trainer_settings
+from lightning_modules.runtime.runs import first_process, own_folder, run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs, name_by_epsilon
 from privacy.identity import CheckpointError
+
+PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
+"""Networks whole in float32, as images and the annotators' arithmetic are; autocast where a device gains by it."""
 
 
 class UsageParser(LightningArgumentParser):
@@ -56,7 +59,7 @@ class UsageParser(LightningArgumentParser):
 
         if debug_mode_active() or not self.exit_on_error:
             super().error(message, ex)
-        sys.stderr.write(f"error: {explain(message, options=self._option_string_actions)}\n")
+        sys.stderr.write(f"error: {explain(message)}\n")
         self.exit(2)
 
 
@@ -150,15 +153,16 @@ class TranscriptionCLI(LightningCLI):
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
             if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
-                callbacks.append(progress())
+                if sys.stdout.isatty():
+                    callbacks.append(RichProgressBar(theme=RichProgressBarTheme(metrics_format=".3g")))
+                else:  # Lightning's bars would write one line alone, at the end
+                    callbacks.append(ProgressLines())
+                    kwargs["enable_progress_bar"] = False
             kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
-        check_trainer_settings(
-            settings,
-            automatic_optimization=self.model.automatic_optimization,
-            data_free=is_data_free(self.model),
-        )
+        if is_data_free(self.model) and str(settings.precision) not in ("None", *PRECISIONS):
+            raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {settings.precision}")
         # Here as well as in the modules: before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
@@ -182,34 +186,23 @@ class TranscriptionCLI(LightningCLI):
         """Runs it. A fit holds its folder meanwhile, and one that fails prints how to resume it.
 
         Raises:
-            CheckpointError: A checkpoint that does not fit the model.
             RunFolderError: Another fit is running in the folder, or it cannot be written.
         """
-        checkpoint = self.config[subcommand].get("ckpt_path")
-        try:
-            if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
-                super()._run_subcommand(subcommand)
-                return
-            logger = self.trainer.logger
-            if isinstance(logger, WandbLogger) and logger.version is None:
-                self._fit()  # W&B names the folder when the fit begins
-            else:
-                with own_folder(run_folder(self.trainer)):
-                    self._fit()
-            recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
-            if (written := recorder.file_of(self.trainer)).is_file():
-                record = json.loads(written.read_text(encoding="utf-8"))
-                name_by_epsilon(self.trainer.loggers, epsilon_of(record))
-                saved = self._saved()
-                rank_zero_info(
-                    outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None)
-                )
-        except RuntimeError as error:
-            if checkpoint is None or not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            raise CheckpointError(
-                f"{checkpoint} holds other weights than {type(self.model).__name__} as it is configured: {error}"
-            ) from error
+        if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
+            super()._run_subcommand(subcommand)
+            return
+        logger = self.trainer.logger
+        if isinstance(logger, WandbLogger) and logger.version is None:
+            self._fit()  # W&B names the folder when the fit begins
+        else:
+            with own_folder(run_folder(self.trainer)):
+                self._fit()
+        recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
+        if (written := recorder.file_of(self.trainer)).is_file():
+            record = json.loads(written.read_text(encoding="utf-8"))
+            name_by_epsilon(self.trainer.loggers, epsilon_of(record))
+            saved = self._saved()
+            rank_zero_info(outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None))
 
     def _saved(self) -> str:
         return getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
@@ -219,17 +212,9 @@ class TranscriptionCLI(LightningCLI):
             super()._run_subcommand("fit")
         except BaseException as error:
             last = self._saved() or self.config["fit"].get("ckpt_path")
-            folder = run_folder(self.trainer)
-            line = how_to_resume(folder, Path(last)) if last and Path(last).is_file() else None
-            shown = error
-            if isinstance(error, OSError) and storage_failed(error):
-                kept = f"; the last checkpoint that was written, {last}, is whole" if last else ""
-                shown = RunFolderError(f"the run's folder {folder} cannot be written any more ({error}){kept}")
-            if line:
-                say_how_to_resume(shown, line)
-            if shown is error:
-                raise
-            raise shown from error
+            if last and Path(last).is_file():
+                say_how_to_resume(error, how_to_resume(run_folder(self.trainer), Path(last)))
+            raise
 
 
 def _listed(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_modules.cli.parsers import OptionParser
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
@@ -27,7 +27,7 @@ def ledger(args: Sequence[str]) -> None:
     Raises:
         LedgerError: A file that is missing, damaged or about other data.
     """
-    parser = OptionParser(prog="LightningCLI ledger", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI ledger", description=__doc__)
     parser.add_argument("show", choices=["show"], help="Show what was spent, training by training.")
     parser.add_argument("file", type=Path, metavar="FILE", help="A ledger.")
     parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")

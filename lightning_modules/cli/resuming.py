@@ -20,7 +20,7 @@ MAY_CHANGE = frozenset(
         *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
         *("annotator.noise_multiplier", "annotator.epsilon", "annotator.scale", "queries"),
         # Locations and connections. Teachers are compared by identity, not by path.
-        *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "cache", "num_workers"),
+        *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "num_workers"),
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
         *("generator_phase.baseline.path", "teacher.checks.trial", "teacher.checks.accuracy"),
         # Sizes that change no result, or that a method compares itself.
@@ -62,9 +62,7 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
     path = Path(given)
     if path.is_file():
         return path
-    inside = path / "checkpoints" / "last.ckpt"
-    hint = f": it is a folder. Did you mean {inside}?" if inside.is_file() else ""
-    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is none{hint}")
+    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is none")
 
 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:

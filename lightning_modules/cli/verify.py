@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_modules.cli.parsers import OptionParser
 from privacy.exported import check_export
 
 
@@ -15,7 +15,7 @@ def verify(args: Sequence[str]) -> None:
     Raises:
         AlteredError: The folder is not as it was exported; with what is altered.
     """
-    parser = OptionParser(prog="LightningCLI verify", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI verify", description=__doc__)
     parser.add_argument("folder", metavar="FOLDER", help="A folder that `export` or `distill` has written.")
     for line in check_export(Path(parser.parse_args(list(args)).folder)):
         print(line)

@@ -15,7 +15,7 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
-from lightning_modules.runtime.names import look_in_current_folder, named_object, nearest
+from lightning_modules.runtime.names import look_in_current_folder, named_object
 
 DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""
@@ -71,7 +71,7 @@ class Network:
             ours = import_module(_OURS)
             if self.name not in ours.__all__:
                 raise ValueError(
-                    f"there is no network {self.name} in {_OURS}{nearest(self.name, ours.__all__)}: for another one "
+                    f"there is no network {self.name} in {_OURS}: for another one "
                     "give package.Name, or path/to/file.py:Name"
                 )
             return getattr(ours, self.name)  # type: ignore[no-any-return]
@@ -97,7 +97,7 @@ class Network:
         for key in self.arguments:
             if key not in named and not open_ended:
                 raise ValueError(
-                    f"{setting}.arguments: {self.name} takes no argument {key!r}{nearest(key, named)}; it takes "
+                    f"{setting}.arguments: {self.name} takes no argument {key!r}; it takes "
                     f"{', '.join(parameters) or 'none'}"
                 )
         given = {**{key: value for key, value in of_data.items() if key in named}, **self.arguments}

@@ -154,25 +154,17 @@ def _places(given: Path) -> tuple[Path, Path | None]:
     if given.is_file():
         beside = given.resolve().parent
         return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
-    if not given.is_dir():
-        raise ExportError(f"RUN must be a run's folder or a checkpoint of one, and {given} is not there")
-    last = given / "checkpoints" / "last.ckpt"
-    found = [last] if last.is_file() else sorted((given / "checkpoints").glob("*.ckpt"))
+    places = [given / "checkpoints" / "last.ckpt"]
     for settings in _savers(given):
-        if not found and settings.get("dirpath"):
-            place = Path(settings["dirpath"]) / f"{settings.get('filename') or 'last'}.ckpt"
-            found = [place] if place.is_file() else []
-    if len(found) == 1:
-        return found[0], given
-    runs = sorted(path.parents[1] for path in given.glob("*/checkpoints/*.ckpt"))
-    if runs:
-        raise ExportError(f"{given} holds several runs or one: give its folder, for example {runs[-1]}")
-    if found:
-        raise ExportError(f"{given} holds several checkpoints: give one ({', '.join(map(str, found))})")
-    raise ExportError(
-        f"{given} holds no checkpoint: give the folder of a run (runs/NAME/version_0) or its file (checkpoints/"
-        "last.ckpt); a fit that was interrupted before its first checkpoint has nothing to export"
-    )
+        places.append(
+            Path(settings.get("dirpath") or given / "checkpoints", f"{settings.get('filename') or 'last'}.ckpt")
+        )
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ExportError(
+            f"RUN must be a run's folder (runs/NAME/version_0) with checkpoints/last.ckpt, or a checkpoint, got {given}"
+        )
+    return found, given
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:

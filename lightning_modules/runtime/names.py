@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -26,8 +25,7 @@ def named_object(name: str) -> Any:
         found, parts = _imported(name)
     for part in parts:
         if not hasattr(found, part):
-            public = [one for one in getattr(found, "__dict__", ()) if not one.startswith("_")]
-            raise ValueError(f"{name}: there is no {part} in it{nearest(part, public)}")
+            raise ValueError(f"{name}: there is no {part} in it")
         found = getattr(found, part)
     return found
 
@@ -36,25 +34,6 @@ def look_in_current_folder() -> None:
     """Has modules of the current folder found, behind everything that is installed."""
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))
-
-
-def nearest(given: str, allowed: Any) -> str:
-    """` (did you mean X?)`, or nothing where no name is near.
-
-    >>> nearest("SmalCNN", ["ResNet18", "SmallCNN"])
-    ' (did you mean SmallCNN?)'
-    >>> nearest("smallcnn", ["ResNet18", "SmallCNN"]), nearest("x", ["ResNet18", "SmallCNN"])
-    (' (did you mean SmallCNN?)', '')
-    >>> nearest("images.sorce", ["source", "images"])
-    ' (did you mean images.source?)'
-    """
-    by_lower = {str(name).lower(): str(name) for name in allowed}
-    near = []
-    for word in given.lower().split("."):
-        found = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.6)
-        near.append(by_lower[found[0]] if found else word)
-    joined = ".".join(near)
-    return "" if joined in (given, given.lower()) else f" (did you mean {joined}?)"
 
 
 def _imported(name: str) -> tuple[ModuleType, list[str]]:

@@ -26,9 +26,7 @@ _PRIVATE = (
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes `predictions.csv`: the id or position of an image, class, name of the class, probability of each class.
-
-    Where every image has its own file, its name follows the id.
+    """Writes `predictions.csv`: id or position, file, class, its name, and the probability of each class.
 
     It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
     there: nothing bounds what they reveal.
@@ -37,8 +35,6 @@ class PredictionWriter(BasePredictionWriter):
     def __init__(self) -> None:
         super().__init__(write_interval="batch")
         self._rows: list[tuple[int, str, list[float]]] = []
-        #: What rows are numbered by: ids that are stored with the records, or positions.
-        self._named_by = "index"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Lets data that offer no batches to predict give their test batches."""
@@ -68,10 +64,10 @@ class PredictionWriter(BasePredictionWriter):
             raise ValueError("predict writes one table, and the data give more than one loader: predict each by itself")
         rows = prediction.detach().double().cpu().tolist()
         positions = list(batch_indices) if batch_indices else range(len(self._rows), len(self._rows) + len(rows))
-        ids = _ids_of(trainer)
-        self._named_by = "index" if ids is None else "id"
+        loaders = trainer.predict_dataloaders
+        records = getattr(loaders[0] if isinstance(loaders, (list, tuple)) else loaders, "dataset", None)
+        ids, names = getattr(records, "ids", None), getattr(records, "names", None)
         numbers = positions if ids is None else ids[torch.as_tensor(positions)].tolist()
-        names = getattr(_predicted(trainer), "names", None)
         files = [names[position] if names else "" for position in positions]
         self._rows += zip(map(int, numbers), files, rows, strict=True)
 
@@ -83,7 +79,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         private = not _may_be_shown(pl_module)
         path = _folder(trainer) / ("private" if private else "") / "predictions.csv"
-        write_atomically(path, table(sorted(rows), named_by=self._named_by, class_names=_class_names(trainer, rows)))
+        write_atomically(path, table(sorted(rows), _class_names(trainer, rows)))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
 
 
@@ -102,18 +98,6 @@ def images_of(batch: Any) -> torch.Tensor:
 def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
     """One, unless the trainer has its own."""
     return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
-
-
-def _predicted(trainer: Trainer) -> Any:
-    loaders = trainer.predict_dataloaders
-    loader = loaders[0] if isinstance(loaders, (list, tuple)) and loaders else loaders
-    return getattr(loader, "dataset", None)
-
-
-def _ids_of(trainer: Trainer) -> torch.Tensor | None:
-    """Stable ids of the records that are predicted, shape (N,); None where they have none."""
-    found = getattr(_predicted(trainer), "ids", None)
-    return found if isinstance(found, torch.Tensor) else None
 
 
 def _may_be_shown(module: LightningModule) -> bool:
@@ -137,15 +121,12 @@ def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]])
     return list(names) if names is not None and len(names) == count else [str(label) for label in range(count)]
 
 
-def table(rows: Sequence[tuple[int, str, list[float]]], *, named_by: str, class_names: Sequence[str]) -> str:
-    """CSV of rows of a number, a file's name or nothing, and probabilities (c)."""
+def table(rows: Sequence[tuple[int, str, list[float]]], class_names: Sequence[str]) -> str:
+    """CSV of rows of an id or a position, a file's name or nothing, and probabilities (c)."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    with_files = any(file for _, file, _ in rows)
-    first = [named_by, "file"] if with_files else [named_by]
-    writer.writerow([*first, "class", "class_name", *(f"p({name})" for name in class_names)])
+    writer.writerow(["id", "file", "class", "class_name", *(f"p({name})" for name in class_names)])
     for number, file, probabilities in rows:
-        first = [str(number), file] if with_files else [str(number)]
         label = max(range(len(probabilities)), key=probabilities.__getitem__)
-        writer.writerow([*first, label, class_names[label], *(f"{value:.6g}" for value in probabilities)])
+        writer.writerow([number, file, label, class_names[label], *(f"{value:.6g}" for value in probabilities)])
     return text.getvalue()

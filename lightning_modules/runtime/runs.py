@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import platform
@@ -133,11 +132,6 @@ def own_folder(folder: Path) -> Iterator[None]:
             if new and {path.name for path in folder.iterdir()} <= _OF_A_START:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-
-
-def storage_failed(error: OSError) -> bool:
-    """Whether nothing more can be written there: the disk is full, a quota is used up, or it may only be read."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,9 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.paths import wrong_with_teacher
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.checks import TeacherChecks
-from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, weights_in
+from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, weights_digest
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
@@ -108,8 +106,7 @@ class TeacherConfig:
         teacher: str | nn.Module | PrivateModel = self.held().path
         if not isinstance(teacher, PrivateModel):
             file = Path(str(teacher))
-            if wrong := wrong_with_teacher(file):
-                raise TeacherError(wrong)
+            require_file(file)
             content = None if is_onnx(file) else read_file(file)
             teacher = read(file, content, num_classes=num_classes, image_shape=image_shape)
         teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
@@ -208,21 +205,12 @@ def _training_of(
         raise TeacherError(f"teacher {file}: {error}") from error
 
 
-_SIZES = re.compile(r"Size\(\[(\d+)[^]]*]\) from checkpoint, the shape in current model is torch\.Size\(\[(\d+)")
-
-
 @contextmanager
 def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
-        outputs = {(int(own), int(built)) for own, built in _SIZES.findall(listed)}
-        if len(outputs) == 1 and (pair := outputs.pop())[1] == num_classes != pair[0]:
-            raise TeacherError(
-                f"teacher {file} tells {pair[0]} classes apart, and the data have {num_classes}: give the data of its "
-                "classes, or choose them with classes"
-            ) from error
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
             f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or take "

@@ -1,14 +1,12 @@
 """What a teacher's file holds: weights in any of the usual wrappings. Nothing is unpickled.
 
-Reads files of torch (weights only) and safetensors. Refused, with the lines that convert them, is whatever could run
-code of its maker: pickled modules, programs of `torch.export`, whose loader evaluates expressions, and TorchScript, a
-language of its own with operations on files. A graph in ONNX is read by `OnnxNetwork`.
+Reads files of torch (weights only) and safetensors. Refused is what could run code of its maker: pickled modules,
+programs of `torch.export`, whose loader evaluates expressions, and TorchScript, which has operations on files. A graph
+in ONNX is read by `OnnxNetwork`.
 """
 
 from __future__ import annotations
 
-import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+
+from lightning_modules.runtime.paths import find_config
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
 _Weights = Mapping[str, torch.Tensor]
@@ -28,6 +28,23 @@ class TeacherError(ValueError):
 def is_onnx(file: Path) -> bool:
     """Whether a file is a graph rather than weights, by its name."""
     return file.suffix.lower() == ".onnx"
+
+
+def require_file(file: Path) -> None:
+    """Refuses a teacher's file that is missing, and says how it is made.
+
+    Raises:
+        TeacherError: It is.
+    """
+    if file.is_file():
+        return
+    name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
+    made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
+    recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
+    raise TeacherError(
+        f"teacher checkpoint {file} does not exist. Make it with `LightningCLI fit --config {recipe}`, or give a file "
+        "of your own"
+    )
 
 
 def read_file(file: Path) -> Any:
@@ -44,34 +61,15 @@ def read_file(file: Path) -> Any:
                 return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise TeacherError(f"teacher {file} cannot be read as safetensors: {error}") from error
-    # Torch's own files have been zip archives since version 1.6.
-    names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
-    if any(name.endswith(("serialized_exported_program.json", "archive_format")) for name in names):
-        load = f'torch.export.load("{file}")'
-        raise _must_be_converted(file, "a program of torch.export", load, "content.state_dict")
-    if any(name.endswith("constants.pkl") for name in names):
-        raise _must_be_converted(file, "TorchScript", f'torch.jit.load("{file}")', "content.state_dict()")
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        pickled = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
-        if pickled is None:
-            raise TeacherError(
-                f"teacher {file} cannot be read as plain weights ({str(error)[:300]}): give a checkpoint of a Teacher, "
-                "a file of torch.save(model.state_dict(), ...) or of safetensors, or an ONNX graph (*.onnx)"
-            ) from error
-        weights = 'content["state_dict"] if isinstance(content, dict) else content.state_dict()'
-        load = f'torch.load("{file}", weights_only=False)'
-        raise _must_be_converted(file, f"a pickle of objects ({pickled[1]})", load, weights) from error
-
-
-def _must_be_converted(file: Path, what: str, load: str, weights: str) -> TeacherError:
-    return TeacherError(
-        f"teacher {file} is {what}: loading it would run code of its maker. Convert it where you trust who made it:\n"
-        f"    content = {load}\n"
-        f'    torch.save({weights}, "weights.pt")\n'
-        "and give weights.pt, with model.teacher.network for its architecture"
-    )
+        raise TeacherError(
+            f"teacher {file} cannot be read as plain weights ({str(error)[:300]}): give a checkpoint of a Teacher, a "
+            "file of safetensors or of torch.save(model.state_dict(), ...), with model.teacher.network for its "
+            "architecture, or an ONNX graph (*.onnx). What would run code of its maker is not loaded: save the weights "
+            "where you trust who made it"
+        ) from error
 
 
 def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:

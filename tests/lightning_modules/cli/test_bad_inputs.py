@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -51,36 +49,6 @@ def test_debug_shows_the_traceback_that_is_left_out_otherwise(
     monkeypatch.setattr(sys, "argv", ["LightningCLI", *FIT, "--data.batch_size=0", *arguments])
     with pytest.raises(ValueError if arguments else SystemExit, match="batch_size must be"):
         main()
-
-
-MISTYPED = """
-import sys
-from lightning_modules.cli import main
-sys.argv = ["LightningCLI", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as end:
-    assert str(end.code).startswith("error: "), end.code
-sys.exit(f"imported {found}" if (found := {"torch", "lightning", "jsonargparse"} & {*sys.modules}) else 0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "broken"),
-    [
-        (("fti",), False), (("fti",), True), (("pipeline", "none.yaml"), False), (("verify", "none"), False),
-        ((*FIT, "--model.teacher", "none.pt"), False),
-    ],
-)  # fmt: skip
-def test_a_mistyped_name_is_told_before_anything_heavy_is_imported(
-    tmp_path: Path, arguments: tuple[str, ...], broken: bool
-) -> None:
-    program = f"import jsonargparse\n{MISTYPED}" if broken else MISTYPED
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.stderr == ("imported {'jsonargparse'}\n" if broken else "")
 
 
 def test_a_good_input_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
             main([command, *GIVEN])
     for given, message in (
         ("none.ckpt", r"none\.ckpt is none"),
-        ("run", r"it is a folder\. Did you mean run/checkpoints/last\.ckpt"),
+        ("run", "`last` or a checkpoint's file, and run is none"),
         ("best", "`last` or a checkpoint's file, and best is none"),
         ("teachers/digits.ckpt", r"digits\.ckpt is of .*Teacher, and the configuration is for .*DPDFD"),
     ):
@@ -218,9 +218,7 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
     assert float(measured.trainer.callback_metrics["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
 
 
-def test_a_run_is_measured_by_its_folder_where_its_training_pictures_are_not(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_measured_where_its_training_pictures_are_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part, count in (("train", 40), ("test", 10)):
         write_folders(Path("pictures", part), count=count)
     torch.save(SmallCNN(num_classes=2, image_shape=(1, 24, 24)).state_dict(), "teacher.pt")
@@ -230,14 +228,12 @@ def test_a_run_is_measured_by_its_folder_where_its_training_pictures_are_not(
     shutil.rmtree("pictures/train")
     picture(np.zeros((30, 40), np.uint8), Path("pictures/test/ants/another_size.png"))
     for command in ("test", "validate", "predict"):
-        done = main([command, "run", *QUIET])
+        done = main([command, "--config=run/config.yaml", LAST, *QUIET])
         assert done is not None and len(done.datamodule.dataset.test_records) == 21
         assert done.datamodule.image_shape == (1, 24, 24) and done.datamodule.num_records is None
-    with pytest.raises(ValueError, match="pictures: there is no checkpoint of a run"):
-        main(["test", "pictures"])
     monkeypatch.setattr("lightning_modules.cli.fit._shaped", lambda data, _: data)
     with pytest.raises(ValueError, match="has test pictures of 2 sizes"):
-        main(["test", "run/checkpoints/last.ckpt", *QUIET])
+        main(["test", "--config=run/config.yaml", LAST, *QUIET])
 
 
 def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
@@ -245,7 +241,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
     content["hyper_parameters"] = {}  # of a script, which does not say what it has built
     torch.save(content, "script.ckpt")
     for command in ("fit", "test"):
-        with pytest.raises(CheckpointError, match=r"script\.ckpt holds other weights than DPDFD as it is configured"):
+        with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for DPDFD"):
             wider = ["--model.student.network.arguments.width=8", "--trainer.max_epochs=2"]
             main([command, *GIVEN, "--ckpt_path=script.ckpt", *wider])
     del content["distillation"]

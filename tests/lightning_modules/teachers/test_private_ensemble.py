@@ -119,7 +119,7 @@ def test_files_that_hold_no_ensemble_of_this_kind(file: Path, tmp_path: Path) ->
         (tmp_path / "broken.ckpt", {}, r"teacher 2 of ensemble .* not finite"),
         (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 3 of 5 teachers.*--ckpt_path"),
         (file, {"network": TwoConvNet}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
-        (file, {"num_classes": 2}, r"tells 10 classes apart, and the data have 2"),
+        (file, {"num_classes": 2}, r"with num_classes=2 and"),
     ]
     for path, settings, message in given:
         with pytest.raises(TeacherError, match=message):

@@ -6,7 +6,6 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str
 
 def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
     torch.save(SmallCNN(**{**SHAPE, "num_classes": 4}).state_dict(), "weights.pt")
-    with pytest.raises(TeacherError, match="tells 4 classes apart, and the data have 10: give the data"):
+    with pytest.raises(TeacherError, match=r"do not fit the architecture .* with num_classes=10"):
         load()
     weights = prefixed(network.state_dict(), "model.")
     torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
@@ -122,9 +121,7 @@ def test_safetensors_are_read_and_programs_of_torch_export_refused(network: nn.M
     for file in ("weights.safetensors", "by_content.bin"):
         save_file(prefixed(network.state_dict(), "module."), file, metadata={"format": "pt"})
         assert torch.allclose(load(file).logits(images), network(images), atol=1e-5)
-    with pytest.raises(
-        TeacherError, match=r'content = torch\.export\.load\("program\.pt2"\)\n    torch\.save\(content'
-    ):
+    with pytest.raises(TeacherError, match=r"program\.pt2 cannot be read as plain weights"):
         load("program.pt2")
 
 
@@ -135,12 +132,12 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
     for file, message in (
-        ("text.ckpt", "is no checkpoint but a text file"),
+        ("text.ckpt", "cannot be read as plain weights"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors"),
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", "does not exist"),
-        ("of_my_own.ckpt", r"--model\.teacher to your own file"),
+        ("of_my_own.ckpt", r"or give a file of your own"),
         ("mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
     ):
         with pytest.raises(TeacherError, match=message):
@@ -159,18 +156,12 @@ PICKLED: dict[str, Callable[[nn.Module], None]] = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("kind", PICKLED)
-def test_what_could_run_code_is_refused_with_lines_that_convert_it(network: nn.Module, kind: str) -> None:
+def test_what_could_run_code_is_refused(network: nn.Module, kind: str) -> None:
     PICKLED[kind](nn.Sequential(nn.Flatten(), Loud(64, 10)))
     Loud.unpickled = 0
-    with pytest.raises(TeacherError, match=r"(?s)teacher\.pt is (TorchScript|a pickle of).*Convert it") as refused:
+    with pytest.raises(TeacherError, match=r"teacher\.pt cannot be read as plain weights"):
         load("teacher.pt")
     assert Loud.unpickled == 0
-    # The two lines do what they say.
-    lines = re.findall(r"^    (.+)$", str(refused.value), re.MULTILINE)
-    assert len(lines) == 2
-    exec("\n".join(lines), {"torch": torch})
-    plain = load("weights.pt", network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    assert plain.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
 
 
 def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
@@ -179,7 +170,7 @@ def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
     assert teacher.private_data == "Digits/train" and teacher.num_records == 1435
     for given, shape, message in (
         (TwoConvNet, {}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
-        (None, {"num_classes": 2}, r"tells 10 classes apart, and the data have 2"),
+        (None, {"num_classes": 2}, r"with num_classes=2 and"),
         (None, {"image_shape": (1, 2, 2)}, "cannot be built"),
     ):
         with pytest.raises(TeacherError, match=message):
