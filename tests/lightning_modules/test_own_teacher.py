@@ -90,7 +90,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_another_range_is_right_where_it_is_stated(place: Path, said: list[str]) -> None:
+def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, said: list[str]) -> None:
     torch.manual_seed(0)
     network = SmallCNN(num_classes=10, image_shape=(1, 8, 8))
     train(network, lambda pixels: pixels)
@@ -99,6 +99,9 @@ def test_another_range_is_right_where_it_is_stated(place: Path, said: list[str])
     checks = {"accuracy": True}
     distil("silent", model={**own, "teacher_checks": {"trial": False, **checks}})
     assert said == []
+    distil("unstated", model={**own, "teacher_checks": checks})
+    assert len(said) == 1 and "model.teacher.input.range: [0, 1] its decisions" in said[0]
+    said.clear()
     stated = distil("stated", model={**own, "teacher_input": {"range": [0, 1]}, "teacher_checks": checks})
     assert said == []
     accuracy = {name: _teacher_accuracy(name) for name in ("silent", "stated")}
@@ -140,8 +143,8 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(
 def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
     cli = distil()
     assert cli.model.run.uncharged_queries == [] and said == []
-    cli = distil("stated", model={"teacher_input": {"range": [0, 1]}})
-    assert cli.model.run.uncharged_queries == [TRIAL_ACCESS]
+    distil("stated", model={"teacher_input": {"range": [0, 1]}})
+    assert "with pixels in [-1, 1] its decisions" in said[0]
 
 
 def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
