@@ -159,7 +159,8 @@ def _places(given: Path) -> tuple[Path, Path | None]:
         places.append(
             Path(settings.get("dirpath") or given / "checkpoints", f"{settings.get('filename') or 'last'}.ckpt")
         )
-    found = next((place for place in places if place.is_file()), None)
+    only = list((given / "checkpoints").glob("*.ckpt"))  # of a Trainer's own, named by its step
+    found = next((place for place in places + (only if len(only) == 1 else []) if place.is_file()), None)
     if found is None:
         raise ExportError(
             f"RUN must be a run's folder (runs/NAME/version_0) with checkpoints/last.ckpt, or a checkpoint, got {given}"

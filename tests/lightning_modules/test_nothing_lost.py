@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
 
     fit = Forked(*FIT, "--ckpt_path=last", "--trainer.max_epochs=2", before=fill)
     assert fit.status() == 1
-    assert "error: the run's folder run cannot be written any more" in fit.said and "Traceback" not in fit.said
+    assert "File too large" in fit.said and "Traceback" not in fit.said
     assert fit.said.rstrip().splitlines()[-1].startswith("To go on: LightningCLI fit ")
     assert Path(LAST).read_bytes() == before and checkpoint()["distillation"]["steps_done"] == STEPS
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["last.ckpt"]

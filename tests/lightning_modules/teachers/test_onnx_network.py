@@ -73,7 +73,7 @@ def test_graphs_that_are_of_no_use(network: nn.Module, monkeypatch: pytest.Monke
     with pytest.raises(TeacherError, match=r"one row of 3 logits"):
         TeacherConfig(path="teacher.onnx").load(num_classes=3, image_shape=(1, 8, 8))
     Path("text.onnx").write_text("hello")
-    with pytest.raises(TeacherError, match=r"text\.onnx is no checkpoint but a text file"):
+    with pytest.raises(TeacherError, match=r"text\.onnx cannot be read as ONNX"):
         TeacherConfig(path="text.onnx").load(**SHAPE)
     with torch.no_grad():
         network.head.bias[0] = torch.inf  # type: ignore[union-attr, operator, index]
