@@ -22,6 +22,7 @@ from datamodules.pictures import (
     pictures_of,
     sizes_and_channels,
     subfolders,
+    warn_of_dark,
 )
 from datamodules.splits import id_fraction, ids_of_names
 
@@ -118,6 +119,8 @@ class ImageFolder(PictureDataModule):
                     f"whoever {pictures[int(shared.nonzero()[0])].file} is of has pictures in test as well, which are "
                     "public: all of a person belong into one of train and test"
                 )
+        if part == "test" and self.preparation.bits == 16:
+            warn_of_dark([picture.file for picture in pictures[:20]])
         return self.records_of(pictures, identities=identities)
 
     def _pictures(self, part: Part) -> list[Picture]:

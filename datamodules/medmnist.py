@@ -85,13 +85,19 @@ class MedMNIST(ImageDataModule):
         """Reads the arrays of one part; those of the others stay unread.
 
         The checksum is of the whole file, so that it is compared where the training part is read. The test part by
-        itself has the checksums of its own arrays in the file.
+        itself has the checksums of its own arrays in the file, and the official number of images.
         """
         self.require_files(part)
         key = _KEYS[part]
         with reading(self.file, "file of MedMNIST"), np.load(self.file, allow_pickle=False) as arrays:
             images, labels = arrays[f"{key}_images"], arrays[f"{key}_labels"]
             images = images[:, None] if self.image_shape[0] == 1 else images.transpose(0, 3, 1, 2)
+        if self.verify and len(images) != int(self._info["n_samples"][key]):
+            raise ValueError(
+                f"{self.file} holds {len(images)} {part} images, and the published file "
+                f"{self._info['n_samples'][key]}: delete it and get it anew; for a copy that you have changed yourself "
+                "set verify to false"
+            )
         return self.checked(self.file, images, labels)
 
     def files(self, part: Part) -> dict[str, str | None]:

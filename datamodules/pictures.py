@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +134,19 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode!r} have no known range: save it with 8 or 16 bits")
     return image
+
+
+def warn_of_dark(files: Sequence[Path]) -> None:
+    """Warns of 16-bit pictures whose content has fewer bits; for public ones, since a warning tells of a picture."""
+    for path in files:
+        with _opened(path) as picture:
+            if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
+                warnings.warn(
+                    f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if the content fills "
+                    "12 bits, as that of radiographs often does, set bits 12",
+                    stacklevel=2,
+                )
+                return
 
 
 def subfolders(folder: Path) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ class GradientTargets:
         if self.student_target != "answers":
             return
         made = (annotator.bounding, annotator.release)
-        if made[0] != "normalize" or made[1].startswith("batch_mean"):
+        if made[0] != "normalize" or made[1] not in ("per_sample", "per_sample_full", "ensemble"):
             raise ValueError(
                 "gradient_targets.student_target='answers' needs annotator.bounding='normalize' and a row for each "
                 f"sample (annotator.release per_sample or ensemble), got {made[0]!r} and {made[1]!r}"

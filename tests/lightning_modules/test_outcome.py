@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from support.runs import configuration, fit
+from support.data_files import picture
+from support.dp_teachers import SMALL
+from support.runs import configuration, fit, trainer_settings
 
 from lightning_modules.cli import main
 from lightning_modules.runtime.outcome import outcome
@@ -77,6 +82,28 @@ def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_
     assert ("COLLAPSED: it gives one class to 100.0 % of the test images" in said_by_outcome(caplog)) is not broken
     assert ("It has collapsed" in card and "Expected calibration error: " in card) is not broken
     assert (written.get("largest_share") == 1 and 0 < written["calibration_error"] < 1) is not broken
+
+
+@pytest.mark.parametrize(("bits", "broken"), [(16, False), (16, True), (12, False)])
+def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int, broken: bool
+) -> None:
+    draw = np.random.default_rng(0)
+    for part, label, number in itertools.product(("train", "test"), ("ants", "bees"), range(8)):
+        pixels = draw.integers(0, 4096, (8, 8), dtype=np.uint16)
+        picture(pixels, Path("pictures", part, label, f"{number}.png"))
+    if broken:
+        monkeypatch.setattr("datamodules.image_folder.warn_of_dark", lambda _: None)
+    config = {
+        "trainer": trainer_settings("run"),
+        "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
+        "data": {"class_path": "ImageFolder", "init_args": {"root": "pictures", "bits": bits, "val_fraction": 0.4}},
+    }
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        images = fit(config).datamodule.test_records.images
+    assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
+    assert any("set bits 12" in str(one.message) for one in said) is (bits == 16 and not broken)
 
 
 def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
