@@ -178,7 +178,8 @@ def _preprocessing(run: FinishedRun) -> str:
     colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
     return (
         f"Input: float32, shape (N, {channels}, {height}, {width}), {colours}, values in [-1, 1]: an image `x` in "
-        "[0, 1], as torchvision's `ToTensor` gives it, becomes `2 * x - 1`. Resize images of another size. "
+        "[0, 1], as torchvision's `ToTensor` gives it, becomes `2 * x - 1`. Prepare pictures as `preprocessing` in "
+        "`config.json` says. "
         f"Output: logits, shape (N, {run.num_classes}), in the order of `class_names` in `config.json`; `softmax` "
         "makes probabilities of them."
     )

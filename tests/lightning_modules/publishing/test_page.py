@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from support.data_files import picture
 
 from lightning_modules.cli import main
 
@@ -18,6 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "use_your_student.md"
 def test_the_page_runs(runs: Path) -> None:
     Path("runs/my_run").mkdir(parents=True)
     shutil.copytree("generated", "runs/my_run/version_0")
+    picture(np.zeros((12, 16), dtype=np.uint8), Path("new-pictures/1.png"))
     blocks = re.findall(r"```(bash|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     names: dict[str, Any] = {}
     given = []
