@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -92,12 +93,14 @@ class ShardedRecords:
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
         """Returns a copy with `function` of each image, computed once and kept in half precision, in its place.
 
-        Shard by shard: how many images are in one call may decide the last bits, and must not reveal another shard.
+        Shard by shard: how many images are in one call may decide the last bits, and must not reveal another shard. Nor
+        must what `function` remembers of its calls: each shard has a copy.
         """
         parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
-        return ShardedRecords(
-            records=MappedRecords.of(self.records, function, parts=parts, dtype=torch.float16), starts=self.starts
+        records = MappedRecords.of(
+            self.records, lambda images: copy.deepcopy(function)(images), parts=parts, dtype=torch.float16
         )
+        return ShardedRecords(records=records, starts=self.starts)
 
 
 class Shards(WrappedDataset):

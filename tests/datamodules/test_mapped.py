@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset)
 def test_the_shards_of_mapped_records_are_those_of_the_images(records: ImageDataset) -> None:
     plain = ShardedRecords.of(records, num_shards=N)
     function = Watched()
-    mapped = plain.mapped(function)
+    mapped = plain.mapped(lambda images: function(images))
     assert len(mapped) == N and torch.equal(mapped.starts, plain.starts)
     # Shard by shard: what is in one call must not tell of another shard.
     assert function.calls == [len(plain.positions(shard)) for shard in range(N)]
@@ -108,3 +110,36 @@ def test_threads_change_nothing_and_their_errors_are_raised() -> None:
     with pytest.raises(RuntimeError, match="the last piece"):
         MappedRecords.of(records, fail, piece=50, workers=3)
     assert torch.get_num_threads() == threads
+
+
+class Peak:
+    """Divides by the largest value that it has seen."""
+
+    peak = 0.0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.peak = max(self.peak, float(images.max()) + 1)
+        return (images.flatten(1) + 1) / self.peak
+
+
+def _shards_changed(records: ImageDataset, function: Callable[[], Callable[[Tensor], Tensor]]) -> list[int]:
+    """Whose features another image in shard 0 changes."""
+    dark = ImageDataset(images=records.images // 2, labels=records.labels, ids=records.ids)
+    plain = ShardedRecords.of(dark, num_shards=N)
+    before = plain.mapped(function()).records.inputs
+    plain.records.images[0] = 255
+    after = plain.mapped(function()).records.inputs
+    return [
+        shard for shard in range(N) if not torch.equal(before[plain.positions(shard)], after[plain.positions(shard)])
+    ]
+
+
+def test_a_function_with_a_memory_takes_nothing_from_shard_to_shard(records: ImageDataset) -> None:
+    assert _shards_changed(records, Peak) == [0]
+    # The negative control: of a function of Python no copy is made.
+    assert len(_shards_changed(records, _of_python)) == N
+
+
+def _of_python() -> Callable[[Tensor], Tensor]:
+    peak = Peak()
+    return lambda images: peak(images)
