@@ -110,6 +110,7 @@ class ClippingTrial:
                 double = False
                 tried = _Copy(network, self, double=False)
             _require_steady(tried)
+            _require_forgetful(network, self, double=double)
             reference = _Reference(tried)
             why = None
             modes: tuple[Mode, ...] = ("ghost", "flat") if mode == "ghost" else (mode,)
@@ -257,6 +258,25 @@ def _require_steady(tried: _Copy) -> None:
             "who else is in the batch and on a seed that others may know. Set its probability (dropout, drop_path) to "
             "0, or leave it out"
         )
+
+
+def _require_forgetful(network: nn.Module, trial: ClippingTrial, *, double: bool) -> None:
+    """Refuses a network that remembers earlier batches outside of its state, which `digests` would show."""
+    for first, then in ((1.0, 0.05), (0.05, 1.0)):
+        found = []
+        for scales in ((then,), (first, then)):
+            tried = _Copy(network, trial, double=double)
+            images, rows = tried.images, list(range(len(tried.images)))
+            for scale in scales:
+                tried.images = scale * images
+                with torch.no_grad():
+                    logits = tried.logits(tried.batch(rows)[0])
+            found.append(logits)
+        if not torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-7, equal_nan=True):
+            raise ValueError(
+                "model.network: the logits of a batch depend on the batch before it, so that a record would act on "
+                "later steps as well. Take out what remembers it"
+            )
 
 
 def _require_apart(tried: _Copy, rows: list[int]) -> None:

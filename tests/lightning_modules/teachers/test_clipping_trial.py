@@ -119,6 +119,20 @@ class Remembers(Plain):
         return super().forward(images - before)
 
 
+class DividesByThePeak(ImageClassifier):
+    """Keeps the largest value so far in an attribute: seen once, it stays, whatever the next batch is."""
+
+    def __init__(self, *, linear: bool) -> None:
+        super().__init__()
+        self.body = nn.Flatten() if linear else nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh())
+        self.head = nn.Linear(64, 10)
+        self.peak = torch.tensor(1e-3)
+
+    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
+        self.peak = torch.maximum(self.peak.to(images), images.detach().abs().amax())
+        return self.body(images / self.peak)  # type: ignore[no-any-return]
+
+
 class TiedAutoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -198,6 +212,8 @@ REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "centred": (Centred, {}, r"'conv\.weight' is zero .* over the batch"),
     "behind zeros": (PartlyCentred, {}, "flat clipping makes of a batch of 12"),
     "remembers": (Remembers, {}, "draws at random|flat clipping makes of a batch"),
+    "peak": (partial(DividesByThePeak, linear=False), {}, "depend on the batch before it"),
+    "peak of features": (partial(DividesByThePeak, linear=True), {}, "depend on the batch before it"),
     "buffer": (KeepsTheLast, {}, "'last' changes when images are passed"),
     "tied, ghost": (TiedAutoencoder, {"clipping": "ghost"}, r"flat clipping makes .* the layer of 'encoder\.weight'"),
     "reflect": (partial(Plain, padding_mode="reflect"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
