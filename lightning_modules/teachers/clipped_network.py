@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.stacked import fixed_extractor
+from lightning_modules.priors.base import full_float32
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
@@ -117,10 +118,14 @@ class ClippedNetwork:
         if len(inputs) == 0:
             return sums
         persons = None if counts is None else counts.tolist()
-        for rows, targets, within in pieces_of(inputs, labels, persons, size=self._records_at_once(len(inputs))):
-            parts = self._clipped.sums(rows, targets, lambda images: self.logits(images, extracted=extracted), within)
-            for total, part in zip(sums, parts, strict=True):
-                total += part
+        pieces = pieces_of(inputs, labels, persons, size=self._records_at_once(len(inputs)))
+        with full_float32():  # how TF32 rounds one record may depend on how many there are
+            for rows, targets, within in pieces:
+                parts = self._clipped.sums(
+                    rows, targets, lambda images: self.logits(images, extracted=extracted), within
+                )
+                for total, part in zip(sums, parts, strict=True):
+                    total += part
         return sums
 
     def refuse_written_state(self) -> None:

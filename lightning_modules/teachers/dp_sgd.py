@@ -18,6 +18,7 @@ from torch import nn
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import PoissonLoader
 from lightning_modules.evaluation import refuse_selection
+from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
@@ -157,10 +158,11 @@ class DPSGDTeacher(Teacher):
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # a record's cached features must not depend on other records
-        self._poisson.precompute(
-            lambda images: extractor(images.to(self.device)).cpu(),
-            workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
-        )
+        with full_float32():
+            self._poisson.precompute(
+                lambda images: extractor(images.to(self.device)).cpu(),
+                workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
+            )
         self.network.train(training)
         self._features_precomputed = True
 

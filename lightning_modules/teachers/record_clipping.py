@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.grad_sample.linear import compute_linear_norm_sample
 from torch import Tensor, nn
 
 from lightning_modules.networks import ImageClassifier
@@ -196,7 +197,7 @@ class FlatClipping(RecordClipping):
 
 
 class GhostClipping(RecordClipping):
-    """Computes the norms of per-sample gradients without keeping those (Li et al. 2022), in float32."""
+    """Computes the norms of per-sample gradients without keeping those (Li et al. 2022)."""
 
     assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
 
@@ -205,6 +206,9 @@ class GhostClipping(RecordClipping):
         self._hooks = GradSampleModuleFastGradientClipping(
             network, loss_reduction="mean", max_grad_norm=limit, use_ghost_clipping=True
         )
+        # In float32 what cancels between the tokens of an image would be lost, and clip it above C.
+        exact = {nn.Linear: lambda layer, inputs, grads: compute_linear_norm_sample(layer, inputs, grads.double())}
+        self._hooks.NORM_SAMPLERS = {**self._hooks.NORM_SAMPLERS, **exact}
         self._losses = copy.copy(self.criterion)
         self._losses.reduction = "none"
 

@@ -22,8 +22,10 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import record_clipping as module
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
-from lightning_modules.teachers.record_clipping import Clipping, flat_sums, linear_head, linear_sums
+from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers.record_clipping import Clipping, GhostClipping, flat_sums, linear_head, linear_sums
 from privacy.identity import CheckpointError
+from privacy.processes import ALONE
 
 C = 0.3
 CLASSES, FEATURES = 4, 11
@@ -238,6 +240,68 @@ def test_which_mode_is_chosen() -> None:
     assert mode(fixed, mode="flat") == "flat" and mode(fixed, mode="ghost") == "ghost"
     with pytest.raises(ValueError, match=r"clipping\.mode=linear needs an ImageClassifier"):
         mode(deeper, mode="linear")
+
+
+class Tokens(nn.Module):
+    """A layer of 49 patches each, whose gradients add up over an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Linear(16, 64, bias=False)
+        self.head = nn.Linear(64, 10)
+        with torch.no_grad():
+            self.head.weight.mul_(20)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.patches(images).sum(dim=1))  # type: ignore[no-any-return]
+
+
+def _largest_of_patches_that_cancel() -> float:
+    """Norm of what ghost clipping makes of one of 40 images, in clipping norms."""
+    torch.manual_seed(0)
+    network, largest = Tokens(), 0.0
+    ghost = GhostClipping(network, Clipping(max_grad_norm=C, mode="ghost"), PriorCrossEntropy())
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        half = torch.randint(0, 256, (24, 16), generator=draw) / 127.5 - 1
+        patches = torch.cat([half, -half, torch.full((1, 16), 1 / 255)])[torch.randperm(49, generator=draw)]
+        sums = ghost.sums(patches[None], torch.tensor([seed % 10]), network)
+        largest = max(largest, float(vector(sums).norm()) / C)
+    return largest
+
+
+def test_ghost_clipping_bounds_what_cancels_within_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _largest_of_patches_that_cancel() <= 1
+    exact = module.compute_linear_norm_sample
+    in_float32 = lambda layer, inputs, grads: exact(layer, inputs, grads.float())  # noqa: E731
+    monkeypatch.setattr(module, "compute_linear_norm_sample", in_float32)
+    assert _largest_of_patches_that_cancel() > 1
+
+
+class Precise(Tokens):
+    """Notes the precision that a GPU would multiply in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, bool]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return super().forward(images.flatten(1).unfold(1, 16, 16))
+
+
+def test_records_are_clipped_without_tf32() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        clipped = ClippedNetwork(Precise(), Clipping(max_grad_norm=C), PriorCrossEntropy())
+        shape = {"image_shape": (1, 28, 28), "num_classes": 10, "batch_size": 4}
+        clipped.settle(**shape, processes=ALONE, resumed=False)
+        images = torch.zeros(4, 1, 28, 28)
+        clipped.sums(images, torch.zeros(4, dtype=torch.int64), extracted=False)
+        clipped.logits(images, extracted=False)
+        assert clipped.network.seen == [("highest", False), ("high", True)]
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture
