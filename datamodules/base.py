@@ -119,9 +119,6 @@ class ImageDataModule(LightningDataModule, ABC):
             verify: Compare files with the published MD5 sums, where there are any, before they are read.
             classes: Keep only these classes, by name or by position from 0 (a name counts first), and number them
                 anew in the order given. The private data keep their name and ledger, which counts every choice's runs.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__()
         if not os.fspath(root):

@@ -60,9 +60,6 @@ class CelebA(PictureDataModule):
             crop: Side of the square that is cut out of the middle, in pixels of the files, which are 178 wide. The
                 default keeps all hair; 108 leaves only the face.
             settings: As for every data set.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         if task not in ("gender", "hair"):
             raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")

@@ -233,9 +233,6 @@ class PictureDataModule(ImageDataModule):
         Args:
             preparation: How a picture becomes an image.
             settings: As for every data set.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         self.preparation = preparation
         self.image_shape = preparation.shape

@@ -138,9 +138,6 @@ class PoissonSampled(WrappedDataset):
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
             evaluation: What is evaluated while fitting, `test`, `selection` or `validation`; see `WrappedDataset`.
             noise: Where the coins come from; None is the operating system.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__(
             dataset=dataset,

@@ -40,9 +40,6 @@ class COVIDx(PictureDataModule):
             size: Height and width of the images; the files are square.
             channels: 1, as radiographs are; 3 makes three equal ones, for a network that takes colour.
             settings: As for every data set.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__(preparation=Preparation(size=size, channels=channels), **settings)
 

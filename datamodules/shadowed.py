@@ -32,9 +32,6 @@ class Shadowed(DerivedDataset):
             dataset: The private data set.
             number: Which shadow, from 0: decides the coins.
             canaries: How many are planted in all shadows together; each is in half of them.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__(dataset=dataset)
         self.number = require_at_least(0, number=number)

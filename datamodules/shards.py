@@ -146,9 +146,6 @@ class Shards(WrappedDataset):
                 all private records. `validation`: records that are held out of the teachers' training.
             shard_by: `identity` puts all records of one person into one shard, so that taking the person out changes
                 only one teacher. Guarantees are stated for one record all the same, which is the weaker claim.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "validation"))
         if shard_by not in ("record", "identity"):

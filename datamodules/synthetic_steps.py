@@ -77,9 +77,6 @@ class SyntheticSteps(WrappedDataset):
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
             batch_size: Synthetic images per step, of all processes together.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
-
-        Raises:
-            ValueError: A setting is outside its range.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "selection"))
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)

@@ -67,9 +67,6 @@ class WrappedDataset(LightningDataModule):
         batch_size: Images per step, of all processes together.
         evaluation: What is evaluated.
         allowed: Allowed values of it.
-
-    Raises:
-        ValueError: A setting is outside its range.
     """
 
     dataset: ImageDataModule

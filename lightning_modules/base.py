@@ -47,9 +47,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         student: See `StudentConfig`.
         images: Where images come from.
 
-    Raises:
-        ValueError: An invalid setting.
-
     Attributes:
         paper: Whose theorem the published ε is of, by the method's name.
         unused: Settings that the method does not use, which are refused, such as `student.replay`; without a dot a

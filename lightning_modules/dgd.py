@@ -70,9 +70,6 @@ class DGD(DataFreeDistillation):
         student_phase: How the student learns the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
         **shared: See `DataFreeDistillation`.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     paper: ClassVar[str] = "DGD"

@@ -56,9 +56,6 @@ class Distillation(DataFreeDistillation):
         temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
             everything, and its probabilities say nothing of the other classes at temperature 1.
         **shared: See `DataFreeDistillation`.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     unused = ("images", "student.balance", "student.replay")

@@ -40,9 +40,6 @@ class DPDFD(DataFreeDistillation):
         gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     paper = "DPDFD"

@@ -94,9 +94,6 @@ class LabelDP(DataFreeDistillation):
         stages: How a stage's images are labelled, and what its student is fitted to.
         generator_training: What the generator is trained against, and its loss.
         **shared: See `DataFreeDistillation`.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     paper = "LabelDP"

@@ -47,9 +47,6 @@ class Budget:
         ledger: The ledger's file; None is the private data's own, see `ledger_file`.
         ledger_block: Calls that one synced line of the ledger reserves, which is what a crash may cost; None is the
             annotator's own number.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     target_epsilon: float | None = None

@@ -46,9 +46,6 @@ class FedDistillation(DataFreeDistillation):
             0.1 are the published code's, whose entropy is in decimal logarithms: a weight 0.434 times as large.
         image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
         **shared: See `DataFreeDistillation`.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     unused = ("images.pool", "student.replay")

@@ -89,11 +89,7 @@ class Images:
             )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`.
-
-        Raises:
-            ValueError: An invalid setting.
-        """
+        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`."""
         if self.pool is not None:
             drawn: dict[str, Any] = {"part": self.pool_part, "varied": self.pool_varied}
             return PoolSource(self.pool, **drawn, image_shape=image_shape, batch_size=batch_size)
@@ -102,9 +98,6 @@ class Images:
 
 class SyntheticSource(ImageSource):
     """Synthetic images: of a generator, of a procedural prior, or of both.
-
-    Raises:
-        ValueError: An invalid setting.
 
     Attributes:
         prior: Procedural images; None where none are drawn.

@@ -1,8 +1,7 @@
-"""Batch normalisation of networks that are queried: statistics kept, compared with (LabelDP Eq. 2), or folded."""
+"""Batch normalisation of networks that are queried: statistics kept, or compared with (LabelDP Eq. 2)."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 @contextmanager
@@ -125,39 +123,3 @@ def _distance(layer: Any, inputs: Tensor) -> Tensor:
     of_mean: Tensor = torch.linalg.vector_norm(mean - layer.running_mean)
     of_variance: Tensor = torch.linalg.vector_norm(variance - layer.running_var)
     return of_mean + of_variance
-
-
-def folded(network: nn.Module) -> nn.Module:
-    """A network that gives what `network` gives in evaluation mode, but for rounding.
-
-    Where a `Sequential` has a `BatchNorm2d` right behind a `Conv2d`, one convolution does the work of both. Later
-    changes to `network` do not reach it.
-
-    Returns:
-        A copy in evaluation mode, or `network` itself where there is nothing to fold.
-    """
-    if not any(_foldable(module) for module in network.modules()):
-        return network
-    found = copy.deepcopy(network).eval()
-    for module in found.modules():
-        for first in _foldable(module):
-            convolution, norm = module[first], module[first + 1]  # type: ignore[index]
-            module[first] = fuse_conv_bn_eval(convolution, norm)  # type: ignore[operator]
-            module[first + 1] = nn.Identity()  # type: ignore[operator]
-    return found.requires_grad_(False)
-
-
-def _foldable(module: nn.Module) -> list[int]:
-    """Positions in a `Sequential` of the convolutions that a BatchNorm follows."""
-    if not isinstance(module, nn.Sequential):
-        return []
-    return [
-        position
-        for position, (layer, following) in enumerate(zip(module, list(module)[1:], strict=False))
-        # Subclasses may compute something else, and hooks would not be called.
-        if type(layer) is nn.Conv2d
-        and type(following) is nn.BatchNorm2d
-        and following.track_running_stats
-        and not layer._forward_hooks
-        and not following._forward_hooks
-    ]

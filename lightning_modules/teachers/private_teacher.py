@@ -14,7 +14,6 @@ from torch import nn
 
 from datamodules.partition import Partition
 from lightning_modules.networks import check_network
-from lightning_modules.networks.batchnorm import folded
 from lightning_modules.networks.memory import bytes_of, same_module
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.files import TeacherError
@@ -164,11 +163,8 @@ class PrivateTeacher(PrivateModel):
     ) -> None:
         super().__init__(training=training or _of_script([network]), **origin)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-        # A network from a file has no other owner who could change it later.
-        faster = network if self.path is None else folded(network).to(memory_format=torch.channels_last)
-        # In functions: an attribute could be reached, and a copy could register it.
+        # In a function: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
-        self._folded: Callable[[], nn.Module] = lambda: faster
 
     @property
     def num_teachers(self) -> int:
@@ -219,7 +215,7 @@ class PrivateTeacher(PrivateModel):
 
     def _ready(self, device: torch.device) -> nn.Module:
         """The network in evaluation mode, on a device: its modules are visited only when something must change."""
-        network = self._folded()
+        network = self._held()
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)

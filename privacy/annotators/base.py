@@ -73,9 +73,6 @@ class Annotator(ABC):
     Args:
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; None is the operating system's cryptographic generator.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "noise_multiplier"

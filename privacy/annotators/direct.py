@@ -205,9 +205,6 @@ class DirectLabelAnnotator(_OfLabels):
         smallest: Size of the smallest candidate set that may occur, 2 or more; null: all classes.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "epsilon"

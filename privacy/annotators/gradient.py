@@ -69,9 +69,6 @@ class GradientAnnotator(Annotator):
             noise.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     def __init__(

@@ -41,9 +41,6 @@ class LabelAnnotator(Annotator):
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "epsilon"

@@ -29,9 +29,6 @@ class MeanResponseAnnotator(Annotator):
         noise_multiplier: σ, on the sum over teachers.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     def __init__(

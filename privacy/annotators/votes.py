@@ -37,9 +37,6 @@ class VoteAnnotator(Annotator):
             noise. It enters only the published figure, since no record-level bound rests on it.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
-
-    Raises:
-        ValueError: An invalid setting.
     """
 
     noise_setting: ClassVar[str] = "scale"
