@@ -90,12 +90,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[rows].float(), self.labels[rows]
 
     def into(self, held: Tensor, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """As `__getitems__`, with the inputs written into memory that is there already.
-
-        Args:
-            held: (at least B, ...), of the inputs' type, which is written over.
-            indices: B positions.
-        """
+        """As `__getitems__` of B positions, with the inputs written over `held` (at least B, ...), of their type."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
         return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
 

@@ -21,14 +21,7 @@ ShardBy = Literal["record", "identity"]
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
-    """Returns the shard of each record, decided only by its stable id and the public number of shards.
-
-    Args:
-        ids: (N,) int64, the stable ids.
-        num_shards: n.
-
-    Returns:
-        (N,) int64 in [0, n).
+    """Each record's shard in [0, num_shards), by its stable id and that public number alone: (N,) int64, as `ids` are.
 
     Raises:
         ValueError: `num_shards` is below 1, or `id_fraction` refuses the ids.

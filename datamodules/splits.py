@@ -17,18 +17,11 @@ from datamodules.images import ImageDataset
 
 
 def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
-    """Maps every id to a fixed fraction that looks uniform.
+    """Maps every stable id, (N,) int64, to a fixed fraction in [0, 1) that looks uniform, (N,) float64.
 
-    BLAKE2b of the id, with `purpose` as its public personalisation: two purposes give unrelated fractions, so that,
-    say, a shard drawn by id is not a subset of a split drawn by id. Nothing here is secret or seeded: the same id has
-    the same fraction on every machine and in every run.
-
-    Args:
-        ids: (N,) int64, the stable ids.
-        purpose: What is being decided, at most 16 ASCII characters.
-
-    Returns:
-        (N,) float64 in [0, 1).
+    BLAKE2b of the id, with `purpose` (what is being decided, in at most 16 ASCII characters) as its public
+    personalisation: two purposes give unrelated fractions, so that, say, a shard drawn by id is not a subset of a split
+    drawn by id. Nothing here is secret or seeded: the same id has the same fraction on every machine and in every run.
 
     Raises:
         ValueError: `ids` is not one-dimensional int64, or `purpose` is empty or too long.
@@ -48,14 +41,10 @@ def _fraction(record: int, person: bytes) -> float:
 
 
 def ids_of_names(names: Sequence[str]) -> Tensor:
-    """Maps each record's name, which is stored with it, to an id.
+    """Maps each record's name, which is stored with it, to an id: (N,) int64, the first 8 bytes of a BLAKE2b hash.
 
-    Args:
-        names: N names. Duplicates are numbered in order; only their ids depend on it.
-
-    Returns:
-        (N,) int64: the first 8 bytes of a BLAKE2b hash, so that two of a million names share one less than once in ten
-        million data sets.
+    Two of a million names share one less than once in ten million data sets. Duplicates are numbered in order; only
+    their ids depend on it.
     """
     seen: dict[str, int] = {}
     ids = []
@@ -71,10 +60,8 @@ def ids_of_names(names: Sequence[str]) -> Tensor:
 def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
     """Halves the test split only by stable ids, the same way in every run and on every machine.
 
-    Runs and steps are chosen only by the first half: the accuracy on the other half is not biased by the selection.
-
-    Returns:
-        The half to select by, and the half to report. About as many records in each.
+    Runs and steps are chosen only by the first half: the accuracy on the other half, which is reported, is not biased
+    by the selection. There are about as many records in each.
 
     Raises:
         ValueError: One of them would be empty.

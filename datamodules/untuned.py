@@ -51,14 +51,11 @@ class Piece(NamedTuple):
 
 
 def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
-    """Writes both sets for `ImageFolder`, as `SET/PART/CLASS/NUMBER.png`, bright ink on dark ground.
+    """Writes both sets for `ImageFolder`, as `SET/PART/CLASS/NUMBER.png`, bright ink on dark ground; gives back `to`.
 
     `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels.
     `overlaid`: characters of 28×28 pixels made of two or three digits each, see `overlaid`. What is in a set's `train`
     is made only of MNIST's training file, and what is in `test` only of its test file. All is written, or nothing is.
-
-    Returns:
-        `to`.
 
     Raises:
         MissingDataError: MNIST's files are not in `root`.
@@ -91,17 +88,10 @@ def _write(images: Sequence[Pixels] | Pixels, labels: Labels, folder: Path) -> N
 
 
 def cropped(digit: Pixels, *, size: int) -> Pixels:
-    """Cuts a digit to its ink and stretches it to fill a square.
+    """Cuts a digit (H, W), bright on dark ground, to its ink and stretches it to fill a square, `size` pixels a side.
 
     It is stretched up to three times more one way than the other, by Pillow's bilinear filter, which averages when it
     shrinks; a narrower digit is in the middle. One without ink is scaled as it is.
-
-    Args:
-        digit: (H, W), bright ink on dark ground.
-        size: Height and width in pixels of what comes out.
-
-    Returns:
-        (size, size).
     """
     return np.asarray(_inked(digit).resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
 
@@ -131,19 +121,17 @@ def _recipes() -> list[list[Piece]]:
 
 
 def overlaid(digits: Pixels, labels: Labels, *, count: int, draw: int) -> tuple[Pixels, Labels]:
-    """Characters of several digits each, squeezed, turned and laid over one another by one recipe a form.
+    """Characters (M, 28, 28) of several digits each, squeezed, turned and laid over one another by one recipe a form.
 
     Where digits overlap the brighter one shows. Which digit of its class is taken, and small changes of its size, its
-    turn and its place, are drawn anew for each character. Classes go round, and so do the forms of each.
+    turn and its place, are drawn anew for each character. Classes, (M,) from 0 to 9, go round, and so do the forms of
+    each.
 
     Args:
         digits: (N, H, W), bright ink on dark ground: what characters are made of.
         labels: (N,), their classes; all of 0 to 9.
         count: Number of characters, M.
         draw: Another one for each set of characters of the same recipes, at least 1.
-
-    Returns:
-        (M, 28, 28), and (M,) classes from 0 to 9.
     """
     made_by = _recipes()
     of_class = [np.flatnonzero(labels == digit) for digit in range(NUM_CLASSES)]

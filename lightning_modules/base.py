@@ -104,21 +104,11 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     # --- what a method fills ---
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """The student's targets, obtained through the annotator.
-
-        Args:
-            outputs: The student's logits, shape (B, c), detached.
-            images: The images behind them, shape (B, C, H, W).
-        """
+        """The student's targets, through the annotator, for its logits (B, c), detached, on images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The generator's loss.
-
-        Args:
-            images: Generated images with their graph, shape (n, C, H, W).
-            targets: Released targets of these images, shape (n, c), held fixed.
-        """
+        """The generator's loss of its images (n, C, H, W), with their graph, and released targets (n, c), fixed."""
         raise NotImplementedError(f"{type(self).__name__} trains no generator")
 
     @property

@@ -125,11 +125,9 @@ class DirectTraining(Teacher):
         self.steps_done += 1
 
     def annotate(self, outputs: Tensor, records: Tensor) -> Annotation:
-        """Lines 3 to 10: what the model is fitted to, through the annotator.
+        """Lines 3 to 10: what the model's logits (n, c), detached, are fitted to, through the annotator.
 
-        Args:
-            outputs: The model's logits, shape (n, c), detached.
-            records: Numbers of the records, shape (n,).
+        `records` are numbers of records, (n,).
         """
         annotator, labels = self.annotator, self._labels_of(records)
         if isinstance(annotator, DirectGradientAnnotator):

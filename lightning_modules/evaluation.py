@@ -44,12 +44,7 @@ class AreaUnderCurve(MulticlassAUROC):
         super().__init__(num_classes, average="none", thresholds=None)
 
     def add(self, answers: Tensor, labels: Tensor) -> None:
-        """Takes in a batch.
-
-        Args:
-            answers: (N, c) logits, or int64 counts of votes, whose shares are taken.
-            labels: (N,).
-        """
+        """Takes in a batch: labels (N,) and answers (N, c), logits or int64 counts of votes, whose shares are taken."""
         # In single precision confident answers are all 1, and have no order; Apple's GPUs have no other.
         precise = answers.detach().to(torch.float32 if answers.device.type == "mps" else torch.float64)
         votes = not answers.is_floating_point()

@@ -280,11 +280,9 @@ class LabelDP(DataFreeDistillation):
         return F.one_hot(labels, self.num_classes).float().to(self.device)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_g of Eq. 2, and in fine-tuning the student's loss if switched on.
+        """L_g of Eq. 2 of images (n, C, H, W), with their graph, and in fine-tuning the student's loss if switched on.
 
-        Args:
-            images: Generated images with their graph, shape (n, C, H, W).
-            targets: Noisy labels as one-hot rows, shape (n, c); no rows in pretraining.
+        Images are generated ones; targets are noisy labels as one-hot rows (n, c), with no rows in pretraining.
         """
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":

@@ -24,7 +24,7 @@ def decoupled_kd(
     beta: float = 8.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample.
+    """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample: (B,).
 
     With t the target class, p the teacher's and q the student's probabilities, and p̂, q̂ the same over the classes
     other than t:
@@ -44,9 +44,6 @@ def decoupled_kd(
         alpha: weight of the target-class term.
         beta: weight of the other classes' term.
         temperature: T; neither DPDFD nor DPSD states one.
-
-    Returns:
-        Losses (B,).
     """
     rows, classes = student_logits.shape
     target = teacher_logits.argmax(1) if target is None else target
@@ -76,7 +73,7 @@ def decoupled_kd_as_printed(
     beta: float = 8.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """DPSD's Eq. 2 to the letter, for each sample: its second term is not that of Zhao et al., which it cites.
+    """DPSD's Eq. 2 to the letter, for each sample: (B,). Its second term is not that of Zhao et al., which it cites.
 
     With r the teacher's class, p the teacher's and q the student's probabilities:
 
@@ -94,9 +91,6 @@ def decoupled_kd_as_printed(
         alpha: weight of the first term.
         beta: λ, of the second.
         temperature: T of both logits, the loss multiplied by T²; DPSD states none.
-
-    Returns:
-        Losses (B,).
     """
     target = teacher_logits.argmax(1, keepdim=True)
     student, teacher = _log_odds(student_logits / temperature), _log_odds(teacher_logits / temperature)
@@ -124,29 +118,17 @@ def _binary_divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
-    """Cross-entropy to a distribution, -sum_j y_j log softmax(logits)_j, for each sample.
+    """Cross-entropy of logits (B, c) to distributions (B, c), -sum_j y_j log softmax(logits)_j, for each sample: (B,).
 
     The student's loss L_S (DPDFD Algorithm 1).
-
-    Args:
-        logits: (B, c).
-        target_probabilities: (B, c), rows that sum to one.
-
-    Returns:
-        Losses (B,).
     """
     return -(target_probabilities * functional.log_softmax(logits, 1)).sum(1)
 
 
 def class_weights(answers: Tensor, *, power: float) -> Tensor:
-    """Weights n_y^-power of samples, where n_y of them have the same likeliest class y.
+    """Weights n_y^-power, (N,) float32, of samples of which n_y have the same likeliest class y.
 
-    Args:
-        answers: (N, c), logits or probabilities.
-        power: 0 weighs all samples alike, 1 all classes that are there.
-
-    Returns:
-        (N,), float32.
+    `answers` are logits or probabilities (N, c). `power` 0 weighs all samples alike, 1 all classes that are there.
     """
     classes = answers.argmax(1)
     # No bincount, which is refused on a GPU under `trainer.deterministic`, and no one_hot, which waits for its values.
@@ -163,60 +145,40 @@ def balanced_mean(losses: Tensor, answers: Tensor, *, power: float) -> Tensor:
 
 
 def one_hot_loss(logits: Tensor) -> Tensor:
-    """Cross-entropy of a batch to its own most likely classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
+    """Mean cross-entropy of logits (B, c) to their likeliest classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
     Small where the discriminator is certain of every image.
-
-    Args:
-        logits: (B, c).
-
-    Returns:
-        Scalar, the mean over the batch.
     """
     return functional.cross_entropy(logits, logits.argmax(1))
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction, sum_j p̄_j log p̄_j.
+    """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction of logits (B, c).
 
-    Between -log c (all classes equally often) and 0 (only one class). On the batch mean: per image it would contradict
-    `one_hot_loss`. In decimal logarithms, as DAFL's published code has it, it is 0.434 times as large.
-
-    Args:
-        logits: (B, c).
-
-    Returns:
-        Scalar.
+    A scalar, sum_j p̄_j log p̄_j, between -log c (all classes equally often) and 0 (only one class). On the batch mean:
+    per image it would contradict `one_hot_loss`. In decimal logarithms, as DAFL's published code has it, it is 0.434
+    times as large.
     """
     log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
     return (log_mean.exp() * log_mean).sum()
 
 
 def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
-    """Size of the features, large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 2).
+    """Size of features (B, F), large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
-    Args:
-        features: (B, F), the input of the discriminator's last layer.
-        norm: `l1` for the mean absolute value (independent of F), `l2` for DPDFD's mean Euclidean norm of a sample.
-
-    Returns:
-        Scalar, not negative.
+    A scalar: for `l1` the mean absolute value (independent of F), for `l2` DPDFD's mean Euclidean norm of a sample. The
+    features are the input of the discriminator's last layer.
     """
     rows: Tensor = features.abs() if norm == "l1" else torch.linalg.vector_norm(features, dim=1)
     return rows.mean()
 
 
 def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gradient of each sample's own loss w.r.t. the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
+    """Gradients of each sample's own loss w.r.t. the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
 
-    Of a batch-mean loss they would be so small that the stability constant of their normalisation swamps them.
-
-    Args:
-        outputs: (B, c).
-        loss: gives the losses (B,) of outputs (B, c), each depending only on its own sample.
-
-    Returns:
-        (B, c), float32, detached.
+    `loss` gives the losses (B,) of outputs (B, c), each depending only on its own sample; the gradients are (B, c),
+    float32, detached. Of a batch-mean loss they would be so small that the stability constant of their normalisation
+    swamps them.
     """
     with torch.autocast(outputs.device.type, enabled=False), torch.enable_grad():
         free = outputs.detach().float().requires_grad_()
@@ -225,17 +187,9 @@ def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tenso
 
 
 def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) at temperature T, for each sample.
+    """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) of logits (B, c), per sample (B,).
 
-    What DPSD's Fig. 6 compares `decoupled_kd` with.
-
-    Args:
-        student_logits: (B, c).
-        teacher_logits: (B, c); not detached here.
-        temperature: T.
-
-    Returns:
-        Losses (B,).
+    At temperature T. The teacher's logits are not detached here. What DPSD's Fig. 6 compares `decoupled_kd` with.
     """
     student = functional.log_softmax(student_logits / temperature, 1)
     teacher = functional.log_softmax(teacher_logits / temperature, 1)
@@ -243,23 +197,16 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
 
 
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Mean squared distance of logits up to a constant of each sample, which no softmax sees.
+    """Mean squared distance of logits (B, c) up to a constant of each sample, which no softmax sees, per sample: (B,).
 
     Far from the private images a teacher is often sure; its logits still say how it got there (Ba and Caruana 2014).
-
-    Args:
-        student_logits: (B, c).
-        teacher_logits: (B, c).
-
-    Returns:
-        Losses (B,).
     """
     difference = student_logits - teacher_logits
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 
 
 def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """Logarithm of the probability of each response, were the teacher's class each of the c in turn.
+    """Logarithm of the probability of each response, were the teacher's class each of the c in turn: (B, c), float32.
 
     Randomized response keeps the class with probability e^ε/(e^ε + k - 1), gives each other candidate with
     1/(e^ε + k - 1), and is uniform on the k candidates where the class is none of them. Added to the student's logits
@@ -272,9 +219,6 @@ def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> 
         responses: (B,), int64.
         candidates: (B, c), bool, two or more in each sample.
         epsilon: of one response.
-
-    Returns:
-        Float32, shape (B, c).
     """
     size = candidates.sum(1, keepdim=True).float()
     # -log(e^ε + k - 1) without e^ε, which float32 has no number for from ε = 89 on.
@@ -283,22 +227,17 @@ def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> 
 
 
 def informativeness(logits: Tensor) -> float:
-    """How much an image says about a teacher's class in the teacher's own view, as a share of the most it could say.
+    """How much an image says about a teacher's class in the teacher's own view: from 0 to 1, the most it could say.
 
-    The mutual information of image and class under the answers p_i = softmax(logits_i), which is (H(mean of p) - mean
-    of H(p)) / log c: the logarithm of the *Inception score* (Salimans et al. 2016), with the teacher in Inception's
-    place, in units of its largest value. It is high where the teacher is sure of each image, and of different classes
-    in turn; images of a kind that it never saw leave it unsure, or of one class throughout.
+    The mutual information of image and class under the answers p_i = softmax(logits_i), logits (N, c) with N >= 1 and
+    c >= 2, which is (H(mean of p) - mean of H(p)) / log c: the logarithm of the *Inception score* (Salimans et al.
+    2016), with the teacher in Inception's place, in units of its largest value. It is high where the teacher is sure of
+    each image, and of different classes in turn; images of a kind that it never saw leave it unsure, or of one class
+    throughout.
 
     It is 0.97 and more on a data set's own test images where the classes are equally frequent and the teacher is sure.
     A teacher whose logits are small has less on any images, its own included: compare images of one teacher by it
     rather than teachers. Large is necessary and not sufficient: textures at full contrast make some teachers sure too.
-
-    Args:
-        logits: (N, c) with N >= 1 and c >= 2.
-
-    Returns:
-        A number from 0 to 1.
     """
     logs = functional.log_softmax(logits.double(), dim=1)
     probabilities = logs.exp()

@@ -52,11 +52,9 @@ class GeneratorLoss:
         check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the discriminator's terms and the logits (n, c) that it is of, both with their graph.
+        """The weighted sum of the terms on images (n, C, H, W), and the logits (n, c) it is of, both with their graph.
 
-        Args:
-            discriminator: A classifier; see `logits_and_features`.
-            images: (n, C, H, W).
+        The discriminator is a classifier; see `logits_and_features`.
         """
         with distance_to_statistics(discriminator) if self.statistics_weight else nullcontext() as distance:
             if self.activation_weight:

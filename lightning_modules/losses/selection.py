@@ -9,12 +9,8 @@ from torch import Tensor
 def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
     """How many samples of each class to add, so that classes come as close to one another as they can.
 
-    Args:
-        held: Samples per class so far, (c,), int64. Ties go to the class of lowest number.
-        count: Samples to add in all.
-
-    Returns:
-        (c,), int64, of sum `count`.
+    The result, of sum `count`, and `held`, the samples per class so far, are (c,) int64. Ties go to the class of
+    lowest number.
     """
     quotas = torch.zeros_like(held)
     for _ in range(count):
@@ -23,17 +19,11 @@ def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
 
 
 def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
-    """For each class the samples that a classifier is surest to be of it, each chosen once.
+    """For each class the samples that a classifier is surest to be of it: distinct indices, int64, on the CPU.
 
     Classes take turns, each with its best sample that is left, so that none takes what another is surer of by more than
-    one turn. A class that the classifier never predicts has its quota filled by what comes nearest.
-
-    Args:
-        probabilities: (M, c).
-        quotas: Samples per class, (c,), int64, of sum M at most.
-
-    Returns:
-        Distinct indices, int64, on the CPU, of as many as the quotas' sum.
+    one turn. A class that the classifier never predicts has its quota filled by what comes nearest. Probabilities are
+    (M, c), and quotas samples per class, (c,) int64; there are as many indices as their sum, which is M at most.
     """
     count = int(quotas.sum())
     # Stable: equal probabilities, of a student that has learnt nothing, leave the samples in their order.

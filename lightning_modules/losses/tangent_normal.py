@@ -53,18 +53,15 @@ def project_out(vectors: Tensor, directions: Tensor) -> Tensor:
 
 
 def power_step(divergence: Map, start: Tensor, *, probe: float) -> Tensor:
-    """One step of power iteration for the direction in which `divergence` grows fastest.
+    """One step of power iteration for the direction in which `divergence` grows fastest: gradients (N, ...), detached.
 
     A divergence that is 0 with slope 0 at the origin is r·H·r/2 nearby, so its gradient at a small `probe` along a
-    random direction is a multiple of H times it (Miyato et al. 2018).
+    random direction is a multiple of H times it (Miyato et al. 2018), of no particular length.
 
     Args:
         divergence: from offsets (N, ...) to values (N,), each depending only on its own sample.
         start: random directions (N, ...), rows of length 1.
         probe: length at which the gradient is taken.
-
-    Returns:
-        Gradients (N, ...), detached, of no particular length.
     """
     with torch.enable_grad():
         offset = (probe * start.detach()).requires_grad_()
@@ -83,7 +80,7 @@ def find_directions(
     probe: float = 0.1,
     adversarial: bool = True,
 ) -> Directions:
-    """The directions in which a classifier's predictions change fastest, along the manifold and across it.
+    """The directions, detached, in which a classifier's predictions change fastest, along the manifold and across it.
 
     Tangent: one power step in the latent space on KL(f(x) || f(x + dec(z + r) - dec(z))), with x = dec(z). Normal: one
     power step in image space on KL(f(x) || f(x + n)), with the tangent's displacement projected out before and after.
@@ -100,9 +97,6 @@ def find_directions(
         draw: source of the random starts.
         probe: length at which gradients are taken.
         adversarial: take the power step.
-
-    Returns:
-        See `Directions`; all detached.
     """
     codes = codes.detach()
     with torch.no_grad():
@@ -219,18 +213,11 @@ class TangentNormalLoss:
 
 
 def distort(images: Tensor, *, strength: float, draw: torch.Generator) -> Tensor:
-    """Random rotation, shear, scale, shift, noise and an erased square, each image its own.
+    """Images (N, C, H, W) under random rotation, shear, scale, shift, noise and an erased square, each image its own.
 
-    At strength 1: rotation up to 20 degrees, shear and scale up to 20 %, shifts up to 12 % of a side, noise of
-    deviation 0.2, and a square of a quarter of the side set to the image's own smallest value.
-
-    Args:
-        images: (N, C, H, W).
-        strength: factor on all of it; 0 returns the images.
-        draw: the only source of randomness.
-
-    Returns:
-        (N, C, H, W).
+    At strength 1, a factor on all of it: rotation up to 20 degrees, shear and scale up to 20 %, shifts up to 12 % of a
+    side, noise of deviation 0.2, and a square of a quarter of the side set to the image's own smallest value. At 0 the
+    images are returned. `draw` is the only source of randomness.
     """
     if strength == 0:
         return images

@@ -148,10 +148,8 @@ class GradientTargets:
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
-            responses: One teacher's logits, shape (B, c), or many teachers', shape (n, B, c).
-
-        Returns:
-            Float32, the shape of `responses`.
+            responses: One teacher's logits, shape (B, c), or many teachers', shape (n, B, c). The gradients have
+                this shape, and are float32.
         """
         classes = responses.shape[-1]
         teacher = responses.reshape(-1, classes)
@@ -196,16 +194,13 @@ class GradientTargets:
 def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) -> Tensor:
     """The teacher's probabilities p_t that normalised gradients of `kd` stand for: post-processing of the release.
 
-    A row is g/(‖g‖ + e) with g = p_s − p_t, and noise: solved for p_t, and moved to the nearest distribution (Duchi et
-    al. 2008).
+    A row is g/(‖g‖ + e) with g = p_s − p_t, and noise: solved for p_t, (B, c), and moved to the nearest distribution
+    (Duchi et al. 2008).
 
     Args:
         probabilities: The student's, p_s, shape (B, c).
         rows: Released gradients over C, shape (B, c).
         stability: e, above 0. Where it is small beside ‖g‖, rows tell no lengths, and all count as long.
-
-    Returns:
-        Shape (B, c).
     """
     norms = rows.norm(dim=1, keepdim=True)
     lengths = norms.clamp_max(_LONGEST / (_LONGEST + stability))  # no two distributions are further apart
@@ -241,12 +236,9 @@ class CandidateSchedule(nn.Module, ABC):
 
     @abstractmethod
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        """Candidates of this step, between `smallest` and the number of classes c.
+        """Candidates of this step, between `smallest`, DPSD's k, and the number of classes c.
 
-        Args:
-            probabilities: the student's, (B, c), detached.
-            step: number of the step, from 0.
-            smallest: DPSD's k.
+        The student's probabilities are (B, c), detached; steps are numbered from 0.
         """
 
     def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:

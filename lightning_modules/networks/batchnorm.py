@@ -48,14 +48,12 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """Watches the inputs of a network's BatchNorm layers while it is run within the block.
 
     For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
-    layers. The hooks that catch the inputs are removed again.
+    layers. What the block is given returns that sum, a scalar with its graph, once the network has run. The hooks that
+    catch the inputs are removed again.
 
     Args:
         model: a classifier with BatchNorm. In eval mode the inputs are what its running statistics make of the images,
             in training mode what the batch's own do.
-
-    Yields:
-        What gives the sum, a scalar with its graph, once the network has run.
 
     Raises:
         ValueError: if the model has no BatchNorm that keeps statistics, or did not call one of them.
@@ -90,14 +88,9 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run `model` once and return its logits with the distance of its layers' inputs from their running statistics.
+    """Runs a classifier in eval mode on images (N, C, H, W) once: its logits (N, c), and its `distance_to_statistics`.
 
-    Args:
-        model: a classifier with BatchNorm, in eval mode.
-        images: (N, C, H, W).
-
-    Returns:
-        Logits (N, c) and a scalar, both with their graph; see `distance_to_statistics`.
+    Both have their graph.
 
     Raises:
         ValueError: if the model has no BatchNorm that keeps statistics, or does not call one of them.

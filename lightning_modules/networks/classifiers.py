@@ -59,17 +59,10 @@ def checked_shape(
 
 
 def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Run `model` once and return its logits with the features that they are a linear function of.
+    """Runs a classifier on images (N, C, H, W) once: its logits (N, c), and features (N, F) that they are linear in.
 
     This project's classifiers name both. Of any other network the features are the input of its last `nn.Linear` (in
     order of registration, its own `head` first where that is linear), caught by a hook that is removed again.
-
-    Args:
-        model: a classifier.
-        images: (N, C, H, W).
-
-    Returns:
-        Logits (N, c) and features (N, F).
 
     Raises:
         ValueError: if the model has no `nn.Linear`, or does not call its last one exactly once with one row per

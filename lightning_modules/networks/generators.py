@@ -174,15 +174,9 @@ class ConvVAE(nn.Module):
 
 
 def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | None = None) -> Tensor:
-    """Codes from N(mean, exp(log_variance)), by reparametrisation.
+    """Codes (N, latent_dim) from N(mean, exp(log_variance)), both of that shape, by reparametrisation.
 
-    Args:
-        mean: (N, latent_dim).
-        log_variance: (N, latent_dim).
-        draw: source of randomness on its own device; None is the global one.
-
-    Returns:
-        (N, latent_dim).
+    `draw` is the source of randomness on its own device; None is the global one.
     """
     device = mean.device if draw is None else draw.device
     noise = torch.randn(mean.shape, generator=draw, device=device, dtype=mean.dtype).to(mean.device)
@@ -190,7 +184,7 @@ def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | 
 
 
 def negative_elbo(reconstructions: Tensor, images: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Negative evidence lower bound of each image, but for a constant (Kingma and Welling 2014).
+    """Negative evidence lower bound of each image, (N,), but for a constant (Kingma and Welling 2014).
 
     Half the squared error, which is the negative log-likelihood of a Gaussian of unit variance, summed over pixels,
     plus the divergence of N(mean, exp(log_variance)) from N(0, I): (mean² + variance - 1 - log variance)/2, summed.
@@ -200,9 +194,6 @@ def negative_elbo(reconstructions: Tensor, images: Tensor, mean: Tensor, log_var
         images: (N, C, H, W).
         mean: (N, latent_dim).
         log_variance: (N, latent_dim).
-
-    Returns:
-        (N,).
     """
     error = 0.5 * (reconstructions - images).square().flatten(1).sum(1)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)

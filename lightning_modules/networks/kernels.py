@@ -32,7 +32,7 @@ _LEAST = 1e-6
 
 
 def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tensor:
-    """Anchors on the unit sphere that the directions of rows are close to (spherical k-means).
+    """Anchors (K, D) on the unit sphere, of the rows' type, that directions of rows are close to (spherical k-means).
 
     The first are of the first rows, so that the rows' order decides the result, and nothing random does.
 
@@ -40,9 +40,6 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
         rows: (N, D), of any length; those much shorter than the others are left out.
         count: K.
         rounds: of assigning each row to the anchor of the largest scalar product, and taking their mean's direction.
-
-    Returns:
-        (K, D), each of length 1, in the rows' type.
 
     Raises:
         ValueError: fewer rows with any contrast than anchors.
@@ -71,15 +68,12 @@ def nystrom_factor(
     """(κ(Z Zᵀ) + λI)^(-1/2): turns kernel values at the anchors into coordinates whose scalar products are kernels.
 
     κ(u) = exp((u - 1)/σ²), which of two directions is exp(-|x - y|²/(2σ²)) (Mairal 2016, "End-to-End Kernel Learning
-    with Supervised Convolutional Kernel Networks", Eq. 5).
+    with Supervised Convolutional Kernel Networks", Eq. 5). The factor is (K, K), symmetric, float32.
 
     Args:
         anchors: (K, D), each of length 1.
         bandwidth: σ.
         regularisation: λ.
-
-    Returns:
-        (K, K), symmetric, float32.
     """
     rows = anchors.double()
     values, vectors = torch.linalg.eigh(_kappa(rows @ rows.T, bandwidth))

@@ -124,10 +124,7 @@ class Network:
 
 
 def build_network(given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> nn.Module:
-    """A classifier for the data.
-
-    Returns:
-        The network, in train mode.
+    """A classifier for the data, in train mode.
 
     Raises:
         ValueError: It cannot be built, cannot take such images, or does not give (N, c) finite logits.

@@ -127,15 +127,8 @@ def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
     """Spectra times each wavelet's, of the maps of which every `factor`-th sample is kept.
 
     The same as `_fold` of the products, which are never all held at once: torch sums complex numbers over strided axes
-    one at a time, which took 70 % of a transform.
-
-    Args:
-        spectra: (..., H, W), complex.
-        bank: (J, H, W), real.
-        factor: divides H and W.
-
-    Returns:
-        (..., J, H/factor, W/factor), complex.
+    one at a time, which took 70 % of a transform. Spectra are (..., H, W), complex, and the bank (J, H, W), real;
+    `factor` divides H and W. The result is (..., J, H/factor, W/factor), complex.
     """
     height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
     pairs = torch.view_as_real(spectra)

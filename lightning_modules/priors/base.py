@@ -27,7 +27,7 @@ class ImagePrior(ABC):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw images.
+        """Draw images, float32 (B, C, H, W) with values in [-1, 1].
 
         Args:
             batch_size: number B of images.
@@ -35,9 +35,6 @@ class ImagePrior(ABC):
             generator: the only source of randomness; equal states draw equal images. It may live on another device than
                 the images.
             device: where the images are drawn and returned.
-
-        Returns:
-            Float32 tensor (B, C, H, W) with values in [-1, 1].
         """
 
 

@@ -18,7 +18,7 @@ def palette_numbers(channels: int) -> int:
 
 
 def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
-    """Colours at positions on an image's own random palette, whose spectrum falls with the frequency as 1/k.
+    """Colours (B, N, C) in [0, 1] along an image's own random palette, whose spectrum falls with the frequency as 1/k.
 
     A palette has one curve of brightness, which all channels share, and one of tint for each channel, usually weaker:
     in photographs brightness varies far more than hue.
@@ -27,9 +27,6 @@ def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
         rows: numbers of each image, see `palette_numbers`.
         at: (B, N), positions; a whole turn is 1.
         channels: C.
-
-    Returns:
-        (B, N, C) in [0, 1].
     """
     mean = rows.uniform(1, low=0.15, high=0.85) + rows.uniform(channels, low=-0.5, high=0.5) * rows.uniform(1) ** 2
     contrast, colourful = rows.uniform(1, low=0.1, high=0.4), 0.4 * rows.uniform(1) ** 2
@@ -49,14 +46,11 @@ def tone_numbers(channels: int) -> int:
 
 
 def tone(rows: RandomRows, fields: Tensor) -> Tensor:
-    """Makes images of fields: random tints, mean and contrast, with the colour covariance of photographs.
+    """Images (B, C, H, W) in [0, 1] of fields: random tints, mean and contrast, with photographs' colour covariance.
 
     Args:
         rows: numbers of each image, see `tone_numbers`.
         fields: (B, C + 1, H, W), independent, of mean 0 and standard deviation 1; the first is brightness.
-
-    Returns:
-        (B, C, H, W) in [0, 1].
     """
     channels = fields.shape[1] - 1
     mixing = rows.normal(channels, channels) / math.sqrt(channels)

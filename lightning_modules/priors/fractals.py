@@ -60,14 +60,9 @@ class FractalPrior(RowPrior):
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
-    """Filters white noise to amplitudes of 1/f^α, and to mean 0 and standard deviation 1 in each field.
+    """Filters white noise (B, K, H, W) to amplitudes of 1/f^α, and to mean 0 and standard deviation 1 in each field.
 
-    Args:
-        white: (B, K, H, W), standard normal.
-        exponent: α of each image, (B,).
-
-    Returns:
-        (B, K, H, W); 0 where a field has a single pixel.
+    The noise is standard normal, and α one number for each image, (B,). A field that has a single pixel becomes 0.
     """
     height, width = white.shape[-2:]
     down = torch.fft.fftfreq(height, device=white.device)

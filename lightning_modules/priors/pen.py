@@ -45,7 +45,7 @@ def along_curves(controls: Tensor, points: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def pen_ink(path: Tensor, length: Tensor, *, pen: Tensor, edge: Tensor, size: tuple[int, int]) -> Tensor:
-    """Ink of a round pen along points.
+    """Ink (B, H, W), in [0, 1], of a round pen along points.
 
     Args:
         path: (B, P, 2), x and y in pixels.
@@ -53,9 +53,6 @@ def pen_ink(path: Tensor, length: Tensor, *, pen: Tensor, edge: Tensor, size: tu
         pen: (B,), widths in pixels.
         edge: (B,), widths of the soft edge in pixels.
         size: (H, W).
-
-    Returns:
-        Ink in [0, 1] of shape (B, H, W).
     """
     sigma = (pen / _FULL_WIDTH_AT_HALF_MAXIMUM)[:, None, None]
     weight = length[..., None] / (math.sqrt(2 * math.pi) * sigma)

@@ -28,10 +28,7 @@ _SIZES = (1, 2, 35)  # any number of images has to do, also more than a scatteri
 
 
 def write_program(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
-    """Writes `student.pt2`, for any number of images, and holds it against the network.
-
-    Returns:
-        The largest difference of a logit.
+    """Writes `student.pt2`, for any number of images; gives the largest difference of a logit from the network's.
 
     Raises:
         ExportError: The network cannot be exported, or the program gives other logits.
@@ -88,16 +85,13 @@ def require_onnx() -> None:
 def write_onnx(
     network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int], metadata: Mapping[str, Any] | None = None
 ) -> float:
-    """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c), and holds it against the network.
+    """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c); gives the largest difference from the network's.
 
     Args:
         network: In eval mode, on the CPU.
         folder: Where to.
         image_shape: (C, H, W).
         metadata: Plain values that the file carries, each as JSON.
-
-    Returns:
-        The largest difference of a logit.
 
     Raises:
         ExportError: The extra is missing, the network cannot be exported, or its logits differ.

@@ -7,11 +7,9 @@ from torch import Tensor
 
 
 def shifted(images: Tensor, moves: Tensor) -> Tensor:
-    """Images moved by whole pixels, what comes in at the edge is black (-1).
+    """Images (N, C, H, W) moved by whole pixels; what comes in at the edge is black (-1).
 
-    Args:
-        images: (N, C, H, W).
-        moves: (N, 2) int64, rows down and columns to the right, negative for up and left.
+    `moves` are (N, 2) int64: rows down and columns to the right, negative for up and left.
     """
     rows, columns = (
         torch.arange(size, device=images.device) - moves[:, axis, None] for axis, size in enumerate(images.shape[2:])

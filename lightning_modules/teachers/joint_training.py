@@ -169,12 +169,9 @@ def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: in
     Args:
         size: Records in the shard.
         first: Place in the sequence at which the part begins.
-        count: Length of the part.
+        count: Length of the part, whose numbers are (count,) int64 in [0, size).
         seed: The run's seed.
         teacher: Number of the teacher.
-
-    Returns:
-        (count,) int64 in [0, size).
     """
     passes = range(first // size, (first + count - 1) // size + 1)
     drawn = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]

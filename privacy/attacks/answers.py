@@ -108,11 +108,9 @@ def moved(images: Tensor, *, by: float = 0.25) -> Tensor:
 
 @torch.no_grad()
 def answers_of(model: nn.Module, records: Records) -> Answers:
-    """Asks a model about records and what they look like `moved`, in eval mode, on the device of its parameters.
+    """Asks a model, images (N, C, H, W) to logits (N, c), about N records and what they look like `moved`.
 
-    Args:
-        model: (N, C, H, W) to logits (N, c).
-        records: The N records.
+    In eval mode, on the device of its parameters.
     """
     was, device = model.training, next((value.device for value in model.parameters()), torch.device("cpu"))
     model.eval()
@@ -146,10 +144,7 @@ def train_shadows(
         records: What halves are taken of, N.
         count: Number of models, K, at least 2.
         seed: Of the coins.
-        population: Further records of the same kind that no model is trained on; they come last.
-
-    Returns:
-        Of the records and the population.
+        population: Further records of the same kind that no model is trained on; the answers on them come last.
 
     Raises:
         ValueError: Fewer than 2 models.

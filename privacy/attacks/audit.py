@@ -49,7 +49,8 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
 
     Each record took part by a fair coin of its own, and the attacker, who has seen only what was released, guessed
     `guesses` of the coins. Under (ε, 0)-DP it is right no more often than each time with probability e^ε / (1 + e^ε):
-    a Clopper-Pearson limit, though the guesses depend on one another. δ adds what the theorem says.
+    a Clopper-Pearson limit, though the guesses depend on one another. δ adds what the theorem says. The bound is 0
+    where the guesses show nothing.
 
     Args:
         correct: Right guesses.
@@ -57,9 +58,6 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
         records: How many coins there were.
         delta: The claim's δ, [0, 1).
         confidence: Probability in (0, 1) that the bound is valid.
-
-    Returns:
-        A lower bound, 0 where the guesses show nothing.
 
     Raises:
         ValueError: More right guesses than guesses or more guesses than records, or an invalid setting.

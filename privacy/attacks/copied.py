@@ -14,7 +14,7 @@ def passes_gradients(model: nn.Module, images: Tensor) -> bool:
 
 
 def copied(model: nn.Module, images: Tensor, *, num_classes: int, steps: int = 400, seed: int = 0) -> nn.Module:
-    """A small convolutional network that learns the model's answers on the attacker's images: model extraction.
+    """Extracts the model: a small convolutional network, in eval mode, taught its answers on the attacker's images.
 
     Args:
         model: (N, C, H, W) to logits (N, c), in eval mode.
@@ -22,9 +22,6 @@ def copied(model: nn.Module, images: Tensor, *, num_classes: int, steps: int = 4
         num_classes: c.
         steps: Of Adam, on 64 images each.
         seed: Of weights and batches.
-
-    Returns:
-        The copy, in eval mode.
     """
     with torch.no_grad():
         targets = torch.cat([model(part).float() for part in images.split(500)]).softmax(dim=1)  # of votes, too

@@ -37,7 +37,7 @@ def attack(
     shadows: Shadows,
     method: MembershipAttack = lira_offline,
 ) -> AttackResult:
-    """Attacks one model.
+    """Attacks one model, and says how well that went.
 
     Args:
         model: (N, C, H, W) to logits (N, c).
@@ -45,9 +45,6 @@ def attack(
         members: (N,), which of them the model was trained on: only for the result.
         shadows: What shadow models answer.
         method: The attack; `lira` and others that need models with the record have none for the population.
-
-    Returns:
-        How well it did.
 
     Raises:
         ValueError: Not the records of the shadow models, or members alone, or none.

@@ -14,13 +14,10 @@ def overfitted(records: Records, *, num_classes: int, hidden: int = 256, steps: 
 
     Args:
         records: A thousand or so; more take longer, and are learnt less well.
-        num_classes: c.
+        num_classes: c. The network comes in eval mode, and maps (N, C, H, W) to logits (N, c).
         hidden: Width.
         steps: Of Adam, on all records at once.
         seed: Of the first weights.
-
-    Returns:
-        (N, C, H, W) to logits (N, c), in eval mode.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -6,16 +6,10 @@ import torch
 
 
 def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
-    """Replaces every sample that holds a NaN or an infinity by zeros.
+    """Replaces every sample of (B, c) that holds a NaN or an infinity by zeros, in float64.
 
     A broken teacher output must neither stop the run nor look different from a working one: stopping is an answer that
     a neighbouring data set might not have given. The sample is noised and charged like any other.
-
-    Args:
-        rows: Shape (B, c).
-
-    Returns:
-        Shape (B, c), float64.
     """
     rows = rows.detach().to(torch.float64)
     finite = torch.isfinite(rows).all(dim=1, keepdim=True)
@@ -23,33 +17,20 @@ def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
 
 
 def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
-    """Sets all but the k entries of largest magnitude of each sample to zero (DPSD's M_k, on a gradient).
+    """Samples (B, c) with all but the k entries of largest magnitude of each set to zero (DPSD's M_k, on a gradient).
 
-    By magnitude: the largest by sign would leave out the teacher's own class, whose entry is negative.
-
-    Args:
-        rows: Shape (B, c).
-        k: From 1 to c.
-
-    Returns:
-        Shape (B, c), a new tensor.
+    By magnitude: the largest by sign would leave out the teacher's own class, whose entry is negative. k is from 1 to
+    c, and the result a new tensor.
     """
     kept = rows.abs().topk(k, dim=1).indices
     return torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
 
 
 def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
-    """DPDFD Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each sample; norms lie below C, a zero sample stays zero.
+    """DPDFD Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each of the finite samples (B, c), in float64.
 
-    In float64: in bfloat16 the norm was measured at 1.0067 C, which would break the sensitivity.
-
-    Args:
-        rows: Shape (B, c), finite.
-        norm_bound: C.
-        stability: e, at least 0. With 0, a zero sample still stays zero.
-
-    Returns:
-        Shape (B, c), float64, sample norms at most `norm_bound`.
+    C is `norm_bound`, which no norm exceeds, and e `stability`, at least 0; a zero sample stays zero, with e = 0 too.
+    In bfloat16 the norm was measured at 1.0067 C, which would break the sensitivity.
     """
     peak, unit, length = _scaled(rows.detach().to(torch.float64))
     # C·g/(‖g‖ + e) with both parts divided by the largest entry, so that nothing overflows or vanishes.
@@ -57,14 +38,9 @@ def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: fl
 
 
 def clip_per_sample(rows: torch.Tensor, *, norm_bound: float) -> torch.Tensor:
-    """g·min(1, C/‖g‖₂) for each sample, the alternative that DPDFD's Fig. 2 compares with.
+    """Finite samples (B, c) clipped to norms of at most C = `norm_bound`, in float64: g·min(1, C/‖g‖₂).
 
-    Args:
-        rows: Shape (B, c), finite.
-        norm_bound: C.
-
-    Returns:
-        Shape (B, c), float64, sample norms at most `norm_bound`.
+    The alternative that DPDFD's Fig. 2 compares with.
     """
     return _at_most(rows.detach().to(torch.float64), norm_bound)
 

@@ -81,7 +81,7 @@ def lattice_spacing(granularity: float, *, norm_bound: float) -> float:
 
 
 def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: float) -> torch.Tensor:
-    """Multiples of `granularity` in each row, rounded towards zero: no entry grows, so no norm does either.
+    """Rounds rows (B, c) towards zero to int64 multiples of `granularity`: no entry grows, so no norm does either.
 
     Whatever the rows hold, the exact L2 norm of `granularity` times a result is at most `norm_bound`: a row with a NaN
     or an infinity counts as zeros, and one that is longer than the bound less a share of 1e-12 + c 2^-51 is scaled down
@@ -92,9 +92,6 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
         rows: Shape (B, c), floating point.
         norm_bound: C, at most 2**52 times `granularity`.
         granularity: Spacing of the lattice, a power of two: only then are its points and the division exact in float64.
-
-    Returns:
-        Shape (B, c), int64.
 
     Raises:
         ValueError: `rows` is not a table of floating-point numbers, or `norm_bound` or `granularity` is out of range.

@@ -15,14 +15,7 @@ _WORDS = 2**64
 
 
 def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
-    """Uniform integers in [0, limit), exactly uniform by rejection.
-
-    Args:
-        noise: Where the words come from.
-        limits: Any shape, int64, each at least 1.
-
-    Returns:
-        int64, the shape of `limits`.
+    """Integers in [0, limit), int64, one for each of int64 `limits` of any shape; exactly uniform by rejection.
 
     Raises:
         ValueError: A limit below 1.
@@ -41,17 +34,10 @@ def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
 
 
 def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
-    """Events of probability `probabilities[i] / 2**64`, one for each entry i of `index`.
+    """Events of probability `probabilities[i] / 2**64`, one for each entry i of int64 `index`: bool, in its shape.
 
-    Integer thresholds make the probabilities exact: no rounding of floating-point numbers can favour an outcome.
-
-    Args:
-        noise: Where the words come from.
-        probabilities: Integers from 0 to 2**64 - 1.
-        index: Any shape, int64.
-
-    Returns:
-        bool, the shape of `index`.
+    Integer thresholds, from 0 to 2**64 - 1, make the probabilities exact: no rounding of floating-point numbers can
+    favour an outcome.
     """
     thresholds = np.array(probabilities, dtype=np.uint64)[index.detach().cpu().numpy()]
     drawn = noise.words(int(thresholds.size)).reshape(thresholds.shape)

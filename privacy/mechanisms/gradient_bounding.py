@@ -53,13 +53,7 @@ class GradientBounding:
         return rows.reshape(-1, batch_size * rows.shape[-1]) if self.whole_batch else rows
 
     def bound(self, groups: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
-        """Rows of norm C at most, in float64.
-
-        Args:
-            groups: What `grouped` gave, finite.
-            norm_bound: C.
-            stability: e.
-        """
+        """Finite rows, as `grouped` gives them, bounded to norm C = `norm_bound` with e = `stability`, in float64."""
         if self.clips:
             return clip_per_sample(groups, norm_bound=norm_bound)
         return normalize_per_sample(groups, norm_bound=norm_bound, stability=stability)

@@ -15,14 +15,9 @@ _WORDS = 2**64
 
 
 def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None = None) -> torch.Tensor:
-    """LabelDP's candidate set: classes whose student probability exceeds a threshold, at least the two largest.
+    """LabelDP's candidates, bool (B, c): the **student's** probabilities (B, c) above a threshold, two or more.
 
-    Args:
-        probabilities: The **student's**, shape (B, c).
-        threshold: Default 1/(2c), the paper's.
-
-    Returns:
-        bool, shape (B, c), two or more True per row.
+    The two largest are always among them. The threshold is by default 1/(2c), the paper's.
 
     Raises:
         ValueError: Fewer than two classes, or a threshold outside [0, 1].
@@ -35,14 +30,9 @@ def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None
 
 
 def top_k_candidates(scores: torch.Tensor, *, k: int | torch.Tensor) -> torch.Tensor:
-    """DPSD's candidate set: the student's k largest outputs, exactly k per row.
+    """DPSD's candidate set, bool (B, c): the **student's** k largest logits or probabilities (B, c), exactly k per row.
 
-    Args:
-        scores: The **student's** logits or probabilities, shape (B, c).
-        k: From 2 to c; or one for each row, shape (B,), int64.
-
-    Returns:
-        bool, shape (B, c).
+    k is from 2 to c; or one for each row, (B,) int64.
 
     Raises:
         ValueError: k out of range.

@@ -19,14 +19,7 @@ _GNMAX = "Papernot et al. 2018, Proposition 8"
 
 
 def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
-    """Votes per class.
-
-    Args:
-        decisions: Each teacher's decision on each query, shape (n, N), int64.
-        num_classes: c.
-
-    Returns:
-        Shape (N, c), int64, rows sum to n.
+    """Votes per class, (N, c), from n teachers' decisions on each query, (n, N), both int64; rows sum to n.
 
     Raises:
         ValueError: Not two-dimensional, or a decision outside [0, c): a broken teacher must still give one fixed vote.
@@ -62,16 +55,14 @@ class NoisyVote:
     words: str
 
     def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """argmax(counts + noise) for each query.
+        """argmax(counts + noise) for each query: labels (N,), int64, on the device of `counts`.
+
+        Ties go to the lowest class, which reveals nothing more.
 
         Args:
             counts: Shape (N, c), int64: fractions would carry more than a vote each. **Private.**
             scale: b, or σ.
             noise: Where randomness comes from.
-
-        Returns:
-            Labels, shape (N,), int64, on the device of `counts`. Ties go to the lowest class, which reveals nothing
-            more.
         """
         return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
 

@@ -67,14 +67,11 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The exact δ of a μ-GDP mechanism at `epsilon`.
+    """The exact δ, in [0, 1], of a μ-GDP mechanism at `epsilon`.
 
     Args:
         mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
         epsilon: natural-log privacy parameter, 0 to inf.
-
-    Returns:
-        δ in [0, 1].
 
     Raises:
         ValueError: `mu` or `epsilon` is negative or not a number.
@@ -96,16 +93,13 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε at which a μ-GDP mechanism is (ε, δ)-DP.
+    """The smallest ε at which a μ-GDP mechanism is (ε, δ)-DP: 0 where δ suffices by itself, inf for an infinite `mu`.
 
     Rounded up by 1e-12 relative, so that `gaussian_delta(mu, gaussian_epsilon(mu, delta)) <= delta`.
 
     Args:
         mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
         delta: failure probability in (0, 1).
-
-    Returns:
-        ε, 0 where δ suffices by itself, inf for an infinite `mu`.
 
     Raises:
         ValueError: `mu` is negative or not a number, or `delta` is outside (0, 1).

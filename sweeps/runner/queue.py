@@ -265,9 +265,6 @@ def run_plan(
         after: Called with what has failed when fits have ended.
         strict: Let the first error of a fit through.
 
-    Returns:
-        How far it is.
-
     Raises:
         RunnerError: Fewer than one job.
         KeyboardInterrupt: The user stops everything.

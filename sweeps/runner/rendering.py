@@ -39,11 +39,7 @@ mean and standard deviation from three on.
 
 
 def render_table(spec: Spec, *, results: Path) -> Path:
-    """Writes the page of a table, and for a figure `figure.png` beside the records of each preset.
-
-    Returns:
-        The page.
-    """
+    """Writes and gives the page of a table, and for a figure `figure.png` beside the records of each preset."""
     measured = _measured(spec, results)
     for preset, rows in measured.items() if spec.kind == "figure" else ():
         save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
@@ -53,11 +49,7 @@ def render_table(spec: Spec, *, results: Path) -> Path:
 
 
 def render_index(document: Path, *, results: Path, write: bool = True) -> list[Path]:
-    """Renders every installed table that has records, and the page that leads to them.
-
-    Returns:
-        Pages that are not as the records have them, or were not.
-    """
+    """Renders each installed table that has records, and the page that leads to them; gives pages found out of date."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
         if not (measured := _measured(spec, results)):

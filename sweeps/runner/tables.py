@@ -73,9 +73,6 @@ def run_tables(
         jobs: Fits at a time.
         command: The arguments of this command, for other processes.
         say: Takes lines for the user.
-
-    Returns:
-        How far it is.
     """
     plan = plan_of(turns, Store(folder), title=f"tables {preset}")
     left = [(turn.spec, cell) for turn in turns for cell in turn.cells]
