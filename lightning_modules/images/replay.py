@@ -129,7 +129,7 @@ class ReplayMemory:
         Raises:
             CheckpointError: It is of another capacity: which images are the oldest, it says by their places.
         """
-        capacity = state.get("capacity", self.settings.capacity)
+        capacity = state["capacity"]
         if capacity != self.settings.capacity:
             raise CheckpointError(
                 f"replay.capacity was {capacity} and is {self.settings.capacity}: a run cannot be resumed with this "

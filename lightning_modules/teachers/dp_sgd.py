@@ -432,7 +432,7 @@ class DPSGDTeacher(Teacher):
             )
         self.clipped.go_on(state)
         for name, value in self._settings.items():
-            before = state.get("settings", {}).get(name, value)
+            before = state["settings"].get(name)
             # Outside of a fit nothing has a precision.
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(
