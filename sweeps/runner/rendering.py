@@ -13,7 +13,7 @@ from lightning_modules.runtime.figures import save_figure
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.figures import figure_of
-from sweeps.runner.reported import Reported, footnotes, reported
+from sweeps.runner.reported import footnotes, reported
 from sweeps.runner.rows import Row, read_rows
 from sweeps.runner.spec import MEASURES, Spec, list_specs
 
@@ -165,9 +165,9 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     columns, own = _columns(rows), _methods(spec, rows)
     units = {row.printed.unit for row in rows if row.printed is not None}
     methods: dict[str, dict[str, str]] = {}
-    for entry in reported():
-        same_table = _of_table(entry, spec)
-        if (entry.paper and not same_table) or entry.method in own:
+    for entry in (*spec.printed(), *(row for row in reported() if not row.paper)):
+        same_table = bool(entry.paper)
+        if entry.method in own:
             continue
         if not same_table and units and entry.unit not in units:
             continue  # a bound for labels beside one for records would compare nothing
@@ -185,9 +185,8 @@ def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     shown = {row.printed for row in rows}
     left = [
         entry
-        for entry in reported()
-        if _of_table(entry, spec)
-        and entry not in shown
+        for entry in spec.printed()
+        if entry not in shown
         and (entry.method in own or not any(entry.matches({"dataset": d, "epsilon": e}) for d, e in columns))
     ]
     several_units = len({entry.unit for entry in left if entry.unit}) > 1
@@ -213,10 +212,6 @@ def _by_method(caption: str, methods: Mapping[str, Mapping[str, str]], headings:
 
 def _heading(dataset: str, epsilon: str) -> str:
     return f"{dataset}, ε = {epsilon}"
-
-
-def _of_table(entry: Reported, spec: Spec) -> bool:
-    return spec.table is not None and (entry.paper, entry.table) == (spec.paper, spec.table)
 
 
 def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:

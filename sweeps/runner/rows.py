@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from sweeps.runner.reported import Reported, reported
+from sweeps.runner.reported import Reported
 from sweeps.runner.spec import Spec
 
 
@@ -80,5 +80,5 @@ def _printed(spec: Spec, labels: Mapping[str, str]) -> Reported | None:
     if not spec.is_printed(labels):
         return None
     wanted = {"method": spec.method or "", **labels}
-    found = [row for row in reported() if (row.paper, row.table) == (spec.paper, spec.table) and row.matches(wanted)]
+    found = [row for row in spec.printed() if row.matches(wanted)]
     return found[0] if len(found) == 1 else None

@@ -9,7 +9,7 @@ That is a pipeline. `config` is a file or a list, later files override earlier o
 `kind: figure` draws the curves of its students. With `axes` and `presets` it is a table or figure of a grid of cells:
 
     paper: DPDFD
-    reported: Table 1           # rows of sweeps/reported that stand beside ours
+    reported: Table 1           # rows of sweeps/reported that stand beside ours: of one table, or a list of them
     method: DPDFD
     axes:                       # each value changes some fits' configuration files or parameters
       dataset:                # `config` in place of a fit's own files, `also` on top of them
@@ -55,7 +55,7 @@ import yaml
 from lightning_modules.runtime.paths import find_config
 from sweeps.runner.fit import Fit, RunnerError
 from sweeps.runner.queue import CLAIMS, Task
-from sweeps.runner.reported import reported
+from sweeps.runner.reported import Reported, reported
 
 OF_FITS = {"title", "kind", "folder", "fits"}
 OF_TABLES = {
@@ -128,7 +128,7 @@ class Spec:
         name: File name without its ending; `make table-<name>` or `make figure-<name>`.
         command: What `LightningCLI tables run` calls it: its name where it is installed, or its file.
         kind: `pipeline`, `table` or `figure`.
-        table: The table's name in `sweeps/reported`, or None.
+        tables: The names in `sweeps/reported` of the paper's tables that have these cells.
         method: The method's name there.
         figure: For figures of a grid: `x`, `along`, `log` and `label`.
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
@@ -141,7 +141,7 @@ class Spec:
     folder: Path
     fits: Mapping[str, Fit]
     paper: str = ""
-    table: str | None = None
+    tables: Sequence[str] = ()
     method: str | None = None
     note: str = ""
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -179,9 +179,10 @@ class Spec:
             known = f"one of the axes {sorted(axes)} or of {sorted(REACHED)}"
             raise RunnerError(f"{where}: figure.x must be {known}, got {figure.get('x')!r}")
         _known([figure["along"]] if "along" in figure else [], axes, f"{where}, figure.along")
-        paper, table = str(values.get("paper", "")), values.get("reported")
-        if table is not None and not any((row.paper, row.table) == (paper, table) for row in reported()):
-            raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
+        paper, tables = str(values.get("paper", "")), _files(values.get("reported") or ())
+        for table in tables:
+            if not any((row.paper, row.table) == (paper, table) for row in reported()):
+                raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
         seeded, measures = values.get("seeded") or [], values.get("measures") or []
         _known(seeded, fits, f"{where}, seeded")
         _known(measures, MEASURES, f"{where}, measures")
@@ -196,7 +197,7 @@ class Spec:
             folder=folder,
             fits=fits,
             paper=paper,
-            table=table,
+            tables=tables,
             method=values.get("method"),
             note=values.get("note", ""),
             presets={name: _preset(name, values, axes, fits, where) for name in values["presets"]},
@@ -217,9 +218,18 @@ class Spec:
             raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
         return self.presets[name]
 
+    def printed(self) -> list[Reported]:
+        """What its tables print, each figure once: of the first that has it."""
+        found: dict[tuple[Any, ...], Reported] = {}
+        for table in self.tables:
+            for row in reported():
+                if (row.paper, row.table) == (self.paper, table):
+                    found.setdefault((row.dataset, row.method, row.setting, row.unit, row.epsilon), row)
+        return list(found.values())
+
     def is_printed(self, labels: Point) -> bool:
         """Whether the paper may print a figure of this point of the grid."""
-        return self.table is not None and not any(point.items() <= labels.items() for point in self.unprinted)
+        return bool(self.tables) and not any(point.items() <= labels.items() for point in self.unprinted)
 
     def pipeline(self) -> list[Task]:
         """The fits of a pipeline, each in a folder of its name.

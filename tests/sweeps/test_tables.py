@@ -195,11 +195,11 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
                 entry.get("cell", {}).items() <= cell.labels.items() for cell in Spec.read(entry["table"]).cells("cpu")
             )
         assert cells
-    if installed.table is not None:
+    if installed.tables:
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
         # DGD Table II is of a data set alone that is not at hand: it stands below ours.
-        datasets = {row.dataset for row in reported() if (row.paper, row.table) == (installed.paper, installed.table)}
+        datasets = {row.dataset for row in installed.printed()}
         sought = [row for row in rows if dict(row.labels)["dataset"] in datasets]
         found = [row.printed is not None for row in sought if installed.is_printed(dict(row.labels))]
         assert any(found) if installed.kind == "figure" else all(found)
