@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import torch
 from lightning import seed_everything
-from support.runs import checkpoint, distil, equal, fit_script, leaks, networks, teacher_weights
+from support.runs import (
+    BATCH_SIZE,
+    checkpoint,
+    configuration,
+    distil,
+    equal,
+    fit,
+    fit_script,
+    leaks,
+    networks,
+    teacher_weights,
+)
 from support.variants import FixedAnnotator, MoodyTeacher, UndetachedDPDFD, generator_gap
 
 from lightning_modules import DPDFD
@@ -68,6 +79,15 @@ def test_no_private_image_is_read(folder: Path) -> None:
 def test_the_lock_notices_a_method_that_reads_one(folder: Path) -> None:
     with pytest.raises(PermissionError, match="a private image was read"):
         distil(dataset="support.variants.LockedDigits", class_path="support.variants.PeekingDPDFD")
+
+
+def test_no_fit_validates_on_private_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration()
+    config["data"] = {"class_path": "Digits", "init_args": {"batch_size": BATCH_SIZE}}
+    with pytest.raises(ValueError, match="must be SyntheticSteps in a student's fit"):
+        fit(config)
+    monkeypatch.setattr("lightning_modules.base.SyntheticSteps", object)
+    assert "val/accuracy" in fit(config).trainer.callback_metrics  # without the check a callback may choose by it
 
 
 def test_the_student_outlives_its_teacher(folder: Path) -> None:

@@ -14,7 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from support.features import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datamodules.synthetic_steps import StepIndices
+from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
@@ -124,9 +124,9 @@ def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any
     watch = Watch()
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", default_root_dir=folder, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[watch],
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[watch], limit_val_batches=0,
     )  # fmt: skip
-    trainer.fit(module, train_dataloaders=StepIndices(4))
+    trainer.fit(module, SyntheticSteps(dataset=Digits(), steps_per_epoch=4))
     return watch.counts[1:-1]  # the first sets up, the last is logged
 
 
