@@ -126,6 +126,8 @@ class ClippedNetwork:
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
+        for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
+            parameter.grad = parameter.grad_sample = None
         return sums
 
     def refuse_written_state(self) -> None:

@@ -278,6 +278,32 @@ def test_ghost_clipping_bounds_what_cancels_within_an_image(monkeypatch: pytest.
     assert _largest_of_patches_that_cancel() > 1
 
 
+def _moved_by_one_of_many_alike() -> float:
+    """What leaving out one of 4,096 records takes from the sum of ghost clipping, in clipping norms."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    ghost = GhostClipping(network, Clipping(max_grad_norm=C, mode="ghost"), PriorCrossEntropy())
+    images, labels = torch.randn(1, 64).expand(4096, 64).clone(), torch.zeros(4096, dtype=torch.int64)
+    all_of_them, but_one = (vector(ghost.sums(images[first:], labels[first:], network)) for first in (0, 1))
+    return float((all_of_them - but_one).norm()) / C
+
+
+def test_ghost_clipping_leaves_room_for_what_float32_makes_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _moved_by_one_of_many_alike() <= 1
+    monkeypatch.setattr(module, "GHOST_MARGIN", 0.0)
+    assert _moved_by_one_of_many_alike() > 1
+
+
+@pytest.mark.parametrize("mode", ["flat", "ghost"])
+def test_no_gradient_of_records_is_left_for_others_to_log(mode: Any) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    clipped = ClippedNetwork(network, Clipping(max_grad_norm=C, mode=mode), PriorCrossEntropy())
+    clipped.settle(image_shape=(1, 8, 8), num_classes=10, batch_size=4, processes=ALONE, resumed=False)
+    (sums, _) = clipped.sums(torch.ones(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), extracted=False)
+    assert sums.any() and clipped.mode == mode
+    assert all(getattr(weight, name) is None for weight in network.parameters() for name in ("grad", "grad_sample"))
+
+
 class Precise(Tokens):
     """Notes the precision that a GPU would multiply in."""
 
