@@ -94,13 +94,20 @@ class Federation(PrivateModel):
         raise TeacherError("the server of a federation holds no teacher: ask the clients")
 
 
+_OWN_LEDGER = (
+    "no run asked a single client, or other clients together, about the same records: such runs are counted in ledgers "
+    "of their own, and not together with this one"
+)
+
+
 def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
     """Assumptions that the clients state for their teachers, each once, with the clients that state it."""
     said: dict[str, list[str]] = {}
     for introduction in introductions:
         for text in dict.fromkeys(introduction.assumptions):
             said.setdefault(text, []).append(introduction.name)
-    return tuple(f"of the teacher of {', '.join(names)}, as stated there: {text}" for text, names in said.items())
+    stated = (f"of the teacher of {', '.join(names)}, as stated there: {text}" for text, names in said.items())
+    return (*stated, _OWN_LEDGER)
 
 
 def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:

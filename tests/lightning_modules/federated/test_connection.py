@@ -66,10 +66,11 @@ def test_what_the_teachers_rest_on_reaches_the_server_with_their_names() -> None
         Introduction(name="south", training="cd" * 16, assumptions=(finite, labels)),
         Introduction(name="west", training="ef" * 16),
     ]
-    both, one = Federation(known, private_data="x").assumptions
+    both, one, alone = Federation(known, private_data="x").assumptions
     assert finite in both and "north, south," in both and "west" not in both
     assert labels in one and "south," in one and "north" not in one
-    assert Federation(known[2:], private_data="x").assumptions == ()
+    assert "no run asked a single client" in alone
+    assert Federation(known[2:], private_data="x").assumptions == (alone,)
 
 
 def heads(count: int, **settings: int) -> list[torch.nn.Module]:
