@@ -16,7 +16,6 @@ from torch import nn
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.images.pool import PoolSource
-from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.selection import balanced_quotas, confident_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE
@@ -125,9 +124,6 @@ class DGD(DataFreeDistillation):
                 f"generator_phase.baseline must be the file of a classifier or 'student' for images.source='generator' "
                 f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
-        self.generator_criterion: GeneratorLoss = self.generator_phase
-        if baseline == "student":
-            self.generator_criterion = replace(self.generator_phase, statistics_weight=0.0)
         self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
         self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
         if self.vae is not None:
@@ -194,10 +190,10 @@ class DGD(DataFreeDistillation):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `DataFreeDistillation.generator_loss`; no targets are used."""
         if self._baseline is None:
-            return self.generator_criterion(self.student, images)[0]
+            return self.generator_phase(self.student, images)[0]
         # Charged once in a run, when the fit began.
         baseline = self._unprotected_baseline().to(images.device)
-        return self.generator_criterion(baseline, images)[0]
+        return self.generator_phase(baseline, images)[0]
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None

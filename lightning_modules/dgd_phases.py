@@ -30,7 +30,6 @@ class GeneratorPhase(GeneratorLoss):
             asks for a generator.
         steps: Of this phase; 0 leaves the generator as it is made.
         student_loss_weight: 0: no targets are released yet.
-        statistics_weight: Of the distance to the baseline's BatchNorm statistics (LabelDP Eq. 2); none in DGD.
     """
 
     setting = "generator_phase"

@@ -57,7 +57,6 @@ class DPDFD(DataFreeDistillation):
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.gradient_targets.require(self.annotator)
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student)
 
     @property
     def of_ensemble(self) -> bool:

@@ -75,12 +75,6 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student)
-        if self.generator_criterion.statistics_weight and discriminator != "student":
-            raise ValueError(
-                "generator_loss.statistics_weight must be 0 for discriminator='teacher': the term is of the student's "
-                f"BatchNorm statistics, got {self.generator_criterion.statistics_weight}"
-            )
         self.latents: nn.Parameter | None = None
         if self.generator is not None and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z

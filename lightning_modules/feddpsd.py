@@ -136,7 +136,6 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        self.generator_criterion.check_for(self.student)
         #: In how many rounds each client was left out.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()

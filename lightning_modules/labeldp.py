@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import joined
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
+from lightning_modules.networks.batchnorm import distance_to_statistics
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
 from privacy.identity import CheckpointError
@@ -68,6 +70,15 @@ class GeneratorTraining(GeneratorLoss):
         super().__post_init__()
         check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
         check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
+        check_number("generator_training.statistics_weight", self.statistics_weight, least=0)
+
+    def __call__(self, discriminator: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `GeneratorLoss`; with the distance to the teacher's BatchNorm statistics."""
+        if not self.statistics_weight or self.discriminator == "student":
+            return super().__call__(discriminator, images)
+        with distance_to_statistics(discriminator) as distance:
+            loss, logits = super().__call__(discriminator, images)
+        return loss + self.statistics_weight * distance(), logits
 
 
 class LabelDP(DataFreeDistillation):
@@ -118,9 +129,6 @@ class LabelDP(DataFreeDistillation):
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
-        self.generator_criterion: GeneratorLoss = self.generator_training
-        if self.generator_training.discriminator == "student":
-            self.generator_criterion = replace(self.generator_training, statistics_weight=0.0)
         #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,), and the
         #: candidates (N, c) that these were drawn among.
         self.stage_images = torch.empty(0, *self.image_shape, dtype=torch.float16)
@@ -289,7 +297,7 @@ class LabelDP(DataFreeDistillation):
             discriminator = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher"
             ).to(images.device)
-        return self.generator_criterion.against(discriminator, self.student, images, targets)
+        return self.generator_training.against(discriminator, self.student, images, targets)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""

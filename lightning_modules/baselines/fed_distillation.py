@@ -71,9 +71,8 @@ class FedDistillation(DataFreeDistillation):
                     f"generator_loss needs images.source generator and no image_terms, got {kind!r}"
                     f"{'' if self.terms is None else ' and image_terms'}"
                 )
-            for name in ("student_loss_weight", "statistics_weight"):
-                if weight := getattr(self.generator_criterion, name):
-                    raise ValueError(f"generator_loss.{name} must be 0: DAFL has no such term, got {weight}")
+            if weight := self.generator_criterion.student_loss_weight:
+                raise ValueError(f"generator_loss.student_loss_weight must be 0: DAFL has no such term, got {weight}")
         allowed = ("prior", "generator") if self.terms is not None else ("prior", "generator", "both")
         check_choice("images.source", kind, allowed)
         self.pool = ImagePool(most=0 if self.terms is None else self.terms.pool_size, image_shape=self.image_shape)

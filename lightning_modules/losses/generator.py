@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,7 +13,6 @@ from lightning_modules.losses.functional import (
     one_hot_loss,
     soft_cross_entropy,
 )
-from lightning_modules.networks.batchnorm import distance_to_statistics, has_statistics
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
 
@@ -31,9 +29,6 @@ class GeneratorLoss:
         activation_weight: β, of the size of the features.
         activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
         student_loss_weight: Of the student's loss on the released targets (1 as printed).
-        statistics_weight: Of the distance of the batch's statistics from those that the student's BatchNorm layers keep
-            (LabelDP's third term, of the student in place of the teacher). No paper has it. The student is released, so
-            that it costs nothing.
     """
 
     setting: ClassVar[str] = "generator_loss"
@@ -43,12 +38,10 @@ class GeneratorLoss:
     activation_weight: float = 0.1
     activation_norm: Literal["l1", "l2"] = "l1"
     student_loss_weight: float = 0.0
-    statistics_weight: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
             check_number(f"{self.setting}.{name}", getattr(self, name))
-        check_number(f"{self.setting}.statistics_weight", self.statistics_weight, least=0)
         check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,15 +49,11 @@ class GeneratorLoss:
 
         The discriminator is a classifier; see `logits_and_features`.
         """
-        with distance_to_statistics(discriminator) if self.statistics_weight else nullcontext() as distance:
-            if self.activation_weight:
-                logits, features = logits_and_features(discriminator, images)
-            else:
-                logits = features = discriminator(images)
-        loss = self.of(logits.float(), features.float())
-        if distance is not None:
-            loss = loss + self.statistics_weight * distance()
-        return loss, logits.float()
+        if self.activation_weight:
+            logits, features = logits_and_features(discriminator, images)
+        else:
+            logits = features = discriminator(images)
+        return self.of(logits.float(), features.float()), logits.float()
 
     def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
         """The whole loss: the discriminator's terms, and the student's loss on released targets where there are some.
@@ -80,21 +69,6 @@ class GeneratorLoss:
             outputs = logits if discriminator is student else student(images).float()
             loss = loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()
         return loss
-
-    def check_for(self, student: nn.Module) -> None:
-        """Refuses, before anything is spent, what a run cannot do.
-
-        Args:
-            student: Whose statistics `statistics_weight` is of.
-
-        Raises:
-            ValueError: The student has no BatchNorm.
-        """
-        if self.statistics_weight and not has_statistics(student):
-            raise ValueError(
-                f"generator_loss.statistics_weight={self.statistics_weight} needs a student with BatchNorm layers "
-                f"that keep running statistics (SmallCNN, ResNet18), got {type(student).__name__}: it must be 0"
-            )
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:
         """The weighted sum of the terms of logits (n, c) and features (n, F)."""

@@ -38,11 +38,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-def has_statistics(model: nn.Module) -> bool:
-    """Whether a network has a BatchNorm layer that keeps running statistics."""
-    return bool(_layers(model))
-
-
 @contextmanager
 def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """Watches the inputs of a network's BatchNorm layers while it is run within the block.

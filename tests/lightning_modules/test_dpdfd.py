@@ -15,8 +15,7 @@ from support.variants import CarelessDPDFD, MoodyTeacher
 from lightning_modules import DPDFD
 from lightning_modules.losses.functional import activation, class_balance, one_hot_loss, soft_cross_entropy
 from lightning_modules.losses.targets import GradientTargets
-from lightning_modules.networks import DataLensClassifier, logits_and_features, logits_and_statistics
-from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks import logits_and_features
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator
 from privacy.mechanisms.gradients import output_gradient_mu
@@ -108,22 +107,6 @@ def test_the_activation_term_has_two_norms() -> None:
     assert float(l1) != float(l2)
 
 
-def test_the_generator_can_be_held_to_the_students_batch_statistics() -> None:
-    """In the mode and under the guard that the generator's update has: batch statistics used, running ones kept."""
-    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
-    module = _module(generator_loss={**OFF, "statistics_weight": 2.0}).train()
-    for _ in range(60):
-        module.student(images)
-    before = _snapshot(module.student)
-    with frozen_statistics(module.student):
-        near, far = (float(module.generator_loss(x, targets).detach()) for x in (images, 3 * images + 1))
-    assert not _changed(before, module.student)
-    assert 0 < near < far / 3
-    module.eval()
-    expected = logits_and_statistics(module.student, images)[1]
-    assert float(module.generator_loss(images, targets)) == pytest.approx(2 * float(expected), rel=1e-6)
-
-
 def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     outputs, released = torch.zeros(6, 10), torch.randn(6, 10)
     for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
@@ -136,14 +119,6 @@ def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     [
         ({"images": "real"}, "images.source must be generator, prior, both"),
         ({"gamma": 0.0}, "gamma must be above 0"),
-        (
-            {"generator_loss": {"statistics_weight": -1.0}},
-            "generator_loss.statistics_weight must be 0 or more and finite, got -1.0",
-        ),
-        (
-            {"generator_loss": {"statistics_weight": 0.5}, "student": DataLensClassifier},
-            r"generator_loss.statistics_weight=0.5 needs a student with BatchNorm layers.* got DataLensClassifier",
-        ),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

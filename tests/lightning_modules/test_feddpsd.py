@@ -25,7 +25,6 @@ from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
 from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
-from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
@@ -83,7 +82,6 @@ def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> 
 AGAIN: dict[str, Any] = {
     "images": Images(),
     "replay": Replay(capacity=BATCH_SIZE),
-    "generator_loss": GeneratorLoss(statistics_weight=1.0),
 }
 """What uses released values once more: it asks no client anything."""
 

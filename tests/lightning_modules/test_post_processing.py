@@ -22,7 +22,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "statistics": {"generator_loss": {"statistics_weight": 1.0}},
     "replay": {"replay": {"capacity": 20}},
     "balance": {"student_balance": 1.0},
 }

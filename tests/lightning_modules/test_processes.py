@@ -66,7 +66,7 @@ SLOW: dict[str, dict[str, Any]] = {
     },
     "DPDFD more of what was released": {
         "class_path": "DPDFD",
-        "model": {"replay": {"capacity": 20}, "generator_loss": {"statistics_weight": 1.0}},
+        "model": {"replay": {"capacity": 20}},
     },
     "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},

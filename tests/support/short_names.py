@@ -59,7 +59,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         **_of("images", "pool pool_part"),
         **_of(
             "generator_phase",
-            "baseline generator_steps=steps one_hot_weight balance_weight activation_weight statistics_weight",
+            "baseline generator_steps=steps one_hot_weight balance_weight activation_weight",
         ),
         **_of("vae_phase", "vae=network vae_steps=steps vae_optimizer=optimizer"),
         **_of("query_phase", "queries query_selection=selection query_candidates=candidates"),
