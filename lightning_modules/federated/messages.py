@@ -122,7 +122,7 @@ class Absence:
 Scalar = bool | bytes | float | int | str
 """What one entry of a Flower configuration may be."""
 
-_VERSION = 4
+_VERSION = 5
 _TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
 
 

@@ -22,7 +22,6 @@ def decoupled_kd(
     target: Tensor | None = None,
     alpha: float = 1.0,
     beta: float = 8.0,
-    temperature: float = 1.0,
 ) -> Tensor:
     """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample: (B,).
 
@@ -31,8 +30,7 @@ def decoupled_kd(
 
         TCKD = KL([p_t, 1 - p_t] || [q_t, 1 - q_t])        NCKD = KL(p̂ || q̂)        loss = alpha TCKD + beta NCKD
 
-    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD. At a temperature
-    T both are of the logits divided by T, and multiplied by T².
+    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD.
 
     Samples are not averaged: DPDFD normalises the gradient of every sample, and of a batch mean they are so small that
     its constant e swamps them.
@@ -43,7 +41,6 @@ def decoupled_kd(
         target: class indices (B,), by default the teacher's argmax.
         alpha: weight of the target-class term.
         beta: weight of the other classes' term.
-        temperature: T; neither DPDFD nor DPSD states one.
     """
     rows, classes = student_logits.shape
     target = teacher_logits.argmax(1) if target is None else target
@@ -58,20 +55,15 @@ def decoupled_kd(
         margin = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(rest, 1)
         return margin, functional.log_softmax(rest, 1)
 
-    student_margin, student_rest = split(student_logits / temperature)
-    teacher_margin, teacher_rest = split(teacher_logits / temperature)
+    student_margin, student_rest = split(student_logits)
+    teacher_margin, teacher_rest = split(teacher_logits)
     tckd = _binary_divergence(teacher_margin, student_margin)
     nckd = (teacher_rest.exp() * (teacher_rest - student_rest)).sum(1)
-    return temperature**2 * (alpha * tckd + beta * nckd)
+    return alpha * tckd + beta * nckd
 
 
 def decoupled_kd_as_printed(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 8.0,
-    temperature: float = 1.0,
+    student_logits: Tensor, teacher_logits: Tensor, *, alpha: float = 1.0, beta: float = 8.0
 ) -> Tensor:
     """DPSD's Eq. 2 to the letter, for each sample: (B,). Its second term is not that of Zhao et al., which it cites.
 
@@ -90,15 +82,14 @@ def decoupled_kd_as_printed(
         teacher_logits: (B, c); not detached here.
         alpha: weight of the first term.
         beta: λ, of the second.
-        temperature: T of both logits, the loss multiplied by T²; DPSD states none.
     """
     target = teacher_logits.argmax(1, keepdim=True)
-    student, teacher = _log_odds(student_logits / temperature), _log_odds(teacher_logits / temperature)
+    student, teacher = _log_odds(student_logits), _log_odds(teacher_logits)
     first = _binary_divergence(teacher.gather(1, target)[:, 0], student.gather(1, target)[:, 0])
     # The other classes hold at most half each, so that no odds exceed 1.
     odds = teacher.scatter(1, target, -torch.inf).exp()
     second = (odds * (teacher - student)).sum(1)
-    return temperature**2 * (alpha * first + beta * second)
+    return alpha * first + beta * second
 
 
 def _log_odds(logits: Tensor) -> Tensor:

@@ -72,7 +72,6 @@ class GradientTargets:
         outputs: What φ_s(D) is. `logits`: the target is softmax(logits − γ·g̃). `probabilities`: it is p − γ·g̃, which
             noise takes out of the simplex. Negative entries, whose cross-entropy has no lower bound, are set to 0 and
             the others divided by their sum (by post-processing of what was released: it costs nothing).
-        temperature: T of `loss`; the papers state none.
         gamma: γ, the length of a step along the noisy gradient; null is 1/norm_bound, so that a step moves the outputs
             by about one.
         student_target: `targets`, the cross-entropy to y_s as printed; or `gradients`, the released gradients
@@ -81,35 +80,30 @@ class GradientTargets:
             says nothing of what the student thought; the mean row of several teachers is solved as that of one. The
             first multiplies gradients by the softmax's Jacobian, which vanishes where the student is sure, right or
             wrong. The others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t.
-        dkd_alpha: Weight of the target-class part of decoupled distillation.
-        dkd_beta: Weight of the other classes' part.
+        dkd_beta: Weight of the other classes' part of decoupled distillation; that of the target class is 1.
     """
 
     loss: Literal["kd", "dkd", "dkd_as_printed"] = "dkd"
     gamma: float | None = None
     student_target: Literal["targets", "gradients", "answers"] = "targets"
-    dkd_alpha: float = 1.0
     dkd_beta: float = 8.0
     outputs: Literal["logits", "probabilities"] = "logits"
-    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("gradient_targets.loss", self.loss, ("kd", "dkd", "dkd_as_printed"))
         check_choice("gradient_targets.outputs", self.outputs, ("logits", "probabilities"))
         check_choice("gradient_targets.student_target", self.student_target, ("targets", "gradients", "answers"))
-        check_number("gradient_targets.temperature", self.temperature, above=0)
         check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
-        for name in ("dkd_alpha", "dkd_beta"):
-            check_number(f"gradient_targets.{name}", getattr(self, name))
+        check_number("gradient_targets.dkd_beta", self.dkd_beta)
         if self.student_target != "targets" and self.outputs != "logits":
             raise ValueError(
                 f"gradient_targets.student_target={self.student_target!r} needs gradient_targets.outputs='logits', "
                 f"which gradients are of, got {self.outputs!r}"
             )
-        if self.student_target == "answers" and (self.loss, self.temperature, self.gamma) != ("kd", 1.0, None):
+        if self.student_target == "answers" and (self.loss, self.gamma) != ("kd", None):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs the loss 'kd' at temperature 1 and no gamma, got "
-                f"{self.loss!r}, {self.temperature} and {self.gamma}"
+                "gradient_targets.student_target='answers' needs the loss 'kd' and no gamma, got "
+                f"{self.loss!r} and {self.gamma}"
             )
 
     def require(self, annotator: Annotator) -> None:
@@ -163,9 +157,9 @@ class GradientTargets:
     def _loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Losses (B,) of logits (B, c)."""
         if self.loss == "kd":
-            return kd(student, teacher, temperature=self.temperature)
+            return kd(student, teacher)
         decoupled = decoupled_kd if self.loss == "dkd" else decoupled_kd_as_printed
-        return decoupled(student, teacher, alpha=self.dkd_alpha, beta=self.dkd_beta, temperature=self.temperature)
+        return decoupled(student, teacher, beta=self.dkd_beta)
 
     def annotation(
         self, outputs: Tensor, released: Tensor, *, norm_bound: float, stability: float = 1e-4

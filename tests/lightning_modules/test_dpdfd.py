@@ -155,7 +155,7 @@ def test_every_release_runs(folder: Path, release: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "annotator", "share"),
     [
-        ({"outputs": "probabilities", "temperature": 2.0}, {}, 1.0),
+        ({"outputs": "probabilities"}, {}, 1.0),
         ({"loss": "dkd_as_printed"}, {"bounding": "normalize_batch"}, 1 / math.sqrt(BATCH_SIZE)),
     ],
 )

@@ -154,7 +154,7 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
     module = Looking(
         num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images=PRIOR,
         annotator=Watching(release="ensemble", noise_multiplier=0.0),
-        gradient_targets=GradientTargets(dkd_alpha=0.7, dkd_beta=3.0),
+        gradient_targets=GradientTargets(dkd_beta=3.0),
     )  # fmt: skip
     fit_script(module, steps=steps)
     return module, images[:steps]
@@ -166,7 +166,7 @@ def each_alone(teachers: list[nn.Module], outputs: torch.Tensor, images: torch.T
         answers = [network.eval()(images) for network in teachers]
     return torch.stack(
         [
-            output_gradients(outputs, lambda free, answer=answer: decoupled_kd(free, answer, alpha=0.7, beta=3.0))  # type: ignore[misc]
+            output_gradients(outputs, lambda free, answer=answer: decoupled_kd(free, answer, beta=3.0))  # type: ignore[misc]
             for answer in answers
         ]
     )

@@ -27,7 +27,6 @@ WEIGHTS = [
     (GeneratorLoss, "generator_loss", "student_loss_weight"),
     (GradientTargets, "gradient_targets", "dkd_beta"),
     (GradientTargets, "gradient_targets", "gamma"),
-    (GradientTargets, "gradient_targets", "temperature"),
 ]
 
 

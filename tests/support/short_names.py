@@ -32,7 +32,7 @@ _TEACHER = _of(
     "teacher_checks=checks",
 )
 _GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER, **_OPTIMIZER}
-_TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_alpha dkd_beta")
+_TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_beta")
 _TERMS = _of("generator_loss", "one_hot_weight balance_weight activation_weight activation_norm student_loss_weight")
 
 SHORT: Mapping[str, Mapping[str, str]] = {

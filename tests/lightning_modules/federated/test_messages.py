@@ -58,7 +58,7 @@ def all_terms(draw: st.DrawFn) -> Terms:
         num_classes=draw(st.integers(2, 1000)),
         image_shape=draw(st.tuples(*[st.integers(1, 512)] * 3)),
         mechanism=draw(st.dictionaries(st.sampled_from(["release", "norm_bound", "top_k"]), NUMBERS | st.none())),
-        loss=draw(st.dictionaries(st.sampled_from(["gamma", "temperature"]), NUMBERS)),
+        loss=draw(st.dictionaries(st.sampled_from(["gamma", "dkd_beta"]), NUMBERS)),
         server_mu=draw(st.none() | NUMBERS),
     )
 
@@ -185,15 +185,15 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
     [
         {},
         {"version": 99, "kind": "ask", "content": "{}"},
-        {"version": 4, "kind": 4, "content": "{}"},
-        {"version": 4, "kind": "ask", "content": "["},
-        {"version": 4, "kind": "ask", "content": "[" * 100_000},
-        {"version": 4, "kind": "ask", "content": "[]"},
-        {"version": 4, "kind": "ask", "content": b"{}"},
-        {"version": 4, "kind": "ask"},
-        {"version": 4, "kind": "ask", "content": '{"number": -1}'},
-        {"version": 4, "kind": "ask", "content": '{"number": 1, "more": 0}'},
-        {"version": 4, "kind": "ask", "content": "{}"},
+        {"version": 5, "kind": 4, "content": "{}"},
+        {"version": 5, "kind": "ask", "content": "["},
+        {"version": 5, "kind": "ask", "content": "[" * 100_000},
+        {"version": 5, "kind": "ask", "content": "[]"},
+        {"version": 5, "kind": "ask", "content": b"{}"},
+        {"version": 5, "kind": "ask"},
+        {"version": 5, "kind": "ask", "content": '{"number": -1}'},
+        {"version": 5, "kind": "ask", "content": '{"number": 1, "more": 0}'},
+        {"version": 5, "kind": "ask", "content": "{}"},
     ],
 )
 def test_questions_that_are_none_are_refused(config: dict[str, Any]) -> None:

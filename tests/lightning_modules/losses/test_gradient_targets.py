@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed, kd
+from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed
 from lightning_modules.losses.targets import GradientTargets, teacher_answers
 from privacy import GradientAnnotator, LabelAnnotator
 from privacy.annotators import Annotator
@@ -125,26 +125,10 @@ def test_what_is_charged_is_the_same() -> None:
         GradientTargets(),
         GradientTargets(outputs="probabilities"),
         GradientTargets(loss="dkd_as_printed"),
-        GradientTargets(temperature=4.0),
     ):
         asked = 1e3 * settings.gradients(logits(0), logits(1))
         assert float(asked.norm(dim=1).min()) > C  # the negative control: unbounded they would not do
         assert float(annotator.annotate(asked.double()).norm(dim=1).max()) <= C
-
-
-# --- temperature ---
-
-
-@pytest.mark.parametrize("loss", ["kd", "dkd", "dkd_as_printed"])
-def test_a_temperature_divides_both_logits_and_multiplies_the_loss_by_its_square(loss: Any) -> None:
-    student, teacher = logits(0), logits(1)
-    made = GradientTargets(loss=loss, temperature=3.0).gradients(student, teacher)
-    cold = GradientTargets(loss=loss).gradients(student / 3, teacher / 3)
-    torch.testing.assert_close(made, 3 * cold)  # T² of the loss, 1/T of the inner derivative
-    assert not torch.allclose(made, GradientTargets(loss=loss).gradients(student, teacher), atol=1e-2)
-    function = {"kd": kd, "dkd": decoupled_kd, "dkd_as_printed": decoupled_kd_as_printed}[loss]
-    torch.testing.assert_close(function(student, teacher, temperature=3.0), 9 * function(student / 3, teacher / 3))
-    assert torch.equal(function(student, teacher, temperature=1.0), function(student, teacher))
 
 
 # --- DPSD's Eq. 2 ---
@@ -197,10 +181,8 @@ def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: 
     [
         ({"outputs": "scores"}, "gradient_targets.outputs must be logits or probabilities, got 'scores'"),
         ({"loss": "zhao"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed, got 'zhao'"),
-        ({"temperature": 0.0}, "gradient_targets.temperature must be above 0 and finite, got 0.0"),
-        ({"temperature": math.nan}, "gradient_targets.temperature"),
         ({"outputs": "probabilities", "student_target": "gradients"}, "needs gradient_targets.outputs='logits'"),
-        ({"student_target": "answers"}, "needs the loss 'kd' at temperature 1 and no gamma, got 'dkd', 1.0 and None"),
+        ({"student_target": "answers"}, "needs the loss 'kd' and no gamma, got 'dkd' and None"),
     ],
 )
 def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
