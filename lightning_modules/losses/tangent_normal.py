@@ -18,14 +18,17 @@ from lightning_modules.setting_checks import check_choice, check_number
 
 Map = Callable[[Tensor], Tensor]
 
+#: Length at which gradients are taken.
+_PROBE = 0.1
+
 
 class Directions(NamedTuple):
     """Perturbations of codes and of images.
 
     Attributes:
-        tangent: in the latent space, (N, latent_dim), rows of the tangent length.
+        tangent: in the latent space, (N, latent_dim), rows of length 1.
         displacement: the same as seen in the image, dec(z + tangent) - dec(z), (N, C, H, W).
-        normal: in the image, (N, C, H, W), rows of the normal length and orthogonal to `displacement`.
+        normal: in the image, (N, C, H, W), rows of length 1 and orthogonal to `displacement`.
     """
 
     tangent: Tensor
@@ -74,10 +77,7 @@ def find_directions(
     decode: Map,
     codes: Tensor,
     *,
-    tangent_length: float,
-    normal_length: float,
     draw: torch.Generator,
-    probe: float = 0.1,
     adversarial: bool = True,
 ) -> Directions:
     """The directions, detached, in which a classifier's predictions change fastest, along the manifold and across it.
@@ -92,10 +92,7 @@ def find_directions(
         classify: f, images (N, C, H, W) to logits (N, c); deterministic, each sample on its own (eval mode).
         decode: dec, codes (N, latent_dim) to images (N, C, H, W), likewise.
         codes: z, (N, latent_dim).
-        tangent_length: norm of each tangent, in the latent space.
-        normal_length: norm of each normal, in image space.
         draw: source of the random starts.
-        probe: length at which gradients are taken.
         adversarial: take the power step.
     """
     codes = codes.detach()
@@ -105,16 +102,16 @@ def find_directions(
     start = with_length(_randn(codes, draw), 1.0)
     tangent = start
     if adversarial:
-        tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=probe)
-    tangent = with_length(tangent, tangent_length, instead=start)
+        tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=_PROBE)
+    tangent = with_length(tangent, 1.0, instead=start)
     with torch.no_grad():
         displacement = decode(codes + tangent) - images
     start = with_length(project_out(_randn(images, draw), displacement), 1.0)
     normal = start
     if adversarial:
-        normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=probe)
+        normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=_PROBE)
         normal = project_out(normal, displacement)
-    return Directions(tangent, displacement, with_length(normal, normal_length, instead=start))
+    return Directions(tangent, displacement, with_length(normal, 1.0, instead=start))
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -150,8 +147,6 @@ class TangentNormalLoss:
         entropy_weight: Of the entropy term; as above.
         entropy_term: `determinate` makes outputs determinate, as DGD's text says; `as_printed` makes them uniform, as
             its Eq. 6 does.
-        tangent_length: Length of a tangent, in the latent space.
-        normal_length: Length of a normal, in image space.
         directions: `adversarial`, those in which the student's prediction changes fastest (TNAR), or `random`, DGD's
             "random perturbation noise".
     """
@@ -160,15 +155,11 @@ class TangentNormalLoss:
     normal_weight: float = 0.01
     entropy_weight: float = 0.01
     entropy_term: Literal["determinate", "as_printed"] = "determinate"
-    tangent_length: float = 1.0
-    normal_length: float = 1.0
     directions: Literal["adversarial", "random"] = "adversarial"
 
     def __post_init__(self) -> None:
         for name in ("tangent_weight", "normal_weight", "entropy_weight"):
             check_number(f"tangent_normal.{name}", getattr(self, name), least=0)
-        for name in ("tangent_length", "normal_length"):
-            check_number(f"tangent_normal.{name}", getattr(self, name), above=0)
         check_choice("tangent_normal.entropy_term", self.entropy_term, ("determinate", "as_printed"))
         check_choice("tangent_normal.directions", self.directions, ("adversarial", "random"))
 
@@ -189,15 +180,8 @@ class TangentNormalLoss:
             draw: Of the directions.
         """
         with evaluating(student):
-            found = find_directions(
-                student,
-                decode,
-                codes,
-                tangent_length=self.tangent_length,
-                normal_length=self.normal_length,
-                draw=draw,
-                adversarial=self.directions == "adversarial",
-            )
+            adversarial = self.directions == "adversarial"
+            found = find_directions(student, decode, codes, draw=draw, adversarial=adversarial)
         with torch.no_grad():
             plain = decode(codes)
         with frozen_statistics(student):

@@ -54,7 +54,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         **_GROUPS,
         **_of(
             "tangent_normal",
-            "tangent_weight normal_weight entropy_weight entropy_term tangent_length normal_length directions",
+            "tangent_weight normal_weight entropy_weight entropy_term directions",
         ),
         **_of("images", "pool pool_part"),
         **_of(
