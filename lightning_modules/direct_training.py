@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning import Callback
@@ -15,18 +15,15 @@ from torch.nn import functional as F
 from datamodules import PoissonSampled
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
-from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import Network
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_of_fit
-from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
-from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.teacher import Teacher
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.mechanisms.randomized_response import top_k_candidates
 
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
@@ -60,10 +57,6 @@ class DirectTraining(Teacher):
         annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
             gradients.
         gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
-        student_target: Fit the model to `targets` y_s = softmax(logits − γ·g̃), as printed, or propagate the released
-            `gradients` themselves.
-        label_targets: Of the label switch: candidates over time (default: all classes), and what the model makes of
-            noisy labels.
         optimizer: See `Teacher`.
         lr_scheduler: See `Teacher`.
 
@@ -82,8 +75,6 @@ class DirectTraining(Teacher):
         network: Network | str | None = None,
         annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
         gamma: float | None = None,
-        student_target: Literal["targets", "gradients"] = "targets",
-        label_targets: LabelTargets = LabelTargets(),
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -98,9 +89,7 @@ class DirectTraining(Teacher):
         self.batch_size = batch_size
         self.annotator = annotator or DirectGradientAnnotator()
         self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper)
-        check_choice("student_target", student_target, ("targets", "gradients"))
-        self.gradient_targets = GradientTargets(gamma=gamma, student_target=student_target)
-        self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
+        self.gradient_targets = GradientTargets(gamma=gamma)
         self.run = PrivateRun(self.annotator)
         self.steps_done = 0
         #: Private labels, in a function: an attribute would be saved or copied with the module.
@@ -134,18 +123,9 @@ class DirectTraining(Teacher):
             gradients = output_gradients(outputs, lambda free: F.cross_entropy(free, labels, reduction="none"))
             released = annotator.annotate(gradients, records)
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
-        responses, candidates = annotator.annotate(labels, records, self.candidates(outputs))
-        return self.label_targets.annotation(outputs, responses, candidates, epsilon=annotator.epsilon)
-
-    def candidates(self, outputs: Tensor) -> Tensor:
-        """Classes that a record not yet queried may be answered with, (n, c), bool: depends only on the model."""
-        assert isinstance(self.annotator, DirectLabelAnnotator)
-        schedule = self.label_targets.schedule
-        if schedule is None or not len(outputs):
-            return torch.ones_like(outputs, dtype=torch.bool)
-        probabilities = outputs.float().softmax(dim=1)
-        sizes = schedule.sizes(probabilities, step=self.steps_done, smallest=self.annotator.fewest)
-        return top_k_candidates(outputs, k=sizes)
+        every_class = torch.ones_like(outputs, dtype=torch.bool)
+        responses, candidates = annotator.annotate(labels, records, every_class)
+        return Annotation.of_labels(outputs, responses, candidates, epsilon=annotator.epsilon)
 
     def update(self, loss: Tensor) -> None:
         """Backward, one step of the optimizer, and of the default's schedule."""

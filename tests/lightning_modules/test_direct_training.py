@@ -185,20 +185,6 @@ def test_all_labels_drawn_in_one_fit_cost_epsilon() -> None:
     assert share == pytest.approx(math.exp(2) / (math.exp(2) + 9), abs=0.06)
 
 
-def test_candidates_of_the_model_are_charged_for_the_fewest() -> None:
-    schedule = {"class_path": "LinearCandidates", "init_args": {"begin": 5, "end": 15}}
-    model = trained(
-        configuration(label=True, poisson=False, annotator={"smallest": 3}, label_targets={"schedule": schedule})
-    )
-    assert isinstance(model.annotator, DirectLabelAnnotator)
-    kept = model.annotator.kept()
-    assert kept is not None
-    sizes = kept["candidates"].sum(dim=1)
-    assert (int(sizes.min()), int(sizes.max())) == (3, 10)
-    (charge,) = model.annotator.account.counts(scope="run")
-    assert charge.release.to_dict()["release"]["num_candidates"] == 3
-
-
 def test_no_true_label_reaches_a_batch_or_a_checkpoint() -> None:
     model = trained(configuration(epochs=1))
     batch = next(iter(model.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
@@ -232,13 +218,11 @@ def test_the_target_of_the_paper_ends_a_run() -> None:
         ({"annotator": {"release": "ensemble"}}, "release must not be ensemble"),
         ({"annotator": {"target_epsilon": 1.0}}, "needs accounting='published'"),
         ({"annotator": {"delta": 0.1}}, "delta must lie below 1/N"),
-        ({"student_target": "outputs"}, "student_target"),
     ],
 )
 def test_settings_that_nothing_is_proved_for_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises((ValueError, SystemExit), match=None if "student_target" in words else words) as raised:
+    with pytest.raises(ValueError, match=words):
         fit(configuration(**changes))
-    assert words in str(raised.value) or isinstance(raised.value, SystemExit)
 
 
 def test_batches_of_synthetic_images_are_refused() -> None:
