@@ -181,7 +181,7 @@ def distill(
     """
     options, settings = _parser().parse_known_args(list(args))
     to = Path(options.to)
-    check_options(to, onnx=options.onnx, synthetic_images=options.synthetic_images, force=options.force)
+    check_options(to, onnx=options.onnx, force=options.force)
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]

@@ -11,7 +11,7 @@ from privacy.formatting import round_up
 
 
 def export(args: Sequence[str]) -> None:
-    """The command `export RUN --to DIR [--onnx] [--torch-export] [--synthetic-images N] [--unprotected] [--force]`.
+    """The command `export RUN --to DIR [--onnx] [--torch-export] [--unprotected] [--force]`.
 
     Raises:
         ExportError: The run must not, or cannot, be exported as requested; nothing was written.
@@ -41,13 +41,6 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument("--torch-export", action="store_true", help="Write a torch.export program as well.")
     parser.add_argument(
-        "--synthetic-images",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Write N images of the run's source, in folders by the student's decisions, where the guarantee allows.",
-    )
-    parser.add_argument(
         "--unprotected",
         action="store_true",
         help="Export a student also where its record-level epsilon is infinite; the card then begins with that.",
@@ -63,7 +56,6 @@ def export_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "onnx": options.onnx,
         "torch_export": options.torch_export,
-        "synthetic_images": options.synthetic_images,
         "unprotected": options.unprotected,
         "force": options.force,
         "license_name": options.license,

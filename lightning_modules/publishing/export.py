@@ -18,7 +18,6 @@ from lightning_modules.publishing.formats import (
     write_onnx,
     write_program,
 )
-from lightning_modules.publishing.images import IMAGES, image_source, write_images
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, card_name, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run
@@ -43,14 +42,12 @@ class Exported:
     differences: dict[str, float]
 
 
-def check_options(target: Path, *, onnx: bool, synthetic_images: int, force: bool) -> None:
+def check_options(target: Path, *, onnx: bool, force: bool) -> None:
     """Refuses options with which no run could be exported, before there is one.
 
     Raises:
-        ExportError: A folder that must not be replaced, a number below 0, or no package to write ONNX with.
+        ExportError: A folder that must not be replaced, or no package to write ONNX with.
     """
-    if synthetic_images < 0:
-        raise ExportError(f"--synthetic-images must be 0 or more, got {synthetic_images}")
     check_target(target, force=force)
     if onnx:
         require_onnx()
@@ -62,7 +59,6 @@ def export_run(
     to: str | Path,
     onnx: bool = False,
     torch_export: bool = False,
-    synthetic_images: int = 0,
     unprotected: bool = False,
     force: bool = False,
     license_name: str = "other",
@@ -76,7 +72,6 @@ def export_run(
         to: The folder that is made.
         onnx: Write ONNX as well; needs the extra `onnx`.
         torch_export: Write a `torch.export` program as well.
-        synthetic_images: So many images of the run's source, labelled by the student; 0 for none.
         unprotected: Export also where nothing bounds what the student reveals; the card then begins with that.
         force: Replace an earlier export.
         license_name: Hugging Face's identifier of the licence.
@@ -87,7 +82,7 @@ def export_run(
         ExportError: It must not, or cannot, be exported as requested; nothing was written.
     """
     target = Path(to)
-    check_options(target, onnx=onnx, synthetic_images=synthetic_images, force=force)
+    check_options(target, onnx=onnx, force=force)
     run = read_run(given, network=network, named=named)
     if math.isinf(run.epsilon) and not unprotected:
         raise ExportError(
@@ -95,7 +90,6 @@ def export_run(
             "epsilon is infinite). Add --unprotected to export it all the same: its card will begin with that. A "
             "student of a teacher by DP-SGD (DPSGDTeacher) has a bound"
         )
-    source = image_source(run) if synthetic_images else None
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
@@ -108,13 +102,10 @@ def export_run(
         if onnx:
             carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
             differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)
-        if source is not None:
-            write_images(run, source, folder, count=synthetic_images)
         files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
         card = model_card(run, name=card_name(target), license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")
         _write_json(folder / GUARANTEE, {**run.guarantee, "files": checksums(folder)})
-    assert IMAGES in files or not synthetic_images
     return Exported(folder=target, run=run, differences=differences)
 
 

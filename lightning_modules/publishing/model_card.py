@@ -12,7 +12,6 @@ import yaml
 
 from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.publishing.formats import ONNX, PROGRAM, TOLERANCE
-from lightning_modules.publishing.images import IMAGES
 from lightning_modules.publishing.loading import WEIGHTS
 from lightning_modules.publishing.run import FinishedRun
 from privacy.formatting import round_up
@@ -55,7 +54,6 @@ _FILES = {
     "guarantee.json": "the same for machines",
     PROGRAM: "the network as a `torch.export` program",
     ONNX: "the network as ONNX",
-    IMAGES: "synthetic images; folders and `labels.csv` hold the student's own decisions, which nobody checked",
 }
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,6 @@ class FinishedRun:
         page: `guarantee.md` of the run.
         record: Its `result.json`; None where there is none of this state, so that nothing is known to be measured.
         steps: Steps that were made.
-        checkpoint: The file.
-        content: What the file holds. It stays here.
-        named: Code that this command names, see `require_known_code`.
     """
 
     network: nn.Module
@@ -67,9 +64,6 @@ class FinishedRun:
     page: str
     record: Mapping[str, Any] | None
     steps: int
-    checkpoint: Path
-    content: Mapping[str, Any] = field(repr=False)
-    named: Collection[str] = ()
 
     @property
     def stated(self) -> Mapping[str, Any]:
@@ -143,9 +137,6 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         page=page,
         record=record,
         steps=steps,
-        checkpoint=checkpoint,
-        content=content,
-        named=named,
     )
 
 

@@ -37,7 +37,6 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
         distil("bounded", model={**by_dp_sgd, "images": "prior"})
         distil("generated", model=by_dp_sgd)
         distil("private", annotator={"noise_multiplier": 0.0})
-        distil("prior", model={"images": "prior"}, annotator={"noise_multiplier": 0.0})
     finally:
         patch.undo()
         os.chdir(before)

@@ -19,9 +19,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from onnxruntime import InferenceSession
-from support.ensembles import ensemble_file
-from support.runs import configuration, distil, fit, leaks, teacher_weights
-from torchvision.datasets import ImageFolder
+from support.runs import distil, leaks, teacher_weights
 
 from lightning_modules import load_student
 from lightning_modules.cli import main
@@ -150,7 +148,7 @@ def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixt
 
 
 def test_nothing_but_the_student_leaves(runs: Path) -> None:
-    folder = run_export("generated", "--onnx", "--torch-export", "--synthetic-images", "5")
+    folder = run_export("generated", "--onnx", "--torch-export")
     content = torch.load("generated/checkpoints/last.ckpt", weights_only=True)
     private = teacher_weights("dp/checkpoints/last.ckpt")
     moments = [
@@ -176,7 +174,7 @@ def test_nothing_but_the_student_leaves(runs: Path) -> None:
     assert b"dp/checkpoints/last.ckpt" in Path("generated/config.yaml").read_bytes()
     assert {path.name for path in folder.iterdir()} == {
         "README.md", "config.json", "guarantee.json", "guarantee.md", "student.onnx", "student.pt2",
-        "student.safetensors", "synthetic_images",
+        "student.safetensors",
     }  # fmt: skip
 
 
@@ -246,8 +244,6 @@ def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
     assert "by DP-SGD" in found.text and "| record-level ε | 3 |" in found.text
     config = json.loads((folder / "config.json").read_text())
     assert (config["role"], config["method"]) == ("teacher", "DPSGDTeacher")
-    with pytest.raises(ExportError, match="has no synthetic images"):
-        run_export("dp", "--synthetic-images", "3", to="other")
 
 
 def test_what_the_config_holds(runs: Path) -> None:
@@ -261,55 +257,6 @@ def test_what_the_config_holds(runs: Path) -> None:
     }  # fmt: skip
     assert config["class_names"] == [str(label) for label in range(10)]
     assert config["preprocessing"]["range"] == [-1.0, 1.0] and config["versions"]["torch"]
-
-
-@pytest.mark.parametrize(("run", "flags"), [("generated", []), ("bounded", []), ("prior", ["--unprotected"])])
-def test_synthetic_images_by_the_students_decisions(runs: Path, run: str, flags: list[str]) -> None:
-    root = run_export(run, "--synthetic-images", "300", *flags) / "synthetic_images"
-    images = ImageFolder(str(root))
-    assert len(images) == 300
-    rows = [line.split(",") for line in (root / "labels.csv").read_text().splitlines()[1:]]
-    assert len(rows) == 300 and all((root / file).is_file() for file, _, _ in rows)
-    network, agreeing = student(run), 0
-    with torch.no_grad():
-        for file, label, name in rows:
-            assert Path(file).parent.name == name == label  # of the digits
-            path = root / file
-            grey = torch.tensor(np.asarray(images.loader(str(path)).convert("L"))).view(1, 1, 8, 8) / 127.5 - 1
-            agreeing += int(network(grey).argmax()) == int(label)
-    # PNG has 256 levels: a decision may fall otherwise, but hardly one.
-    assert agreeing >= 290
-    drawn = {(root / file).read_bytes() for file, _, _ in rows}
-    assert len(drawn) > 250  # each piece of 256 is drawn anew
-
-
-def test_images_of_a_network_that_no_guarantee_covers_are_refused(runs: Path) -> None:
-    with pytest.raises(ExportError, match="the guarantee does not cover them"):
-        run_export("private", "--synthetic-images", "3", "--unprotected")
-    assert not Path("out").exists()
-    # Nor where the guarantee does not name them.
-    file = Path("generated/public/guarantee.json")
-    file.write_text(file.read_text().replace('"synthetic images"', '"something else"'))
-    with pytest.raises(ExportError, match="the guarantee does not cover them"):
-        run_export("generated", "--synthetic-images", "3")
-    run_export("generated")
-
-
-def test_images_of_a_pool_are_somebodys(runs: Path) -> None:
-    network = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4}}
-    os.rename(ensemble_file(runs, network=network, num_teachers=4, steps=2), "teachers/four.ckpt")
-    settings = configuration("pool", class_path="DGD", epochs=2)
-    settings["model"]["init_args"] = {
-        "teacher": "teachers/four.ckpt",
-        "student": {"network": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}},
-        "images": {"source": "pool", "pool": {"class_path": "Digits"}},
-        "query_phase": {"queries": 8},
-    }
-    fit(settings)
-    with pytest.raises(ExportError, match="learnt from a pool of real images"):
-        run_export("pool", "--synthetic-images", "3")
-    folder = run_export("pool")
-    assert all(torch.equal(value, trained("pool")[name]) for name, value in load_student(folder).state_dict().items())
 
 
 def test_private_teachers_are_never_exported(runs: Path) -> None:

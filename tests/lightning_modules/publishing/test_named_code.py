@@ -118,11 +118,6 @@ def of_data() -> None:
     raise ValueError("code that a file names is not run")  # the export goes on with numbers for names
 
 
-def of_images() -> None:
-    changed(STUDENT, _class_path="theirs.DPDFD")
-    export("--synthetic-images", "3")
-
-
 def evaluated(command: str) -> None:
     changed(STUDENT, _class_path="theirs.DPDFD")
     main([command, "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
@@ -169,7 +164,6 @@ def distilled() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     "export": of_student,
     "export, data": of_data,
-    "export, images": of_images,
     "test": lambda: evaluated("test"),
     "predict": lambda: evaluated("predict"),
     "load_from_checkpoint": loaded,
