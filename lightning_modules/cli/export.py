@@ -11,7 +11,7 @@ from privacy.formatting import round_up
 
 
 def export(args: Sequence[str]) -> None:
-    """The command `export RUN --to DIR [--onnx] [--torch-export] [--unprotected] [--force]`.
+    """The command `export RUN --to DIR [--onnx] [--unprotected] [--force]`.
 
     Raises:
         ExportError: The run must not, or cannot, be exported as requested; nothing was written.
@@ -39,7 +39,6 @@ def export(args: Sequence[str]) -> None:
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of an export, for every command that makes one; `export_settings` reads it."""
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
-    parser.add_argument("--torch-export", action="store_true", help="Write a torch.export program as well.")
     parser.add_argument(
         "--unprotected",
         action="store_true",
@@ -55,7 +54,6 @@ def export_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `export_run` that `add_export_options` added."""
     return {
         "onnx": options.onnx,
-        "torch_export": options.torch_export,
         "unprotected": options.unprotected,
         "force": options.force,
         "license_name": options.license,

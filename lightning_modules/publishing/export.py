@@ -12,11 +12,9 @@ from typing import Any
 from lightning_modules.publishing.folder import CONFIG, FORMAT, ExportError, check_target, staged, without_folders
 from lightning_modules.publishing.formats import (
     ONNX,
-    PROGRAM,
     require_agreement,
     require_onnx,
     write_onnx,
-    write_program,
 )
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, card_name, model_card
@@ -58,7 +56,6 @@ def export_run(
     *,
     to: str | Path,
     onnx: bool = False,
-    torch_export: bool = False,
     unprotected: bool = False,
     force: bool = False,
     license_name: str = "other",
@@ -71,7 +68,6 @@ def export_run(
         given: A run's folder, or a checkpoint of one.
         to: The folder that is made.
         onnx: Write ONNX as well; needs the extra `onnx`.
-        torch_export: Write a `torch.export` program as well.
         unprotected: Export also where nothing bounds what the student reveals; the card then begins with that.
         force: Replace an earlier export.
         license_name: Hugging Face's identifier of the licence.
@@ -97,8 +93,6 @@ def export_run(
         loaded = load_as(folder, run.architecture)  # its class was built a moment ago
         shape = run.image_shape
         differences = {WEIGHTS: require_agreement(loaded, run.network, image_shape=shape, name=WEIGHTS)}
-        if torch_export:
-            differences[PROGRAM] = write_program(run.network, folder, image_shape=shape)
         if onnx:
             carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
             differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)

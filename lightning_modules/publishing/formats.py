@@ -1,16 +1,15 @@
-"""The network as a `torch.export` program or as ONNX, each held against the network itself."""
+"""The network as ONNX, held against the network itself."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,55 +17,12 @@ from torch import Tensor, nn
 from lightning_modules.publishing.folder import ExportError
 from lightning_modules.publishing.portable import portable
 
-PROGRAM = "student.pt2"
 ONNX = "student.onnx"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
 """Largest difference of a logit, absolute and, for logits beyond 1, relative to the largest."""
 
 _SIZES = (1, 2, 35)  # any number of images has to do, also more than a scattering transform takes at once
-
-
-def write_program(network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int]) -> float:
-    """Writes `student.pt2`, for any number of images; gives the largest difference of a logit from the network's.
-
-    Raises:
-        ExportError: The network cannot be exported, or the program gives other logits.
-    """
-    program = traced(network, image_shape=image_shape)
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    (folder / PROGRAM).write_bytes(buffer.getvalue())
-    loaded = torch.export.load(folder / PROGRAM).module()
-    return require_agreement(
-        lambda images: cast(Tensor, loaded(images)), network, image_shape=image_shape, name=PROGRAM
-    )
-
-
-def traced(network: nn.Module, *, image_shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
-    """The program, without the lines of code that it came from: they reveal folders of this machine.
-
-    Raises:
-        ExportError: It cannot be traced.
-    """
-    try:
-        # Blocks of a network that switch gradients off would become calls that cannot be saved.
-        with torch.no_grad():
-            program = torch.export.export(
-                portable(network),
-                (torch.zeros(2, *image_shape),),
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-            )
-    except Exception as error:
-        raise ExportError(
-            f"{type(network).__name__} cannot be exported by torch.export ({type(error).__name__}: "
-            f"{str(error)[:400]}). Leave out --torch-export and --onnx: the weights and config.json do without"
-        ) from error
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                node.meta.pop("stack_trace", None)
-    return program
 
 
 def require_onnx() -> None:
@@ -98,20 +54,22 @@ def write_onnx(
     """
     require_onnx()
     onnxruntime: Any = importlib.import_module("onnxruntime")
-    program = traced(network, image_shape=image_shape)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     try:
         logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        # Blocks of a network that switch gradients off would become calls that cannot be saved.
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
+            given, batch = (torch.zeros(2, *image_shape),), torch.export.Dim("batch")
+            program = torch.export.export(portable(network), given, dynamic_shapes=({0: batch},))
             made: Any = torch.onnx.export(
                 program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
             )
     except Exception as error:
         raise ExportError(
             f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]}). Leave "
-            "out --onnx"
+            "out --onnx: the weights and config.json do without"
         ) from error
     finally:
         logger.setLevel(level)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from lightning_modules.networks.named_code import unknown_code
-from lightning_modules.publishing.formats import ONNX, PROGRAM, TOLERANCE
+from lightning_modules.publishing.formats import ONNX, TOLERANCE
 from lightning_modules.publishing.loading import WEIGHTS
 from lightning_modules.publishing.run import FinishedRun
 from privacy.formatting import round_up
@@ -52,7 +52,6 @@ _FILES = {
     "config.json": "architecture, classes, shape and preprocessing",
     "guarantee.md": "what is guaranteed about the private data, for people",
     "guarantee.json": "the same for machines",
-    PROGRAM: "the network as a `torch.export` program",
     ONNX: "the network as ONNX",
 }
 
@@ -189,24 +188,18 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
         "With the package private-model-transcription:",
         f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',
     ]
-    if PROGRAM in files:
-        ways += [
-            "Without it, with torch alone:",
-            f'```python\nimport torch\n\nnetwork = torch.export.load("{PROGRAM}").module()\n```',
-        ]
     if ONNX in files:
         ways += [
             "Without torch:",
             f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n'
             'logits = session.run(["logits"], {"images": images})[0]  # numpy, float32\n```',
+            f"It was held against the network itself when it was written: within {TOLERANCE:g}.",
         ]
-    if PROGRAM not in files and ONNX not in files:
+    else:
         ways.append(
             f"Nothing here loads without it: `{WEIGHTS}` holds weights alone, around which it builds the network. An "
-            "export with `--torch-export` or `--onnx` has a file that loads by itself."
+            "export with `--onnx` has a file that loads by itself."
         )
-    else:
-        ways.append(f"Each of them was held against the network itself when it was written: within {TOLERANCE:g}.")
     return "\n\n".join(ways)
 
 

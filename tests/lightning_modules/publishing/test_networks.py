@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.formats import TOLERANCE, require_agreement, write_onnx, write_program
+from lightning_modules.publishing.formats import TOLERANCE, require_agreement, write_onnx
 from lightning_modules.publishing.portable import PortableScattering, portable
 
 GREY, COLOUR = (1, 8, 8), (3, 12, 10)
@@ -53,10 +53,9 @@ def allowed(made: nn.Module, shape: tuple[int, int, int]) -> float:
         return TOLERANCE * max(1.0, float(made(noise).abs().max()))
 
 
-def test_fixed_features_as_onnx_and_as_a_program(tmp_path: Path, quick_whitening: None) -> None:
+def test_fixed_features_as_onnx(tmp_path: Path, quick_whitening: None) -> None:
     """Of scattering, which has a portable copy; the slow test has all kinds."""
     made = network("scattering", GREY)
-    assert write_program(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
     assert write_onnx(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
 
 
@@ -67,7 +66,6 @@ def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module] | str, shape: tuple[int, int, int]
 ) -> None:
     made = network(kind, shape)
-    assert write_program(made, tmp_path, image_shape=shape) <= allowed(made, shape)
     assert write_onnx(made, tmp_path, image_shape=shape) <= allowed(made, shape)
 
 
@@ -127,5 +125,5 @@ class Unruly(nn.Module):
 
 
 def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"Unruly cannot be exported by torch\.export"):
-        write_program(Unruly().eval(), tmp_path, image_shape=GREY)
+    with pytest.raises(ExportError, match=r"Unruly cannot be exported to ONNX"):
+        write_onnx(Unruly().eval(), tmp_path, image_shape=GREY)

@@ -33,7 +33,7 @@ def test_the_page_runs(runs: Path) -> None:
         exec(compile(text, str(PAGE), "exec"), names)
         if "network" in names:
             given.append(names["network"](torch.zeros(5, 1, 8, 8)))
-    assert len(blocks) == 7 and torch.allclose(given[0], given[1], atol=1e-4)
+    assert len(blocks) == 6 and torch.allclose(given[0], given[1], atol=1e-4)
     assert torch.allclose(torch.from_numpy(names["logits"]), given[0], atol=1e-4)
     assert Path("runs/my_run/version_0/predictions.csv").is_file()
     listed = set(re.findall(r"`([\w.]+/?)`", PAGE.read_text(encoding="utf-8")))
