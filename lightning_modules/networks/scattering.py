@@ -8,6 +8,7 @@ current SciPy.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,21 +86,29 @@ class Scattering(nn.Module):
         (top, bottom), (left, right) = self.margins
         padded = nn.functional.pad(images, (left, right, top, bottom), mode="reflect")
         outputs = [self._average(padded[:, :, None], 0)]
-        spectrum = torch.fft.fft2(padded)
+        spectrum = self._spectrum(padded, 0)
         deeper: list[Tensor] = []
         for scale in range(self.scales):
             # A wavelet's band is narrow enough to keep every 2**scale-th sample only.
-            first = _modulus(torch.fft.ifft2(_filtered(spectrum, self._wavelets(scale), 2**scale)))
+            first = self._filtered(spectrum, self._wavelets(scale), 0, scale)
             outputs.append(self._average(first, scale))
             if scale + 1 == self.scales:
                 break
-            spectra = torch.fft.fft2(first)
+            spectra = self._spectrum(first, scale)
             for coarser in range(scale + 1, self.scales):
                 # The wavelet's spectrum on the grid that `first` was kept on.
-                bank = _fold(self._wavelets(coarser), 2**scale) * 4**scale
-                second = _modulus(torch.fft.ifft2(_filtered(spectra, bank, 2 ** (coarser - scale))))
+                bank = folded(self._wavelets(coarser), 2**scale) * 4**scale
+                second = self._filtered(spectra, bank, scale, coarser)
                 deeper.append(self._average(second.flatten(2, 3), coarser))
         return torch.cat(outputs + deeper, dim=2).flatten(1, 2)
+
+    def _spectrum(self, maps: Tensor, scale: int) -> Any:
+        """Fourier transform of maps (..., H, W) of which every 2**`scale`-th sample was kept."""
+        return torch.fft.fft2(maps)
+
+    def _filtered(self, spectra: Any, bank: Tensor, before: int, scale: int) -> Tensor:
+        """Moduli of maps filtered by a bank (J, H, W), of which every 2**(scale - before)-th sample is kept."""
+        return _modulus(torch.fft.ifft2(_filtered(spectra, bank, 2 ** (scale - before))))
 
     def _wavelets(self, scale: int) -> Tensor:
         return self.get_buffer(f"wavelets{scale}")
@@ -150,7 +159,7 @@ def _modulus(maps: Tensor) -> Tensor:
     return (real.square() + imaginary.square()).sqrt_()
 
 
-def _fold(spectra: Tensor, factor: int) -> Tensor:
+def folded(spectra: Tensor, factor: int) -> Tensor:
     """Spectrum of the map of which every `factor`-th sample is kept, (..., H, W) → (..., H/factor, W/factor)."""
     if factor == 1:
         return spectra
