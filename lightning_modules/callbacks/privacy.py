@@ -15,7 +15,6 @@ from lightning_modules.private_run import steps_of_fit
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
-from lightning_modules.teachers.checks import show_accuracy
 from privacy.formatting import round_up
 from privacy.processes import by_all
 
@@ -57,8 +56,6 @@ class PrivacyCourse(Callback):
         )
         if not by_all(module.processes, lambda: run.require_calls(module.next_calls, steps_done=module.steps_done)):
             trainer.should_stop = True
-        if module.teacher_config.checks.accuracy:
-            show_accuracy(teacher, run, trainer, module.device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fixes the plan, before the first query: the guarantee covers it."""

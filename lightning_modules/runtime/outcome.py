@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import signal
@@ -30,11 +29,6 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
         lines.append(
             f"COLLAPSED: it gives one class to {100 * share:.1f} % of the test images, and has learnt nothing else"
         )
-    asked = folder / "private" / "uncharged_queries.json"
-    if asked.is_file():
-        measured = json.loads(asked.read_text(encoding="utf-8")).get("teacher_accuracy")
-        if measured is not None:
-            lines.append(f"its teacher: {100 * measured:.2f} %, measured without noise: keep this figure private")
     # A method's guarantee has printed its own, at length.
     if record["method"] in _TEACHERS:
         lines.append(f"{'person' if 'epsilon_person' in record else 'record'}-level ε: {_epsilon(record)}")

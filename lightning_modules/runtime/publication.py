@@ -42,7 +42,7 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
     if resumed and _run_in(public_folder(trainer)) == resumed:
         return
     for folder in (public_folder(trainer), private_folder(trainer), *run_folder(trainer).glob("clients/*")):
-        for pattern in ("guarantee.*", "*.pt", "uncharged_queries.json", "figures/*.png", "attack/attack.*"):
+        for pattern in ("guarantee.*", "*.pt", "figures/*.png", "attack/attack.*"):
             for file in folder.glob(pattern):
                 file.unlink(missing_ok=True)
 

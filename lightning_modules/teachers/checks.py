@@ -1,4 +1,4 @@
-"""Uncharged checks of a teacher, each listed on the page of every student.
+"""The uncharged check of a teacher, which is listed on the page of every student.
 
 An external teacher is tried on procedural images: does it give logits, and are its inputs as in its training? The
 bounds of `_Response.is_better_than` were set by small classifiers of digits, MNIST, CIFAR-10 and PneumoniaMNIST, each
@@ -8,34 +8,21 @@ range causes a warning.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning import Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from datamodules.images import whole
-from lightning_modules.evaluation import measured_on
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.private_run import PrivateRun
-from lightning_modules.runtime.publication import private_folder
 from lightning_modules.runtime.randomness import stream
-from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
-from privacy.files import write_atomically
-
-ACCURACY_ACCESS = (
-    "the teacher's accuracy on the test split was measured without noise and stands in private/uncharged_queries.json: "
-    "it must neither be published nor be used to choose anything"
-)
-"""For the guarantee, where that accuracy is measured."""
 
 TRIAL_ACCESS = (
     "when the teacher was loaded, the form of its outputs for procedural images was looked at without noise (whether "
@@ -62,35 +49,9 @@ class TeacherChecks:
     Attributes:
         trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
             logits are refused, and an input range that looks different from the stated one gives a warning.
-        accuracy: Measure its accuracy on the public test split and show it. It goes into `private/`, and must neither
-            be published nor be used to choose anything.
     """
 
     trial: bool = True
-    accuracy: bool = False
-
-
-def show_accuracy(teacher: PrivateModel, run: PrivateRun, trainer: Trainer, device: torch.device) -> None:
-    """Measures the teacher on the public test split, by the first process, and shows it; nothing of it is logged.
-
-    Raises:
-        ValueError: The fit has no data module.
-    """
-    run.note(ACCURACY_ACCESS)
-    data = datamodule_of(trainer)
-    if data is None:
-        raise ValueError("teacher.checks.accuracy is measured on the test split of a data module: fit with one")
-    if not trainer.is_global_zero:
-        return
-    data.setup("test")
-    accuracy = measured_on(teacher.logits, whole(data.test_dataloader()), device)["accuracy"]
-    rank_zero_info(
-        f"The teacher's own accuracy on the test split of {data.name}: {100 * accuracy:.2f} %. NOT CHARGED: "
-        "this is a query to the private teacher that no noise covers. Do not publish it, and choose nothing by it."
-    )
-    if not is_dev_run(trainer):
-        content = json.dumps({"teacher_accuracy": accuracy}, indent=2)
-        write_atomically(private_folder(trainer) / "uncharged_queries.json", content + "\n")
 
 
 def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) -> Tensor:

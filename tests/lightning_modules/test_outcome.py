@@ -119,14 +119,6 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     assert "record-level ε: 2 at δ = 1e-05" in text and "export" in text and "stay private" not in text
 
 
-def test_a_teachers_accuracy_is_shown_where_it_was_asked_for(tmp_path: Path) -> None:
-    record = {"method": "DPDFD", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "uncharged_queries.json").write_text('{"teacher_accuracy": 0.987}')
-    text = outcome(record, folder=tmp_path, checkpoint=None)
-    assert "its teacher: 98.70 %, measured without noise: keep this figure private" in text
-
-
 def test_lines_where_nobody_watches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = configuration(steps=1, epochs=3)
     del config["trainer"]["enable_progress_bar"], config["trainer"]["enable_model_summary"]
