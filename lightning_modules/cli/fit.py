@@ -24,7 +24,7 @@ from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import ProgressLines
-from lightning_modules.callbacks.record import ResultRecord, epsilon_of
+from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.arguments import PARSER_MODE, prepare_arguments
 from lightning_modules.cli.parsers import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
@@ -41,7 +41,7 @@ from lightning_modules.runtime.processes import (
     warn_of_missing_bfloat16,
 )
 from lightning_modules.runtime.runs import first_process, own_folder, run_folder
-from lightning_modules.runtime.wandb_runs import describe_runs, name_by_epsilon
+from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
@@ -202,7 +202,6 @@ class TranscriptionCLI(LightningCLI):
         recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
         if (written := recorder.file_of(self.trainer)).is_file():
             record = json.loads(written.read_text(encoding="utf-8"))
-            name_by_epsilon(self.trainer.loggers, epsilon_of(record))
             saved = self._saved()
             rank_zero_info(outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None))
 
