@@ -6,7 +6,6 @@ import json
 from functools import cached_property
 from typing import Any
 
-import torch
 import yaml
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
@@ -37,12 +36,6 @@ class SaveConfig(SaveConfigCallback):
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds the optimizers as they were made: where the configuration names none, a method fills in its own."""
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                logger.log_hyperparams({"optimizers": [_settings(optimizer) for optimizer in trainer.optimizers]})
-
     @cached_property
     def _text(self) -> str:
         # It was validated when it was parsed.
@@ -54,15 +47,6 @@ class SaveConfig(SaveConfigCallback):
         """The configuration as plain values, which JSON can hold: an infinite number is the string "inf"."""
         loaded: dict[str, Any] = json.loads(self._text, parse_constant={"Infinity": "inf"}.get)
         return loaded
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    plain = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in optimizer.defaults.items()
-        if isinstance(value, (bool, int, float, str, tuple))
-    }
-    return {"class": type(optimizer).__name__, **plain}
 
 
 def resolved_config(trainer: Trainer) -> dict[str, Any] | None:

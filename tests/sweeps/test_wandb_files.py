@@ -131,7 +131,6 @@ def test_the_agent_runs_the_real_command(mnist: Path) -> None:
     model = config["model"]["init_args"]
     assert model["annotator"]["init_args"]["noise_multiplier"] == 50.0 and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
-    assert config["optimizers"][0] == {**config["optimizers"][0], "class": "Adam", "lr": 0.0003}
     end_wandb_run()
     (folder,) = Path().rglob("offline-run-*")
     assert list(folder.glob("run-*.wandb")) and list(folder.rglob("*synthetic*.png"))
