@@ -38,7 +38,6 @@ from lightning_modules.runtime.processes import (
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
-    warn_of_missing_bfloat16,
 )
 from lightning_modules.runtime.runs import first_process, own_folder, run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
@@ -171,7 +170,6 @@ class TranscriptionCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         check_launcher(trainer)
         allow_tensor_cores(trainer.strategy.root_device)
-        warn_of_missing_bfloat16(trainer)
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
         return trainer
 

@@ -11,7 +11,6 @@ import torch.distributed
 from lightning import Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_modules.runtime.runs import callbacks_of
@@ -145,17 +144,6 @@ def allow_tensor_cores(device: torch.device) -> None:
     """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless configured otherwise; a CPU is left as it is."""
     if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-
-
-def warn_of_missing_bfloat16(trainer: Trainer) -> None:
-    """Warns of a processor that only imitates bfloat16: one with AVX2 took nine times as long as in float32."""
-    if trainer.strategy.root_device.type != "cpu" or trainer.precision != "bf16-mixed":
-        return
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        rank_zero_warn(
-            "trainer.precision is bf16-mixed, and this processor has no bfloat16: a step takes several times as long "
-            "as with --trainer.precision 32-true"
-        )
 
 
 def share_of(rows: int, processes: Processes) -> slice:

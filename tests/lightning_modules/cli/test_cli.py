@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
 import yaml
-from support.runs import QUIET, configuration, distil, fit
+from support.runs import QUIET, configuration, fit
 
 from lightning_modules import cli as command_line
 from lightning_modules.callbacks import PrivacyCourse
@@ -112,13 +111,3 @@ def test_the_resumed_configuration_names_no_checkpoint(folder: Path) -> None:
     fit(configuration(steps=1, epochs=2), "--ckpt_path=run/checkpoints/last.ckpt")
     assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
     assert json.loads(Path("run/result.json").read_text())["steps"] == 2
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_processor_without_bfloat16_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: known)
-    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: known)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        distil("run", "--trainer.precision=bf16-mixed", steps=1, epochs=1)
-    assert any("has no bfloat16" in str(warning.message) for warning in caught) is not known
