@@ -278,7 +278,7 @@ def test_a_node_answers_a_run_and_writes_its_guarantee(own: Path) -> None:
     [
         (pack("begin"), "a message must hold"),
         (pack("stop"), "must be introduce, begin, ask or end"),
-        ({"kind": "begin"}, "of version 4"),
+        ({"kind": "begin"}, "of version 5"),
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
