@@ -311,8 +311,7 @@ class DGD(DataFreeDistillation):
             if self._baseline.private_data != private_data:
                 raise ValueError(
                     f"teacher is of {private_data!r} and generator_phase.baseline of {self._baseline.private_data!r}: "
-                    "what they cost together is known for one private data set alone. Set private_data where both are "
-                    "of it"
+                    "they must be of one data set. Set private_data where they are"
                 )
         if isinstance(self.images, PoolSource) and (size := len(self.images.pixels)) < self.query_phase.queries:
             raise ValueError(

@@ -157,20 +157,15 @@ class DirectTraining(Teacher):
         if stage != "fit":
             return
         if self.trainer.world_size != 1:
-            raise ValueError(
-                f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes: nobody would "
-                "count in how many of them a record takes part"
-            )
+            raise ValueError(f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes")
         data = datamodule_of(self.trainer)
         if not hasattr(data, "number_records"):
             raise ValueError(
-                "direct training needs a data module of private records that can number them: an image data set, or "
-                f"PoissonSampled around one, got {type(data).__name__}"
+                f"direct training needs an image data set, or PoissonSampled around one, got {type(data).__name__}"
             )
         if isinstance(self.annotator, DirectGradientAnnotator) and not isinstance(data, PoissonSampled):
             raise ValueError(
-                "DirectGradientAnnotator needs data.class_path: PoissonSampled, whose rate decides the cost of a step, "
-                f"got {type(data).__name__}"
+                f"DirectGradientAnnotator needs data.class_path: PoissonSampled, got {type(data).__name__}"
             )
         data.number_records()
         labels = data.train_records.labels.clone()

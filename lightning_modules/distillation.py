@@ -92,7 +92,7 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"temperature must be 1 for loss={loss!r}, which has none, got {temperature}")
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
-                f"queries must be given for a MeanResponseAnnotator, and for no other, got queries={queries} with "
+                f"queries must be given for a MeanResponseAnnotator only, got {queries} with "
                 f"{type(self.annotator).__name__}"
             )
         self.pool_calls = -(-pool_size // self.batch_size)
@@ -180,9 +180,8 @@ class Distillation(DataFreeDistillation):
             prior = type(self.images.prior).__name__ if isinstance(self.images, SyntheticSource) else self.images.kind
             rank_zero_warn(
                 f"Images of {prior} tell little of this teacher: {told:.2f} of 1, where {_INFORMATIVE} and more is "
-                "usual of images that suit. It is unsure of most or gives them few classes, so they may be unlike what "
-                "it was trained on, and a student may lose much to it. Take public pictures of its kind, or the "
-                "prior of which this figure is largest: docs/choosing.md"
+                "usual of images that suit, and a student may lose much to it. Take public pictures of its kind, or "
+                "the prior of which this figure is largest: docs/choosing.md"
             )
 
     @torch.no_grad()
@@ -241,8 +240,7 @@ class Distillation(DataFreeDistillation):
         if not fitted.learnt:
             rank_zero_warn(
                 f"Nothing could be learnt from {len(self.noisy_answers):,} answers with noise of deviation "
-                f"{self.answer_deviation:.3g}: the student will be of no use. Lower noise_multiplier or train more "
-                "teachers"
+                f"{self.answer_deviation:.3g}: lower noise_multiplier or train more teachers"
             )
         # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST,
         # 200 steps: 31 against 92 %).
@@ -315,7 +313,6 @@ class Distillation(DataFreeDistillation):
             before = len(kept["answers"]) if name == "queries" else kept[name]
             if before != value:
                 raise CheckpointError(
-                    f"{name} was {before} when the ensemble was asked, and is {value} now: the answers are about "
-                    "images that would not be drawn again. Resume with the same"
+                    f"{name} was {before} when the ensemble was asked, and is {value} now: resume with the same"
                 )
         self.noisy_answers, self.answer_deviation = kept["answers"], float(kept["deviation"])

@@ -117,9 +117,8 @@ def refuse_selection(trainer: Trainer) -> None:
     for callback in callbacks_of(trainer):
         if (monitor := getattr(callback, "monitor", None)) is not None:
             raise ValueError(
-                f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: a model "
-                "chosen so reveals them beyond its epsilon. Wrap the data in PoissonSampled with evaluation=test, or "
-                "leave the callback out and publish the last step"
+                f"{type(callback).__name__} chooses by {monitor!r}, which is measured on private records here: wrap "
+                "the data in PoissonSampled with evaluation=test, or leave the callback out and publish the last step"
             )
 
 

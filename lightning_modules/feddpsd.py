@@ -228,8 +228,7 @@ class FedDPSD(DataFreeDistillation):
     def prepare_fit(self) -> None:
         if self.processes.size > 1:
             raise ProcessesError(
-                f"FedDPSD runs in one process, got {self.processes.size}: its work is done by the clients. Set "
-                "trainer.devices and trainer.num_nodes to 1"
+                f"trainer.devices and trainer.num_nodes must be 1 for FedDPSD, got {self.processes.size} processes"
             )
         super().prepare_fit()
 
@@ -240,17 +239,15 @@ class FedDPSD(DataFreeDistillation):
         twice = Counter(client.training for client in known if client.training)
         if alike := [client.name for client in known if twice[client.training] > 1]:
             raise FederationError(
-                f"{', '.join(alike)} have teachers of one training: a record of theirs would move several answers, and "
-                "be charged for one. Each client needs a teacher that was trained on its own records"
+                f"{', '.join(alike)} have teachers of one training: each client needs one of its own records"
             )
         for one, other in combinations(known, 2):
             mine, others = one.partition, other.partition
             if mine and others and not disjoint(mine, others):
                 raise FederationError(
                     f"{one.name} has {mine['share'] or 'all'} of {mine['data']!r}, and {other.name} "
-                    f"{others['share'] or 'all'} of {others['data']!r}: a record of both would move two answers, and "
-                    "be charged for one. Clients of one data set must be different ones of one partition (data: "
-                    "ClientRecords); other records need another name"
+                    f"{others['share'] or 'all'} of {others['data']!r}: clients of one data set must be different ones "
+                    "of one partition (data: ClientRecords); other records need another name"
                 )
         if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in known if not client.secure)
@@ -371,7 +368,6 @@ def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnno
     allowed = ("ensemble", "per_sample_full", "per_sample")
     if isinstance(given, GradientAnnotator) and given.release not in allowed:
         raise ValueError(
-            "annotator.release must be ensemble (the server adds the noise), per_sample_full or per_sample (each "
-            f"client does) for FedDPSD, got {given.release!r}"
+            f"annotator.release must be {', '.join(allowed[:-1])} or {allowed[-1]} for FedDPSD, got {given.release!r}"
         )
     return given

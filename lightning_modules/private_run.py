@@ -107,10 +107,7 @@ class PrivateRun:
         """Ends a fit before the step that the target does not allow; the annotator would refuse it anyway."""
         annotator = self.annotator
         if not trainer.should_stop and self.is_used_up(calls):
-            rank_zero_info(
-                f"Stopped: one more step would exceed target_epsilon={annotator.budget.target_epsilon:g} "
-                f"({annotator.budget.accounting} accounting)."
-            )
+            rank_zero_info(f"Stopped: one more step would exceed target_epsilon={annotator.budget.target_epsilon:g}.")
             trainer.should_stop = True
 
     def fix_plan(self, ahead: Callable[[], int | None]) -> None:
@@ -177,7 +174,6 @@ def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | No
     state: Mapping[str, Any] | None = checkpoint.get(name)
     if state is None and trainer is not None and trainer.state.fn == "fit":
         raise CheckpointError(
-            "the checkpoint says nothing of what its run was charged, and what its weights cost could not be stated: "
-            "give one that a fit of this method has written"
+            "the checkpoint does not say what its run was charged: give one that a fit of this method has written"
         )
     return state

@@ -70,7 +70,6 @@ class QuerySet:
             return
         if int(self.positions.max()) >= len(pool):
             raise CheckpointError(
-                f"pool has {len(pool)} images, and the checkpoint's queries are of a larger one: resume with the same "
-                "pool"
+                f"pool has {len(pool)} images, and the checkpoint's queries are of a larger one: take the same"
             )
         self.images = pool[self.positions].half()

@@ -79,10 +79,7 @@ class FedAvg(Teacher):
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, Shards):
-            raise ValueError(
-                "federated averaging needs clients: wrap the data set, data: {class_path: Clients, init_args: "
-                f"{{dataset: ...}}}}, got {type(data).__name__}"
-            )
+            raise ValueError(f"federated averaging needs data.class_path: Clients, got {type(data).__name__}")
         return data
 
     def setup(self, stage: str) -> None:

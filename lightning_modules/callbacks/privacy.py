@@ -37,9 +37,8 @@ class PrivacyCourse(Callback):
         module = data_free(pl_module)
         if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
             raise ValueError(
-                f"trainer.max_steps must be left out, got {trainer.max_steps}: Lightning counts the updates of every "
-                "network in it, and what is charged beforehand is all epochs. Set trainer.max_epochs and "
-                "data.steps_per_epoch"
+                f"trainer.max_steps must be left out, got {trainer.max_steps}: what is charged beforehand is all "
+                "epochs. Set trainer.max_epochs and data.steps_per_epoch"
             )
         self.on_test_start(trainer, pl_module)
         if trainer.is_global_zero and not is_dev_run(trainer):

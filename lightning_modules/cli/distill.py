@@ -211,9 +211,8 @@ def _require_exportable(epsilon: float, *, unprotected: bool) -> None:
     """Refuses, before the steps are taken, what would not be exported after them."""
     if math.isinf(epsilon) and not unprotected:
         raise ExportError(
-            "nothing would bound what this student reveals (record-level ε is infinite), and it would not be exported. "
-            "Add --unprotected to export it all the same: its card will begin with that; or set --noise-multiplier "
-            "above 0"
+            "nothing would bound what this student reveals (record-level ε is infinite): set --noise-multiplier above "
+            "0, or add --unprotected to export it all the same, with a card that begins with that"
         )
 
 

@@ -83,8 +83,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
     if missing:
         raise CheckpointError(
             f"ckpt_path {path} is no checkpoint that {command} can go by: it holds no {', '.join(missing)}. Give "
-            "checkpoints/last.ckpt of a run's folder; weights alone can be a teacher (model.teacher), and are never "
-            "resumed"
+            "checkpoints/last.ckpt of a run's folder; weights alone are never resumed"
         )
     found: dict[str, Any] = content
     return found

@@ -197,6 +197,5 @@ def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> 
             if (other := of.setdefault(each, name)) != name:
                 what = f"the same private data, {each}" if isinstance(each, str) else "the same teacher"
                 raise TeacherError(
-                    f"{other} and {name} have {what}: a record of theirs would move both answers, and be charged for "
-                    "one. Give each client a teacher that was trained on its own records (data: ClientRecords)"
+                    f"{other} and {name} have {what}: give each a teacher of its own records (data: ClientRecords)"
                 )

@@ -119,8 +119,7 @@ class FlowerClients(ClientConnection):
         check_number("clients.wait", wait, above=0)
         if (certificates is None) is not insecure:
             raise ValueError(
-                "clients needs either certificates, for TLS, or insecure: true, which is for tests on the loopback "
-                "interface"
+                "clients needs either certificates, for TLS, or insecure: true, for the loopback interface"
             )
         self.num_clients = num_clients
         self.address = address

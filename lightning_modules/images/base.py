@@ -48,8 +48,8 @@ class ImageSource(ABC):
         self.rows = share_size(batch_size, processes)
         if self.kind == "both" and (batch_size // 2) % processes:
             raise ProcessesError(
-                "half of data.batch_size is generated for images.source='both', and each process makes an equal share "
-                f"of it: it must be a multiple of 2 x {processes} processes, got {batch_size}"
+                f"data.batch_size must be a multiple of 2 x {processes} processes for images.source='both', got "
+                f"{batch_size}"
             )
 
     @property

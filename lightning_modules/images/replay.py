@@ -132,8 +132,7 @@ class ReplayMemory:
         capacity = state["capacity"]
         if capacity != self.settings.capacity:
             raise CheckpointError(
-                f"replay.capacity was {capacity} and is {self.settings.capacity}: a run cannot be resumed with this "
-                "changed. Give what the checkpoint was begun with"
+                f"replay.capacity was {capacity} and is {self.settings.capacity}: resume with the same"
             )
         self._kept = 0
         if len(state["images"]):

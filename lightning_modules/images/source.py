@@ -77,15 +77,13 @@ class Images:
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
-                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r} "
-                f"{'without' if self.pool is None else 'with'} a pool"
+                f"images.pool must be given for images.source='pool' only, got {self.pool!r} for {self.source!r}"
             )
         if self.pool is not None and self.prior is not None:
             raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")
         if self.source in ("prior", "pool") and self.reset_every is not None:
             raise ValueError(
-                f"images.reset_every must be null for images.source={self.source!r}, which has no generator, got "
-                f"{self.reset_every}"
+                f"images.reset_every must be null for images.source={self.source!r}, got {self.reset_every}"
             )
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
@@ -122,10 +120,7 @@ class SyntheticSource(ImageSource):
             return None
         generator = self._built()
         if not hasattr(generator, "latent_dim"):
-            raise ValueError(
-                f"images.generator must have a latent_dim for images.source={self.kind!r}, {type(generator).__name__} "
-                "has none"
-            )
+            raise ValueError(f"images.generator must have a latent_dim, {type(generator).__name__} has none")
         # No layer of that name, which would be true as well.
         if getattr(generator, "standardised", False) is not True:
             return generator

@@ -145,7 +145,6 @@ def check_linear(network: nn.Module) -> nn.Linear:
     learnt = [name for name, _ in network.named_parameters() if not name.startswith("head.")]
     if not isinstance(head, nn.Linear) or head.bias is None or learnt or not hasattr(network, "forward_features"):
         raise ValueError(
-            "a closed form is for a linear head on fixed features, such as LinearOnFeatures, "
-            f"got {type(network).__name__}"
+            f"a closed form is for a linear head on fixed features (LinearOnFeatures), got {type(network).__name__}"
         )
     return head

@@ -97,13 +97,11 @@ class GradientTargets:
         check_number("gradient_targets.dkd_beta", self.dkd_beta)
         if self.student_target != "targets" and self.outputs != "logits":
             raise ValueError(
-                f"gradient_targets.student_target={self.student_target!r} needs gradient_targets.outputs='logits', "
-                f"which gradients are of, got {self.outputs!r}"
+                f"gradient_targets.outputs must be logits for {self.student_target!r}, got {self.outputs!r}"
             )
         if self.student_target == "answers" and (self.loss, self.gamma) != ("kd", None):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs the loss 'kd' and no gamma, got "
-                f"{self.loss!r} and {self.gamma}"
+                f"gradient_targets needs loss kd and no gamma for 'answers', got {self.loss!r} and {self.gamma}"
             )
 
     def require(self, annotator: Annotator) -> None:
@@ -115,22 +113,18 @@ class GradientTargets:
         if self.student_target == "targets":
             return
         if not isinstance(annotator, GradientAnnotator):
-            raise ValueError(
-                f"gradient_targets.student_target={self.student_target!r} needs the data switch: labels have no "
-                "gradients to follow"
-            )
+            raise ValueError(f"gradient_targets.student_target={self.student_target!r} needs the data switch")
         if self.student_target != "answers":
             return
         made = (annotator.bounding, annotator.release)
         if made[0] != "normalize" or made[1] not in ("per_sample", "per_sample_full", "ensemble"):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs annotator.bounding='normalize' and a row for each "
-                f"sample (annotator.release per_sample or ensemble), got {made[0]!r} and {made[1]!r}"
+                "gradient_targets.student_target='answers' needs annotator.bounding normalize and release per_sample "
+                f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
         if annotator.stability < _LEAST_STABILITY:
             raise ValueError(
-                "gradient_targets.student_target='answers' needs an annotator.stability of "
-                f"{_LEAST_STABILITY} or more, since rows tell no lengths without, got {annotator.stability}"
+                f"annotator.stability must be {_LEAST_STABILITY} or more for 'answers', got {annotator.stability}"
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:

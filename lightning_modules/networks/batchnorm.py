@@ -56,17 +56,13 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     layers = _layers(model)
     if not layers:
         raise ValueError(
-            f"model: {type(model).__name__} has no BatchNorm layer with running statistics, which the statistics term"
-            " compares images with. Set statistics_weight to 0, or take a network with BatchNorm (ResNet34, SmallCNN)"
+            f"model: {type(model).__name__} has no BatchNorm layer with running statistics: set statistics_weight to 0"
         )
     distances: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def total() -> Tensor:
         if silent := [name for name, found in distances.items() if not found]:
-            raise ValueError(
-                f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)} (or hides them"
-                " from hooks), so that their statistics cannot be compared with"
-            )
+            raise ValueError(f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)}")
         return torch.stack([value for found in distances.values() for value in found]).sum()
 
     handles = [

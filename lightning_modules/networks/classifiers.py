@@ -75,10 +75,7 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
     if not isinstance(head, nn.Linear):
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         if not linear:
-            raise ValueError(
-                f"model: {type(model).__name__} has no nn.Linear, so its features are unknown: derive it from "
-                "ImageClassifier"
-            )
+            raise ValueError(f"model: {type(model).__name__} has no nn.Linear: derive it from ImageClassifier")
         head = linear[-1]
     caught: list[Tensor] = []
     handle = head.register_forward_pre_hook(lambda _module, inputs: caught.append(inputs[0]))

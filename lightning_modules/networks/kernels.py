@@ -49,8 +49,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     directions = rows[kept] / lengths[kept, None]
     if len(directions) < count:
         raise ValueError(
-            f"anchors must be at most as many as patches with some contrast, {len(directions)} of the {len(rows)} that "
-            f"were drawn of the prior, got {count}"
+            f"anchors must be at most the {len(directions)} of {len(rows)} patches with some contrast, got {count}"
         )
     anchors: Tensor = directions[:count].clone()
     for _ in range(rounds):

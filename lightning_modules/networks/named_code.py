@@ -45,9 +45,8 @@ def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
     text = unknown_code(spec, named=named)
     if text is not None:
         raise ValueError(
-            f"it names {text[-80:]!r}, and code that a file names is not run: built are networks, optimizers and "
-            "settings of this package, of torch.nn, torch.optim and torchvision.models, and what this command names "
-            "itself"
+            f"it names {text[-80:]!r}, and code that a file names is not run, but for networks, optimizers and "
+            "settings of this package, torch and torchvision, and what this command names itself"
         )
 
 

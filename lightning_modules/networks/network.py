@@ -71,8 +71,7 @@ class Network:
             ours = import_module(_OURS)
             if self.name not in ours.__all__:
                 raise ValueError(
-                    f"there is no network {self.name} in {_OURS}: for another one "
-                    "give package.Name, or path/to/file.py:Name"
+                    f"there is no network {self.name} in {_OURS}: give package.Name, or path/to/file.py:Name"
                 )
             return getattr(ours, self.name)  # type: ignore[no-any-return]
         look_in_current_folder()
@@ -97,8 +96,7 @@ class Network:
         for key in self.arguments:
             if key not in named and not open_ended:
                 raise ValueError(
-                    f"{setting}.arguments: {self.name} takes no argument {key!r}; it takes "
-                    f"{', '.join(parameters) or 'none'}"
+                    f"{setting}.arguments: {self.name} takes no argument {key!r}, but {', '.join(parameters) or 'none'}"
                 )
         given = {**{key: value for key, value in of_data.items() if key in named}, **self.arguments}
         required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
@@ -151,8 +149,7 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
-            f"{name}: {type(network).__name__} must give one row of {num_classes} logits per image,"
-            f" (2, {num_classes}) for two images; got {found}"
+            f"{name}: {type(network).__name__} must give (2, {num_classes}) logits for two images; got {found}"
         )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")

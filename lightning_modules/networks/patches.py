@@ -54,8 +54,7 @@ def patch_filters(
     chosen = (lengths > 1).nonzero()[:count, 0]
     if len(chosen) < count:
         raise ValueError(
-            f"filters must be at most as many as patches with some contrast, {len(chosen)} of the {len(patches)} that "
-            f"were drawn of the prior, got {count}"
+            f"filters must be at most the {len(chosen)} of {len(patches)} patches with some contrast, got {count}"
         )
     filters = whitener @ (whitened[chosen] / lengths[chosen, None]).T
     offsets = -middle @ filters

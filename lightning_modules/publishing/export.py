@@ -83,8 +83,7 @@ def export_run(
     if math.isinf(run.epsilon) and not unprotected:
         raise ExportError(
             f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "
-            "epsilon is infinite). Add --unprotected to export it all the same: its card will begin with that. A "
-            "student of a teacher by DP-SGD (DPSGDTeacher) has a bound"
+            "epsilon is infinite). Add --unprotected to export it all the same: its card will begin with that"
         )
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))

@@ -118,9 +118,6 @@ def require_agreement(
                 raise ExportError(f"{name} does not take {len(images)} images: {error}") from error
         difference = float((given - expected).abs().max())
         if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ExportError(
-                f"{name} gives other logits than the network, by {difference:.3g}: it was not exported. Leave out what "
-                "asks for it"
-            )
+            raise ExportError(f"{name} gives other logits than the network, by {difference:.3g}: it was not exported")
         largest = max(largest, difference)
     return largest

@@ -105,8 +105,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     role = _role(content, checkpoint)
     if folder is None:
         raise ExportError(
-            f"the folder of the run that {checkpoint} is of is not known, and with it no guarantee: give the folder "
-            "(runs/NAME/version_0), or a checkpoint inside it"
+            f"{checkpoint} lies in no run's folder: give the folder (runs/NAME/version_0), or a checkpoint inside it"
         )
     _refuse_running(folder)
     guarantee, page = _guarantee(folder)
@@ -177,8 +176,7 @@ def _role(content: Mapping[str, Any], checkpoint: Path) -> str:
         return "student"
     if "ensemble" in content:
         raise ExportError(
-            f"{checkpoint} is of an ensemble of teachers, which is never exported: nothing bounds what its networks "
-            "reveal. Export a student of it"
+            f"{checkpoint} is of an ensemble of teachers, which is never exported: export a student of it"
         )
     if "dp_sgd" in content:
         return "teacher"
@@ -245,13 +243,11 @@ def _refuse_uncovered(
         raise ExportError(late)
     if stated.get("run") != own:
         raise ExportError(
-            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {own}: it "
-            "says nothing about it. Give a checkpoint of that run"
+            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {own}"
         )
     if role == "teacher" and math.isinf(float(stated["epsilon"])):
         raise ExportError(
-            "nothing bounds what this teacher reveals (its noise or its sampling can be reproduced): it is private, "
-            "and never exported"
+            "nothing bounds what this teacher reveals (its noise can be reproduced): it is never exported"
         )
 
 

@@ -50,8 +50,7 @@ def _imported(name: str) -> tuple[ModuleType, list[str]]:
             if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
                 raise ValueError(f"{name} cannot be imported: {error}") from error
     raise ValueError(
-        f"{name} cannot be imported: there is no module {parts[0]} in the current folder or the environment. For a "
-        "file elsewhere give path/to/file.py:Name"
+        f"{name} cannot be imported: there is no module {parts[0]}. Of a file elsewhere give path/to/file.py:Name"
     )
 
 

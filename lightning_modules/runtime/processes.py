@@ -78,8 +78,7 @@ def check_no_tuner(trainer: Trainer) -> None:
     for callback in callbacks_of(trainer):
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(
-                f"{type(callback).__name__} trains before the fit begins, outside of its plan and its charges, and "
-                "chooses a setting by it: set data.batch_size and the optimizer's rate yourself"
+                f"{type(callback).__name__} trains before the fit begins, without a charge: set batch size and rate"
             )
 
 

@@ -118,13 +118,11 @@ def own_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(held.enter_context((folder / LOCK).open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(
-                f"{folder} is the folder of a fit that is running: wait for it, or set trainer.default_root_dir to "
-                "another folder"
+                f"{folder} is the folder of a fit that is running: wait, or set another trainer.default_root_dir"
             ) from None
         except OSError as error:
             raise RunFolderError(
-                f"the run's folder {folder} cannot be written ({error.strerror or error}): set "
-                "trainer.default_root_dir to one that can"
+                f"{folder} cannot be written ({error.strerror or error}): set another trainer.default_root_dir"
             ) from error
         try:
             yield

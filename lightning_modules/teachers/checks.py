@@ -91,10 +91,7 @@ def try_foreign(
     whose, count = teacher.name(), f"{len(images)} procedural images"
     _require_stated(stated.raw, outputs, whose=whose, named=f"{named}.outputs", count=count)
     if (stated.raw - stated.raw[0]).abs().max() <= 1e-6 * stated.raw.abs().max():
-        rank_zero_warn(
-            f"{whose} gives the same outputs for {count}: its students can learn nothing. Check its weights, and state "
-            f"{named}.input (range, or mean and std)"
-        )
+        rank_zero_warn(f"{whose} gives the same outputs for {count}: check its weights, and state {named}.input")
         return
     tried = [(_Response.of(network, other(images), outputs), other) for other in _plausible(takes, image_shape)]
     better = min(
@@ -108,10 +105,7 @@ def try_foreign(
             f"decisions on {count} are more diverse, or surer, than with {_words(takes, named)}. Nothing was changed"
         )
     if stated.classes == 1:
-        rank_zero_warn(
-            f"{whose} gives one class for all of {count}: state {named}.input where it was trained with other pixels "
-            "than in [-1, 1], or another size"
-        )
+        rank_zero_warn(f"{whose} gives one class for all of {count}: state {named}.input if it takes other pixels")
 
 
 @dataclass(frozen=True)

@@ -210,8 +210,7 @@ class _Reference:
         if unused := [name for name, was in used.items() if not was]:
             raise ValueError(
                 f"model.network: the gradient of {unused[0]!r} is zero for each of {len(norms)} public images in a "
-                "batch of one: nothing tells whether it is clipped by record. Leave it out, or set its requires_grad "
-                "to False; where it is in use, the network computes something over the batch"
+                "batch of one: leave it out or freeze it, unless the network computes something over the batch"
             )
         self.norms = torch.tensor(norms, dtype=torch.float64)
         #: A clipping norm that clips all records but those of almost no gradient.
@@ -254,9 +253,8 @@ def _require_steady(tried: _Copy) -> None:
         )
     if drawing or not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ValueError(
-            f"model.network: {(drawing or ['it'])[0]} draws at random in train mode: a record's draw would depend on "
-            "who else is in the batch and on a seed that others may know. Set its probability (dropout, drop_path) to "
-            "0, or leave it out"
+            f"model.network: {(drawing or ['it'])[0]} draws at random in train mode, which depends on who else is in "
+            "the batch: set its probability (dropout, drop_path) to 0, or leave it out"
         )
 
 

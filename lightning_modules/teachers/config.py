@@ -185,8 +185,7 @@ def _finished_ensemble(content: Any, file: Path) -> Mapping[str, torch.Tensor]:
     done, wanted = int(ensemble["done"]), int(ensemble["settings"]["num_teachers"])
     if done < wanted:
         raise TeacherError(
-            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: go on with `LightningCLI fit "
-            f"--config ... --ckpt_path {file}`"
+            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: go on with --ckpt_path {file}"
         )
     weights: Mapping[str, torch.Tensor] = ensemble["weights"]
     return weights
@@ -213,8 +212,7 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or take "
-            "the data set that it was trained on"
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network"
         ) from error
 
 
@@ -222,8 +220,7 @@ def _stated_network(spec: Any, file: Path) -> Network:
     """The architecture that a checkpoint names, where that is known code."""
     if not isinstance(spec, (str, dict)):
         raise TeacherError(
-            f"{file} does not say which architecture it holds: set model.teacher.network, for example to ResNet34 or "
-            "path/to/my.py:Net"
+            f"{file} does not say its architecture: set model.teacher.network to ResNet34 or path/to/my.py:Net"
         )
     try:
         require_known_code(spec)

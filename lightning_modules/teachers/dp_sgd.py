@@ -426,18 +426,14 @@ class DPSGDTeacher(Teacher):
         self.own_training.load(checkpoint)
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
-            raise CheckpointError(
-                "the checkpoint is of no training by DP-SGD: its weights were computed from private records without "
-                "noise. Begin anew without --ckpt_path"
-            )
+            raise CheckpointError("the checkpoint is of no training by DP-SGD: begin anew without --ckpt_path")
         self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state["settings"].get(name)
             # Outside of a fit nothing has a precision.
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(
-                    f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: resume with the "
-                    "same, or start a new run without --ckpt_path"
+                    f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: take the same"
                 )
         self.steps.load_state_dict(state)
         # A query cannot be undone by resuming without it.

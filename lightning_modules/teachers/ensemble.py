@@ -327,8 +327,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Warns of what is missing."""
         if self.chunk:
             rank_zero_warn(
-                f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained: go on with --ckpt_path, and "
-                "leave trainer.max_epochs at -1"
+                f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained: go on with --ckpt_path"
             )
 
     def teardown(self, stage: str) -> None:
@@ -426,8 +425,7 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in dict.fromkeys([*now, *before]):
         if before.get(name) != now.get(name):
             raise ValueError(
-                f"{name} was {before.get(name)!r} when the checkpoint's first teachers were trained, and is "
-                f"{now.get(name)!r} now: resume with the same, or start a new run"
+                f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now: take the same"
             )
 
 

@@ -35,8 +35,7 @@ class EnsembleNetworks:
         kept = fixed_extractor(network)
         if kept is not None and kept.state_dict():
             raise ValueError(
-                f"model.network: the feature extractor ({type(kept).__name__}) has weights or buffers, which would be "
-                "kept once for each teacher: leave out whitening"
+                f"model.network: {type(kept).__name__} has weights or buffers of its own: leave out whitening"
             )
 
     def fresh(self, *, seed: int, teacher: int) -> nn.Module:

@@ -42,8 +42,7 @@ def require_file(file: Path) -> None:
     made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
     recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
     raise TeacherError(
-        f"teacher checkpoint {file} does not exist. Make it with `LightningCLI fit --config {recipe}`, or give a file "
-        "of your own"
+        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}`, or give your own"
     )
 
 
@@ -66,9 +65,8 @@ def read_file(file: Path) -> Any:
     except Exception as error:
         raise TeacherError(
             f"teacher {file} cannot be read as plain weights ({str(error)[:300]}): give a checkpoint of a Teacher, a "
-            "file of safetensors or of torch.save(model.state_dict(), ...), with model.teacher.network for its "
-            "architecture, or an ONNX graph (*.onnx). What would run code of its maker is not loaded: save the weights "
-            "where you trust who made it"
+            "file of safetensors or of torch.save(model.state_dict(), ...), with model.teacher.network, or an ONNX "
+            "graph (*.onnx). What would run code of its maker is not loaded"
         ) from error
 
 

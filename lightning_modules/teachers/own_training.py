@@ -110,8 +110,7 @@ class OwnTraining:
         for name, value in self._data.items():
             if None not in (value, now[name]) and value != now[name]:
                 raise CheckpointError(
-                    f"{name} of the checkpoint is {value!r}, and that of this fit is {now[name]!r}: resume with the "
-                    "same data, or start a new run without --ckpt_path"
+                    f"{name} of the checkpoint is {value!r}, and that of this fit {now[name]!r}: resume with the same"
                 )
 
     def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:

@@ -90,10 +90,7 @@ class Clipping:
         if self.granularity is not None and not 0 < self.granularity <= 1:
             raise ValueError(f"clipping.granularity must lie in (0, 1], or be null, got {self.granularity}")
         if self.needs_flat and self.mode not in ("auto", "flat"):
-            raise ValueError(
-                f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}: no other mode holds the "
-                "gradient of a record as one"
-            )
+            raise ValueError(f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}")
 
     @property
     def needs_flat(self) -> str | None:
@@ -120,8 +117,7 @@ class Clipping:
         head = linear_head(network)
         if self.mode == "linear" and head is None:
             raise ValueError(
-                "clipping.mode=linear needs an ImageClassifier of which the linear head alone is trained, for example "
-                f"LinearOnFeatures, got {type(network).__name__}: take auto"
+                f"clipping.mode=linear needs a trained linear head alone, got {type(network).__name__}: take auto"
             )
         if self.mode != "auto":
             return self.mode

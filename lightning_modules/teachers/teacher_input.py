@@ -45,8 +45,7 @@ class TeacherInput:
             raise ValueError(f"teacher.input.range must be a lowest and a highest value, got {self.range}")
         if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=1) <= 0:
             raise ValueError(
-                "teacher.input.mean and std must be equally many finite numbers, one or one for each channel, and std "
-                f"above 0, got {self.mean} and {self.std}"
+                f"teacher.input.mean and std must be equally many numbers, std above 0, got {self.mean} and {self.std}"
             )
         sides = self.size if isinstance(self.size, list) else [1 if self.size is None else self.size]
         if len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides):

@@ -523,5 +523,5 @@ def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     module = FedDPSD(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, clients=LocalClients(teachers=small_networks(2))
     )
-    with pytest.raises(ProcessesError, match="FedDPSD runs in one process, got 2"):
+    with pytest.raises(ProcessesError, match="must be 1 for FedDPSD, got 2"):
         module.prepare_fit()

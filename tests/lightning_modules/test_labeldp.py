@@ -230,7 +230,7 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 
 
 def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no BatchNorm layer.*Set statistics_weight to 0"):
+    with pytest.raises(ValueError, match=r"has no BatchNorm layer.*set statistics_weight to 0"):
         _fit_script(MoodyTeacher())
     assert _fit_script(MoodyTeacher(), statistics_weight=0.0).steps_done == 1
 

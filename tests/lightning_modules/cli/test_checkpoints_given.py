@@ -246,7 +246,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
             main([command, *GIVEN, "--ckpt_path=script.ckpt", *wider])
     del content["distillation"]
     torch.save(content, "script.ckpt")
-    with pytest.raises(CheckpointError, match="says nothing of what its run was charged"):
+    with pytest.raises(CheckpointError, match="does not say what its run was charged"):
         main(["fit", *GIVEN, "--ckpt_path=script.ckpt", "--trainer.max_epochs=2"])
     content["hyper_parameters"] = torch.load("run/checkpoints/last.ckpt", weights_only=True)["hyper_parameters"]
     del content["optimizer_states"]

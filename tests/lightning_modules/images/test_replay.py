@@ -85,7 +85,7 @@ def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
         full.add(*_batch(number))
     other = Replay(capacity=capacity).build(batch_size=BATCH_SIZE)
     assert other is not None
-    with pytest.raises(CheckpointError, match=rf"replay\.capacity was {CAPACITY} and is {capacity}: a run cannot"):
+    with pytest.raises(CheckpointError, match=rf"replay\.capacity was {CAPACITY} and is {capacity}: resume"):
         other.load(full.state())
     _memory().load(full.state())
 

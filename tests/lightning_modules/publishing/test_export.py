@@ -268,7 +268,7 @@ def test_a_teacher_whose_noise_can_be_drawn_again_is_private(runs: Path) -> None
     values = json.loads(file.read_text())
     values["guarantee"]["epsilon"] = "inf"
     file.write_text(json.dumps(values))
-    with pytest.raises(ExportError, match="it is private, and never exported"):
+    with pytest.raises(ExportError, match="it is never exported"):
         run_export("dp", "--unprotected")
 
 
