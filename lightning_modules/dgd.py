@@ -314,9 +314,7 @@ class DGD(DataFreeDistillation):
                     "they must be of one data set. Set private_data where they are"
                 )
         if isinstance(self.images, PoolSource) and (size := len(self.images.pixels)) < self.query_phase.queries:
-            raise ValueError(
-                f"query_phase.queries must be at most the {size} images of the pool, got {self.query_phase.queries}"
-            )
+            raise ValueError(f"query_phase.queries must be at most the pool's {size}, got {self.query_phase.queries}")
 
     def on_fit_start(self) -> None:
         """Charges everything used besides votes, and refuses a budget in which no query fits."""

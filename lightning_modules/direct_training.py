@@ -160,13 +160,9 @@ class DirectTraining(Teacher):
             raise ValueError(f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes")
         data = datamodule_of(self.trainer)
         if not hasattr(data, "number_records"):
-            raise ValueError(
-                f"direct training needs an image data set, or PoissonSampled around one, got {type(data).__name__}"
-            )
+            raise ValueError(f"direct training needs an image data set or PoissonSampled, got {type(data).__name__}")
         if isinstance(self.annotator, DirectGradientAnnotator) and not isinstance(data, PoissonSampled):
-            raise ValueError(
-                f"DirectGradientAnnotator needs data.class_path: PoissonSampled, got {type(data).__name__}"
-            )
+            raise ValueError(f"DirectGradientAnnotator needs data.class_path PoissonSampled, got {type(data).__name__}")
         data.number_records()
         labels = data.train_records.labels.clone()
         self._labels = lambda: labels

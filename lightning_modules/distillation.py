@@ -80,9 +80,7 @@ class Distillation(DataFreeDistillation):
             **shared,
         )
         if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
-            raise ValueError(
-                f"annotator must be a ResponseAnnotator or a MeanResponseAnnotator, got {type(self.annotator).__name__}"
-            )
+            raise ValueError(f"annotator must be a (Mean)ResponseAnnotator, got {type(self.annotator).__name__}")
         check_whole_number("pool_size", pool_size, least=1)
         check_whole_number("queries", queries, least=2, null="one teacher")
         check_number("balance", balance, least=0, most=1)
@@ -312,7 +310,5 @@ class Distillation(DataFreeDistillation):
         for name, value in now.items():
             before = len(kept["answers"]) if name == "queries" else kept[name]
             if before != value:
-                raise CheckpointError(
-                    f"{name} was {before} when the ensemble was asked, and is {value} now: resume with the same"
-                )
+                raise CheckpointError(f"{name} was {before} for the queries and is {value} now: resume with the same")
         self.noisy_answers, self.answer_deviation = kept["answers"], float(kept["deviation"])

@@ -227,9 +227,7 @@ class FedDPSD(DataFreeDistillation):
 
     def prepare_fit(self) -> None:
         if self.processes.size > 1:
-            raise ProcessesError(
-                f"trainer.devices and trainer.num_nodes must be 1 for FedDPSD, got {self.processes.size} processes"
-            )
+            raise ProcessesError(f"trainer.devices must be 1 for FedDPSD, got {self.processes.size} processes")
         super().prepare_fit()
 
     def read_teacher(self) -> PrivateModel:
@@ -238,9 +236,7 @@ class FedDPSD(DataFreeDistillation):
             raise FederationError(f"min_clients is {self.federation.min_clients}, and there are {len(known)} clients")
         twice = Counter(client.training for client in known if client.training)
         if alike := [client.name for client in known if twice[client.training] > 1]:
-            raise FederationError(
-                f"{', '.join(alike)} have teachers of one training: each client needs one of its own records"
-            )
+            raise FederationError(f"{', '.join(alike)} have teachers of one training: each client needs its own")
         for one, other in combinations(known, 2):
             mine, others = one.partition, other.partition
             if mine and others and not disjoint(mine, others):
@@ -367,7 +363,5 @@ def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnno
         return GradientAnnotator(release="ensemble")
     allowed = ("ensemble", "per_sample_full", "per_sample")
     if isinstance(given, GradientAnnotator) and given.release not in allowed:
-        raise ValueError(
-            f"annotator.release must be {', '.join(allowed[:-1])} or {allowed[-1]} for FedDPSD, got {given.release!r}"
-        )
+        raise ValueError(f"annotator.release must be one of {', '.join(allowed)} for FedDPSD, got {given.release!r}")
     return given

@@ -173,7 +173,5 @@ def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | No
     """
     state: Mapping[str, Any] | None = checkpoint.get(name)
     if state is None and trainer is not None and trainer.state.fn == "fit":
-        raise CheckpointError(
-            "the checkpoint does not say what its run was charged: give one that a fit of this method has written"
-        )
+        raise CheckpointError("the checkpoint does not say what its run was charged: give one of a fit of this method")
     return state

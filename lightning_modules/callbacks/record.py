@@ -54,9 +54,7 @@ class ResultRecord(Callback):
             ValueError: The fit has no data module, and so no test split to measure on.
         """
         if datamodule_of(trainer) is None:
-            raise ValueError(
-                "ResultRecord measures on the test split of a data module: fit with datamodule=..., or leave it out"
-            )
+            raise ValueError("ResultRecord measures on a data module's test split: fit with one, or leave it out")
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

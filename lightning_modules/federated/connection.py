@@ -196,6 +196,4 @@ def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> 
         for each in known:
             if (other := of.setdefault(each, name)) != name:
                 what = f"the same private data, {each}" if isinstance(each, str) else "the same teacher"
-                raise TeacherError(
-                    f"{other} and {name} have {what}: give each a teacher of its own records (data: ClientRecords)"
-                )
+                raise TeacherError(f"{other} and {name} have {what}: each needs its own (data: ClientRecords)")

@@ -118,9 +118,7 @@ class FlowerClients(ClientConnection):
         check_number("clients.timeout", timeout, above=0)
         check_number("clients.wait", wait, above=0)
         if (certificates is None) is not insecure:
-            raise ValueError(
-                "clients needs either certificates, for TLS, or insecure: true, for the loopback interface"
-            )
+            raise ValueError("clients needs either certificates, for TLS, or insecure: true, for loopback interfaces")
         self.num_clients = num_clients
         self.address = address
         self.timeout = float(timeout)

@@ -89,9 +89,7 @@ class PoolSource(ImageSource):
         files = pictures_below(folder)
         _, channels, height, width = self.pixels.shape
         if not files or height != width:
-            raise ValueError(
-                f"images.pool must be a data set, or pictures for square images: {folder} has {len(files)}"
-            )
+            raise ValueError(f"images.pool must be a data set or pictures for square images: {folder} has {len(files)}")
         require_outside(partitions, files, private=_folder_of(data))
         prepare = getattr(data, "preparation", None) or Preparation(size=height, channels=channels)
         return read_pictures(files, prepare).float() / 127.5 - 1

@@ -55,9 +55,7 @@ class Replay:
         if not self.capacity:
             return None
         if self.capacity < batch_size:
-            raise ValueError(
-                f"replay.capacity must be 0, which is off, or {batch_size} or more, the batch size, got {self.capacity}"
-            )
+            raise ValueError(f"replay.capacity must be 0 or at least the batch size {batch_size}, got {self.capacity}")
         return ReplayMemory(self, batch_size=batch_size)
 
 
@@ -131,9 +129,7 @@ class ReplayMemory:
         """
         capacity = state["capacity"]
         if capacity != self.settings.capacity:
-            raise CheckpointError(
-                f"replay.capacity was {capacity} and is {self.settings.capacity}: resume with the same"
-            )
+            raise CheckpointError(f"replay.capacity was {capacity} and is {self.settings.capacity}: resume with that")
         self._kept = 0
         if len(state["images"]):
             self._next = 0

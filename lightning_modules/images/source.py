@@ -76,15 +76,11 @@ class Images:
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
-            raise ValueError(
-                f"images.pool must be given for images.source='pool' only, got {self.pool!r} for {self.source!r}"
-            )
+            raise ValueError(f"images.pool must be given for source 'pool' only, got {self.pool!r} for {self.source!r}")
         if self.pool is not None and self.prior is not None:
             raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")
         if self.source in ("prior", "pool") and self.reset_every is not None:
-            raise ValueError(
-                f"images.reset_every must be null for images.source={self.source!r}, got {self.reset_every}"
-            )
+            raise ValueError(f"images.reset_every must be null for source {self.source!r}, got {self.reset_every}")
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """The source that these settings describe, for images (C, H, W) in batches of `batch_size`."""

@@ -96,13 +96,9 @@ class GradientTargets:
         check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
         check_number("gradient_targets.dkd_beta", self.dkd_beta)
         if self.student_target != "targets" and self.outputs != "logits":
-            raise ValueError(
-                f"gradient_targets.outputs must be logits for {self.student_target!r}, got {self.outputs!r}"
-            )
+            raise ValueError(f"gradient_targets.outputs must be logits for {self.student_target!r}: {self.outputs!r}")
         if self.student_target == "answers" and (self.loss, self.gamma) != ("kd", None):
-            raise ValueError(
-                f"gradient_targets needs loss kd and no gamma for 'answers', got {self.loss!r} and {self.gamma}"
-            )
+            raise ValueError(f"gradient_targets needs loss kd and no gamma for answers: {self.loss!r}, {self.gamma}")
 
     def require(self, annotator: Annotator) -> None:
         """Refuses an annotator whose releases are no targets of this kind.
@@ -123,9 +119,7 @@ class GradientTargets:
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
         if annotator.stability < _LEAST_STABILITY:
-            raise ValueError(
-                f"annotator.stability must be {_LEAST_STABILITY} or more for 'answers', got {annotator.stability}"
-            )
+            raise ValueError(f"annotator.stability must be {_LEAST_STABILITY} on for answers: {annotator.stability}")
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.

@@ -55,9 +55,7 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """
     layers = _layers(model)
     if not layers:
-        raise ValueError(
-            f"model: {type(model).__name__} has no BatchNorm layer with running statistics: set statistics_weight to 0"
-        )
+        raise ValueError(f"model: {type(model).__name__} has no BatchNorm layer to compare: set statistics_weight to 0")
     distances: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def total() -> Tensor:

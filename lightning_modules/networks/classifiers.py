@@ -52,9 +52,7 @@ def checked_shape(
         raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
     channels, height, width = image_shape
     if min(height, width) < least:
-        raise ValueError(
-            f"image_shape: {network} needs images of at least {least}x{least} pixels, got {height}x{width}"
-        )
+        raise ValueError(f"image_shape: {network} needs at least {least}x{least} pixels, got {height}x{width}")
     return channels, height, width
 
 

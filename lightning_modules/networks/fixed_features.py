@@ -123,9 +123,7 @@ class WhitenedFeatures(nn.Module):
         self.plain = plain
         self.whitening = whitening
         if whitening.shifts >= min(image_shape[1:]):
-            raise ValueError(
-                f"whitening.shifts must be below {min(image_shape[1:])}, the image's side, got {whitening.shifts}"
-            )
+            raise ValueError(f"whitening.shifts must be below {min(image_shape[1:])} pixels, got {whitening.shifts}")
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
         found = found_once(
             prior,

@@ -48,9 +48,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     kept = lengths > _DEGENERATE * lengths.square().mean().sqrt()
     directions = rows[kept] / lengths[kept, None]
     if len(directions) < count:
-        raise ValueError(
-            f"anchors must be at most the {len(directions)} of {len(rows)} patches with some contrast, got {count}"
-        )
+        raise ValueError(f"anchors must be at most {len(directions)} of {len(rows)} patches with contrast, got {count}")
     anchors: Tensor = directions[:count].clone()
     for _ in range(rounds):
         nearest = torch.cat([(piece @ anchors.T).argmax(dim=1) for piece in directions.split(8192)])

@@ -70,9 +70,7 @@ class Network:
         if self.name.isidentifier():
             ours = import_module(_OURS)
             if self.name not in ours.__all__:
-                raise ValueError(
-                    f"there is no network {self.name} in {_OURS}: give package.Name, or path/to/file.py:Name"
-                )
+                raise ValueError(f"there is no network {self.name} here: give package.Name, or path/to/file.py:Name")
             return getattr(ours, self.name)  # type: ignore[no-any-return]
         look_in_current_folder()
         found = named_object(self.name)
@@ -148,9 +146,7 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
         ) from error
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"{name}: {type(network).__name__} must give (2, {num_classes}) logits for two images; got {found}"
-        )
+        raise ValueError(f"{name}: {type(network).__name__} must give (2, {num_classes}) for two images; got {found}")
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
 

@@ -53,9 +53,7 @@ def patch_filters(
     lengths = whitened.norm(dim=1)
     chosen = (lengths > 1).nonzero()[:count, 0]
     if len(chosen) < count:
-        raise ValueError(
-            f"filters must be at most the {len(chosen)} of {len(patches)} patches with some contrast, got {count}"
-        )
+        raise ValueError(f"filters must be at most {len(chosen)} of {len(patches)} patches with contrast, got {count}")
     filters = whitener @ (whitened[chosen] / lengths[chosen, None]).T
     offsets = -middle @ filters
     # A normalised patch has mean 0: a constant in a filter says nothing, and would only cost digits.

@@ -33,9 +33,7 @@ def require_onnx() -> None:
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(
-            f"--onnx needs {', '.join(missing)}: install the extra, pip install 'private-model-transcription[onnx]'"
-        )
+        raise ExportError(f"--onnx needs {', '.join(missing)}: pip install 'private-model-transcription[onnx]'")
 
 
 def write_onnx(

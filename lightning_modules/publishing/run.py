@@ -104,9 +104,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     folder = folder or folder_of_checkpoint(checkpoint)
     role = _role(content, checkpoint)
     if folder is None:
-        raise ExportError(
-            f"{checkpoint} lies in no run's folder: give the folder (runs/NAME/version_0), or a checkpoint inside it"
-        )
+        raise ExportError(f"{checkpoint} lies in no run's folder: give runs/NAME/version_0, or a checkpoint inside it")
     _refuse_running(folder)
     guarantee, page = _guarantee(folder)
     steps = int(content["distillation"]["steps_done"] if role == "student" else content["global_step"])
@@ -175,9 +173,7 @@ def _role(content: Mapping[str, Any], checkpoint: Path) -> str:
     if "distillation" in content:
         return "student"
     if "ensemble" in content:
-        raise ExportError(
-            f"{checkpoint} is of an ensemble of teachers, which is never exported: export a student of it"
-        )
+        raise ExportError(f"{checkpoint} is of an ensemble of teachers, which is never exported: export a student")
     if "dp_sgd" in content:
         return "teacher"
     raise ExportError(
@@ -246,9 +242,7 @@ def _refuse_uncovered(
             f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {own}"
         )
     if role == "teacher" and math.isinf(float(stated["epsilon"])):
-        raise ExportError(
-            "nothing bounds what this teacher reveals (its noise can be reproduced): it is never exported"
-        )
+        raise ExportError("nothing bounds what this teacher reveals (its noise may be known): it is never exported")
 
 
 def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float:

@@ -77,9 +77,7 @@ def check_no_tuner(trainer: Trainer) -> None:
     """
     for callback in callbacks_of(trainer):
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
-            raise ValueError(
-                f"{type(callback).__name__} trains before the fit begins, without a charge: set batch size and rate"
-            )
+            raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:

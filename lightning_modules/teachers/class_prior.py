@@ -30,9 +30,7 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
         shares = []
     usable = len(shares) == num_classes and all(share > 0 for share in shares)
     if not usable or not abs(sum(shares) - 1) <= _ROUNDING:
-        raise ValueError(
-            f"class_prior must be {num_classes} numbers above 0 that add up to 1, one for each class, got {class_prior}"
-        )
+        raise ValueError(f"class_prior must be {num_classes} numbers above 0 that add up to 1, got {class_prior}")
     # In float64: float32 has no number for the smallest frequencies, and of a logit of minus infinity no finite loss.
     return torch.tensor(shares, dtype=torch.float64).log().float()
 

@@ -184,9 +184,7 @@ def _finished_ensemble(content: Any, file: Path) -> Mapping[str, torch.Tensor]:
         raise TeacherError(f"{file} holds no ensemble: give a checkpoint of `LightningCLI fit` with a TeacherEnsemble")
     done, wanted = int(ensemble["done"]), int(ensemble["settings"]["num_teachers"])
     if done < wanted:
-        raise TeacherError(
-            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: go on with --ckpt_path {file}"
-        )
+        raise TeacherError(f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: resume its fit")
     weights: Mapping[str, torch.Tensor] = ensemble["weights"]
     return weights
 
@@ -219,9 +217,7 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
 def _stated_network(spec: Any, file: Path) -> Network:
     """The architecture that a checkpoint names, where that is known code."""
     if not isinstance(spec, (str, dict)):
-        raise TeacherError(
-            f"{file} does not say its architecture: set model.teacher.network to ResNet34 or path/to/my.py:Net"
-        )
+        raise TeacherError(f"{file} does not say its architecture: set model.teacher.network (ResNet34, my.py:Net)")
     try:
         require_known_code(spec)
     except ValueError as error:

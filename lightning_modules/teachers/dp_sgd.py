@@ -85,9 +85,7 @@ class DPSGDTeacher(Teacher):
     ) -> None:
         super().__init__(**shared)
         if (target_epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
-            )
+            raise ValueError(f"give target_epsilon or noise_multiplier, got {target_epsilon} and {noise_multiplier}")
         check_number("target_epsilon", target_epsilon, above=0, null="a given noise_multiplier")
         check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
         if not 0 < delta < 1:
@@ -141,9 +139,7 @@ class DPSGDTeacher(Teacher):
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand
         if self.delta >= 1 / data.num_records:
-            raise ValueError(
-                f"delta must lie below 1/N = {1 / data.num_records:.3g} for {data.private_data}, got {self.delta:g}"
-            )
+            raise ValueError(f"delta must lie below 1/N = {1 / data.num_records:.3g}, got {self.delta:g}")
         if self.noise_multiplier is None:
             if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
                 raise ValueError("trainer.max_epochs must be set: the noise is calibrated to it")
@@ -432,9 +428,7 @@ class DPSGDTeacher(Teacher):
             before = state["settings"].get(name)
             # Outside of a fit nothing has a precision.
             if value != before and None not in ((value, before) if name == "precision" else ()):
-                raise CheckpointError(
-                    f"{name} was {before!r} and is {value!r} now that the checkpoint is resumed: take the same"
-                )
+                raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.steps.load_state_dict(state)
         # A query cannot be undone by resuming without it.
         self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))

@@ -411,9 +411,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
 def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float | None, defaults: bool) -> None:
     if shift and networks.feature_extractor is not None:
-        raise ValueError(
-            f"shift={shift} moves images in each step, and fixed features are computed once: set shift to 0"
-        )
+        raise ValueError(f"shift={shift} moves images, and fixed features are computed once: set shift to 0")
     if ridge is None:
         return
     check_linear(networks.fresh(seed=0, teacher=0))
@@ -424,9 +422,7 @@ def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float |
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in dict.fromkeys([*now, *before]):
         if before.get(name) != now.get(name):
-            raise ValueError(
-                f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now: take the same"
-            )
+            raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

@@ -34,9 +34,7 @@ class EnsembleNetworks:
         network, self.feature_extractor = without_feature_extractor(whole)
         kept = fixed_extractor(network)
         if kept is not None and kept.state_dict():
-            raise ValueError(
-                f"model.network: {type(kept).__name__} has weights or buffers of its own: leave out whitening"
-            )
+            raise ValueError(f"model.network: {type(kept).__name__} has weights or buffers: leave out whitening")
 
     def fresh(self, *, seed: int, teacher: int) -> nn.Module:
         """The teacher of this number with its initial weights of this seed."""

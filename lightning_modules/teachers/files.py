@@ -109,9 +109,7 @@ def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict
             candidates.setdefault(".".join(parts[:end]), {})[".".join(parts[end:])] = value
     fitting = [prefix for prefix, named in candidates.items() if _fits(named, network)]
     if len(fitting) > 1 and "network" not in fitting:
-        raise TeacherError(
-            f"teacher {file} holds {len(fitting)} networks that fit, {' and '.join(sorted(fitting))}: save the one"
-        )
+        raise TeacherError(f"teacher {file} holds {' and '.join(sorted(fitting))}, which all fit: save the one")
     # Our own checkpoints have the network under that name.
     return candidates[fitting[0] if len(fitting) == 1 else "network" if "network" in candidates else ""]
 

@@ -109,9 +109,7 @@ class OwnTraining:
     def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
         for name, value in self._data.items():
             if None not in (value, now[name]) and value != now[name]:
-                raise CheckpointError(
-                    f"{name} of the checkpoint is {value!r}, and that of this fit {now[name]!r}: resume with the same"
-                )
+                raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
 
     def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
         """Writes the training into the data's ledger, with all that it is going to release, before its first step.

@@ -112,13 +112,11 @@ class Clipping:
         """
         if by_person and self.mode == "ghost":
             raise ValueError(
-                "clipping.mode=ghost holds no gradient, and so no mean of those of a person: with unit=person take auto"
+                "clipping.mode=ghost holds no gradients to take a person's mean of: with unit=person take auto"
             )
         head = linear_head(network)
         if self.mode == "linear" and head is None:
-            raise ValueError(
-                f"clipping.mode=linear needs a trained linear head alone, got {type(network).__name__}: take auto"
-            )
+            raise ValueError(f"clipping.mode=linear needs a linear head alone, got {type(network).__name__}: take auto")
         if self.mode != "auto":
             return self.mode
         if head is not None and not self.needs_flat:

@@ -231,7 +231,7 @@ def test_batches_of_synthetic_images_are_refused() -> None:
         "class_path": "SyntheticSteps",
         "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 8},
     }
-    with pytest.raises(ValueError, match="needs an image data set, or PoissonSampled"):
+    with pytest.raises(ValueError, match="needs an image data set or PoissonSampled"):
         fit(config)
 
 

@@ -174,7 +174,7 @@ def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
     ("settings", "message"),
     [
         ({"capacity": -1}, "replay.capacity must be 0 or more and a whole number, got -1"),
-        ({"capacity": 5}, "replay.capacity must be 0, which is off, or 6 or more, the batch size, got 5"),
+        ({"capacity": 5}, "replay.capacity must be 0 or at least the batch size 6, got 5"),
         ({"steps": 0}, "replay.steps must be 1 or more and a whole number, got 0"),
         ({"stride": 0.5}, "replay.stride must be 1 or more and finite, got 0.5"),
     ],

@@ -146,7 +146,7 @@ def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() ->
         ({"images": 1}, r"whitening\.images must be 2 or more"),
         ({"groups": 7}, "groups must divide"),
         ({"shifts": -1}, r"whitening\.shifts must be 0 or more"),
-        ({"shifts": 8}, r"whitening\.shifts must be below 8, the image's side, got 8"),
+        ({"shifts": 8}, r"whitening\.shifts must be below 8 pixels, got 8"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

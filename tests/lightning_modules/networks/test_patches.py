@@ -97,6 +97,6 @@ def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], messag
 
 
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
-    with pytest.raises(ValueError, match="filters must be at most the 0 of 50"):
+    with pytest.raises(ValueError, match="filters must be at most 0 of 50"):
         patch_filters(torch.zeros(50, 12), count=1, contrast=0.1, regularisation=0.1)
     assert features(prior=GradientPrior()).filters.shape[0] == 12
