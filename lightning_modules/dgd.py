@@ -246,7 +246,7 @@ class DGD(DataFreeDistillation):
         if chooses:  # what the student is surest of, so that released labels become balanced
             with evaluating(self.student):
                 logits = torch.cat([self.student(batch).float().cpu() for batch in batches])
-            quotas = balanced_quotas(self.query_set.labels_per_class(self.num_classes), count=count)
+            quotas = balanced_quotas(self.query_set.labels.bincount(minlength=self.num_classes), count=count)
             positions = positions[confident_samples(logits.softmax(dim=1), quotas=quotas)]
         if pool is not None:
             self.query_set.positions = torch.cat([self.query_set.positions, positions])

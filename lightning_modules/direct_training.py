@@ -118,7 +118,8 @@ class DirectTraining(Teacher):
 
         `records` are numbers of records, (n,).
         """
-        annotator, labels = self.annotator, self._labels_of(records)
+        assert self._labels is not None
+        annotator, labels = self.annotator, self._labels()[records.cpu()].to(records.device)
         if isinstance(annotator, DirectGradientAnnotator):
             gradients = output_gradients(outputs, lambda free: F.cross_entropy(free, labels, reduction="none"))
             released = annotator.annotate(gradients, records)
@@ -135,11 +136,6 @@ class DirectTraining(Teacher):
         optimizer.step()
         if self.optimizer_factory is None and self.scheduler_factory is None:
             self._scheduler.step()
-
-    def _labels_of(self, records: Tensor) -> Tensor:
-        """Private labels (n,): only for the annotator."""
-        assert self._labels is not None
-        return self._labels()[records.cpu()].to(records.device)
 
     @property
     def _scheduler(self) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.progress import track
-from torch import nn
 
 from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
@@ -150,15 +149,24 @@ class Distillation(DataFreeDistillation):
         A resumed run draws the same images. One teacher is queried again: the ledger counts what was queried, at no
         further cost. An ensemble is not.
         """
-        respond = self.fit_answers() if self.of_ensemble else self._ask_teacher
-        extract = self._feature_extractor[0]
-        shared = self._teacher_takes(extract)
+        fitted = self.fit_answers() if self.of_ensemble else None
+        extract, teacher = self._feature_extractor[0], self.teacher
+        # A teacher of the student's own features is asked about those: they take most of the time, and serve both.
+        own = teacher if isinstance(teacher, PrivateTeacher) and teacher.shares_extractor(extract) else None
+        if torch.is_autocast_enabled(self.device.type):
+            own = None
+
+        def respond(images: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            if fitted is not None:
+                return fitted(images)
+            return self.annotator.annotate(teacher.logits(images) if own is None else own.logits_of_extracted(kept))
+
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
         for call in self._tracked(self.pool_calls, "answers"):
             images = self._own_images(call)
             kept = images if extract is None else extract(images)
-            answers.append(self.gather_rows(self._ask_of_extracted(kept) if shared else respond(images)))
+            answers.append(self.gather_rows(respond(images, kept)))
             inputs.append(self.gather_rows(kept.half()))
         logits = torch.cat(answers)
         if not self.of_ensemble:
@@ -195,19 +203,6 @@ class Distillation(DataFreeDistillation):
     def prepare_fit(self) -> None:
         super().prepare_fit()
         self.images.rows = self.batch_size  # see `draw_images`
-
-    def _teacher_takes(self, extractor: nn.Module | None) -> bool:
-        """Whether one teacher answers to the student's own features: they take most of the time, and serve both."""
-        if not isinstance(self.teacher, PrivateTeacher) or torch.is_autocast_enabled(self.device.type):
-            return False
-        return self.teacher.shares_extractor(extractor)
-
-    def _ask_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.teacher, PrivateTeacher)
-        return self.annotator.annotate(self.teacher.logits_of_extracted(features))
-
-    def _ask_teacher(self, images: torch.Tensor) -> torch.Tensor:
-        return self.annotator.annotate(self.teacher.logits(images))
 
     @torch.no_grad()
     def fit_answers(self) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -81,7 +81,7 @@ class Evaluation(nn.Module):
         module.log(name, accuracy, prog_bar=stage == "val")
         if asks_for_auroc(module.trainer):
             area.add(logits, labels)
-            module.log(auroc_name(name), area)
+            module.log(f"{name.rpartition('/')[0]}/{AUROC}", area)
 
 
 class Evaluated(_Module):
@@ -125,11 +125,6 @@ def refuse_selection(trainer: Trainer) -> None:
 def asks_for_auroc(trainer: Trainer) -> bool:
     """Whether the data module does."""
     return AUROC in getattr(datamodule_of(trainer), "metrics", ())
-
-
-def auroc_name(beside: str) -> str:
-    """Name of the area beside an accuracy: `val/auroc` beside `val/accuracy`."""
-    return f"{beside.rpartition('/')[0]}/{AUROC}"
 
 
 @torch.no_grad()

@@ -261,16 +261,10 @@ class FedDPSD(DataFreeDistillation):
         """Sends the clients the terms of the run."""
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
-        left = len(self.teacher_names) - len(out)
+        left = self.teacher.num_teachers - len(out)
         if left < self.federation.min_clients:
             why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(out.items()))
             raise FederationError(f"{left} clients take part, and min_clients is {self.federation.min_clients} ({why})")
-
-    @property
-    def teacher_names(self) -> tuple[str, ...]:
-        """Names of the clients, while a fit runs."""
-        assert isinstance(self.teacher, Federation)
-        return self.teacher.names
 
     def terms(self) -> Terms:
         """The terms of this run, the same for every client."""

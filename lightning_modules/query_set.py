@@ -36,10 +36,6 @@ class QuerySet:
         """Keeps released labels, shape (k,)."""
         self.labels = torch.cat([self.labels, labels.cpu()])
 
-    def labels_per_class(self, num_classes: int) -> torch.Tensor:
-        """Released labels of each class, shape (c,), int64."""
-        return self.labels.bincount(minlength=num_classes)
-
     def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where there are no labels."""
         positions = torch.randint(max(1, len(self)), (size if len(self) else 0,), generator=draw)

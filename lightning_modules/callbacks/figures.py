@@ -88,7 +88,10 @@ class SyntheticImages(Callback):
         if not trainer.is_global_zero or not len(images):
             return  # none that may be drawn
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
-        path = save_figure(figure, _figures_folder(trainer, module) / f"synthetic_{module.steps_done:06d}.png")
+        # Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not.
+        bounded = math.isfinite(module.annotator.covered_epsilon(module.run.plan.covered))
+        folder = public_folder(trainer) if bounded else private_folder(trainer)
+        path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
         log_image(trainer, images, path, step=module.steps_done)
 
 
@@ -101,10 +104,3 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
             )
         elif isinstance(logger, WandbLogger):
             logger.log_image(key="synthetic", images=[str(path)], step=step)
-
-
-def _figures_folder(trainer: Trainer, module: LightningModule) -> Path:
-    """Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not."""
-    run = data_free(module).run
-    bounded = math.isfinite(run.annotator.covered_epsilon(run.plan.covered))
-    return (public_folder(trainer) if bounded else private_folder(trainer)) / "figures"

@@ -16,7 +16,7 @@ from datamodules.base import require_at_least
 from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
 from lightning_modules.networks import Network
-from lightning_modules.networks.named_code import require_known_code, texts_in
+from lightning_modules.networks.named_code import texts_in, unknown_code
 from lightning_modules.publishing import ExportError, check_options, export_run
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
@@ -146,18 +146,8 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     except ValueError as error:
         raise TeacherError(f"teacher {path}: {error}") from error
     bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
-    return (training if bounded else None), _safe_network(content), shape
-
-
-def _safe_network(content: Mapping[str, Any]) -> Any:
-    """Architecture named in a file, for the student's; None where it names third-party code."""
-    settings = content.get("hyper_parameters")
     network = settings.get("network") if isinstance(settings, Mapping) else None
-    try:
-        require_known_code(network)
-    except ValueError:
-        return None
-    return network
+    return (training if bounded else None), None if unknown_code(network) else network, shape
 
 
 def distill(
@@ -190,7 +180,11 @@ def distill(
         planned = build(line)
         if training is None:
             rank_zero_info("\n".join(planned_cost(planned)))
-            _require_exportable(planned_epsilon(planned), unprotected=options.unprotected)
+            if math.isinf(planned_epsilon(planned)) and not options.unprotected:
+                raise ExportError(
+                    "nothing would bound what this student reveals (record-level ε is infinite): set "
+                    "--noise-multiplier above 0, or add --unprotected to export it all the same"
+                )
         if options.dry_run:
             rank_zero_info(cost_in_ledger(planned))
             return
@@ -205,15 +199,6 @@ def distill(
             **export_settings(options),
         )
     )
-
-
-def _require_exportable(epsilon: float, *, unprotected: bool) -> None:
-    """Refuses, before the steps are taken, what would not be exported after them."""
-    if math.isinf(epsilon) and not unprotected:
-        raise ExportError(
-            "nothing would bound what this student reveals (record-level ε is infinite): set --noise-multiplier above "
-            "0, or add --unprotected to export it all the same, with a card that begins with that"
-        )
 
 
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:

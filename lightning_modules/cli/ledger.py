@@ -32,10 +32,7 @@ def ledger(args: Sequence[str]) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="A ledger.")
     parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")
     options = parser.parse_args(list(args))
-    _show(options.file, delta=options.delta)
-
-
-def _show(file: Path, *, delta: float) -> None:
+    file, delta = options.file, options.delta
     book = Ledger(path=file, private_data=_private_data(file), run="reader")
     account = PrivacyAccount(ledger=book, budget=Budget(delta=delta))
     title = f"{book.private_data}, epsilon at delta = {delta:g} for one record, unless it says otherwise"

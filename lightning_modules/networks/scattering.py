@@ -177,13 +177,6 @@ def _margin(side: int, step: int) -> tuple[int, int]:
     return 0, -side % step
 
 
-def _grid(size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Coordinates around the origin, with the origin first as in a Fourier transform."""
-    rows, columns = (torch.fft.fftfreq(length, d=1 / length, dtype=torch.float64) for length in size)
-    first, second = torch.meshgrid(rows, columns, indexing="ij")
-    return first, second
-
-
 def _morlet(size: tuple[int, int], scale: int, angle: float, *, slant: float) -> Tensor:
     """Spectrum of a Morlet wavelet of mean 0: width 0.8·2**scale, frequency 3π/4/2**scale along `angle`."""
     sigma, frequency = 0.8 * 2**scale, 3 * math.pi / 4 / 2**scale
@@ -200,6 +193,8 @@ def _morlet(size: tuple[int, int], scale: int, angle: float, *, slant: float) ->
 
 def _periods(size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Coordinates in the nine neighbouring periods, each (9, H, W): kernels wrap around instead of being cut."""
-    rows, columns = _grid(size)
+    # The origin comes first, as in a Fourier transform.
+    sides = (torch.fft.fftfreq(length, d=1 / length, dtype=torch.float64) for length in size)
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
     shifts = [(a * size[0], b * size[1]) for a in (-1, 0, 1) for b in (-1, 0, 1)]
     return torch.stack([rows + a for a, _ in shifts]), torch.stack([columns + b for _, b in shifts])

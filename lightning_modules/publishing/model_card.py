@@ -30,7 +30,8 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         _warning(run),
         _what(run),
         "## Privacy",
-        _privacy(run),
+        # The guarantee's page, without its title and with headings below this section's.
+        run.page.partition("\n")[2].strip().replace("\n## ", "\n### "),
         "## Accuracy",
         _accuracy(run),
         "## Data",
@@ -119,11 +120,6 @@ def _what(run: FinishedRun) -> str:
         f"{made}. It tells {run.num_classes} classes apart in images of {shape} (channels × height × width): "
         f"{', '.join(map(inline, run.class_names[:20]))}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
     )
-
-
-def _privacy(run: FinishedRun) -> str:
-    """The page of the guarantee, without its title and with headings below this section's."""
-    return run.page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
 def _accuracy(run: FinishedRun) -> str:

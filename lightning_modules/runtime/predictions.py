@@ -78,7 +78,9 @@ class PredictionWriter(BasePredictionWriter):
         if not trainer.is_global_zero:
             return
         private = not _may_be_shown(pl_module)
-        path = _folder(trainer) / ("private" if private else "") / "predictions.csv"
+        given = trainer.ckpt_path
+        folder = (given and folder_of_checkpoint(Path(given))) or run_folder(trainer)
+        path = folder / ("private" if private else "") / "predictions.csv"
         write_atomically(path, table(sorted(rows), _class_names(trainer, rows)))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
 
@@ -106,12 +108,6 @@ def _may_be_shown(module: LightningModule) -> bool:
         return True
     epsilon = getattr(module, "epsilon", None)
     return epsilon is not None and math.isfinite(float(epsilon()))
-
-
-def _folder(trainer: Trainer) -> Path:
-    given = trainer.ckpt_path
-    found = None if given is None else folder_of_checkpoint(Path(given))
-    return found or run_folder(trainer)
 
 
 def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]]) -> list[str]:

@@ -39,21 +39,16 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
         trainer: Of this fit.
         resumed: Identity of the run that is resumed: where the folder's guarantee names it, what is there is its own.
     """
-    if resumed and _run_in(public_folder(trainer)) == resumed:
+    try:
+        found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if resumed and found == resumed:
         return
     for folder in (public_folder(trainer), private_folder(trainer), *run_folder(trainer).glob("clients/*")):
         for pattern in ("guarantee.*", "*.pt", "figures/*.png", "attack/attack.*"):
             for file in folder.glob(pattern):
                 file.unlink(missing_ok=True)
-
-
-def _run_in(folder: Path) -> str | None:
-    """The run that a folder's guarantee covers; None where it names none."""
-    try:
-        found = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(found)
 
 
 def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> None:

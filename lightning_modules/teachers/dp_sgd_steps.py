@@ -146,10 +146,12 @@ class PlannedSteps:
             return
         epsilon = compose(releases, self.delta).epsilon
         if epsilon > self.target_epsilon * (1 + 1e-6):
+            found = sorted({getattr(release, "noise_multiplier", 0.0) for release in releases})
+            noises = " and ".join(f"noise_multiplier={noise:.4g}" for noise in found)
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and "
-                f"{sum(releases.values())} steps in all with {_noises(releases)} cost {round_up(epsilon)}: lower "
-                "trainer.max_epochs, or start a new run without --ckpt_path"
+                f"{sum(releases.values())} steps in all with {noises} cost {round_up(epsilon)}: lower "
+                f"trainer.max_epochs, or start a new run without --ckpt_path"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,11 +161,6 @@ class PlannedSteps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.accountant.load_state_dict(state["accountant"])
         self.plan = Plan.from_dict(state["plan"])
-
-
-def _noises(releases: Mapping[Release, int]) -> str:
-    found = sorted({getattr(release, "noise_multiplier", 0.0) for release in releases})
-    return " and ".join(f"noise_multiplier={noise:.4g}" for noise in found)
 
 
 def steps_ahead(trainer: Trainer, length: int) -> int | None:

@@ -253,8 +253,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         Raises:
             ValueError: A setting that is not what the checkpoint's first teachers were trained with.
         """
-        if self._settings_before is not None:
-            _require_same(self._settings_before, self._settings)
+        before, now = self._settings_before or self._settings, self._settings
+        for name in dict.fromkeys([*now, *before]):
+            if before.get(name) != now.get(name):
+                raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self.own_training.begin(self)
@@ -315,13 +317,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         return solved
 
     def _end_chunk(self, own: list[nn.Module]) -> None:
-        self.trained += self._of_all(own)
-        self._begin_chunk()
-
-    def _of_all(self, own: list[nn.Module]) -> list[nn.Module]:
-        """The networks of all processes, in the order of their numbers: a checkpoint holds all of them."""
+        # Those of all processes, in the order of their numbers: a checkpoint holds all of them.
         gathered = self.processes.gather([network.state_dict() for network in own])
-        return self.networks.restored(state for states in gathered for state in states)
+        self.trained += self.networks.restored(state for states in gathered for state in states)
+        self._begin_chunk()
 
     def on_fit_end(self) -> None:
         """Warns of what is missing."""
@@ -417,12 +416,6 @@ def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float |
     check_linear(networks.fresh(seed=0, teacher=0))
     if not defaults:
         raise ValueError(f"optimizer, schedule and label_smoothing would have no effect with ridge={ridge}")
-
-
-def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in dict.fromkeys([*now, *before]):
-        if before.get(name) != now.get(name):
-            raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
