@@ -53,10 +53,6 @@ class QuerySet:
     def load(self, state: Mapping[str, Any], *, pool: torch.Tensor | None) -> None:
         """Inverse of `state`.
 
-        Args:
-            state: What `state` gave.
-            pool: Images of the pool, where it is open: outside of a fit nothing asks for them.
-
         Raises:
             CheckpointError: The pool is not the one that the queries were chosen from.
         """

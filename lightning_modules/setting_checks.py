@@ -23,12 +23,7 @@ def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
 
 
 def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: object) -> None:
-    """Refuses settings that a method does not use.
-
-    Args:
-        names: Such as `student.replay`; others than those of `groups` are passed over.
-        groups: Settings by name.
-        by: The method.
+    """Refuses settings that a method does not use, such as `student.replay`, of groups of settings by name.
 
     Raises:
         ValueError: One has another value than its default.

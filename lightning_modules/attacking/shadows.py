@@ -131,13 +131,7 @@ class Pipelines:
         return config
 
     def train(self, count: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
-        """Makes those of the first shadows that are not there yet, and asks each.
-
-        Args:
-            count: How many shadows there are in all.
-            run: Takes the arguments of one command, and returns what holds the fitted `model` and its `datamodule`.
-            asked: What they are asked about.
-        """
+        """Makes those of the first `count` shadows that are not there yet by `run`, and asks each."""
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
                 print(f"[attack] shadow {number + 1} of {count}", flush=True)

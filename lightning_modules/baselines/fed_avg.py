@@ -165,12 +165,7 @@ class FedAvg(Teacher):
 
 
 def weighted_mean(states: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
-    """Mean of weights and buffers, BatchNorm's running statistics among them; counts of batches are rounded.
-
-    Args:
-        states: As of `state_dict`, of one architecture.
-        weights: One for each, not negative; they need not sum to 1.
-    """
+    """Mean of weights and buffers, BatchNorm's running statistics among them; counts of batches are rounded."""
     total, mean = float(sum(weights)), {}
     for name, first in states[0].items():
         stacked = torch.stack([state[name].detach().double() for state in states])

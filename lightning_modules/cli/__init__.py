@@ -49,7 +49,8 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
-        # What commands that make fits need of this module, which they do not import.
+        # What commands that make fits need of this module, which they do not import: one runs a command, the other
+        # turns the arguments of `fit` into the model and the data without running anything.
         offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
         wanted = inspect.signature(function).parameters
         function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})

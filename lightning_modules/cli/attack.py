@@ -61,11 +61,6 @@ _BACKGROUND, _JUDGED = 1000, 2000
 def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Callable[[Sequence[str]], Any]) -> None:
     """The command `attack RUN [--attacks NAME ...] [--shadows N]`.
 
-    Args:
-        args: What follows it.
-        run: Takes the arguments of one command, and returns what holds the fitted `model` and its `datamodule`.
-        build: Turns the arguments of `fit` into the model and the data without running anything.
-
     Raises:
         AttackError: A run that cannot be attacked, or settings with which there is nothing to learn.
     """

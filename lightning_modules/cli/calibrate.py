@@ -36,13 +36,7 @@ def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> floa
 
 
 def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[float]) -> Table:
-    """For each target: how many calls fit at the configured noise, and which noise the planned calls would need.
-
-    Args:
-        annotator: Bound to its batch size and class count; neither teacher nor data is needed.
-        calls: Planned calls.
-        targets: Targets for ε.
-    """
+    """For each target ε: how many calls fit at the configured noise, and which noise the planned calls would need."""
     setting = annotator.noise_setting
     noise = getattr(annotator, setting)
     table = Table(box=box.SIMPLE_HEAD)
@@ -81,10 +75,6 @@ def _noise(annotator: Annotator, calls: int, target: float, accounting: Accounti
 
 def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> None:
     """The command.
-
-    Args:
-        args: `--config FILE` and overrides as for `fit`, and optionally `--targets 0.5 1 2`.
-        build: Turns the arguments of `fit` into the model and the data without running anything.
 
     Raises:
         ValueError: The configuration has no annotator, or does not say how many steps are planned.

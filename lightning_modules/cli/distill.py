@@ -60,12 +60,6 @@ def configuration(
 ) -> dict[str, Any]:
     """The configuration of `fit` that the options stand for.
 
-    Args:
-        options: Of the command.
-        bounded: The teacher's training, where it was by DP-SGD.
-        network: Its architecture as its checkpoint has it, where it does.
-        shape: Of its images, where its checkpoint has it: a folder of pictures is made into such.
-
     Raises:
         ValueError: Steps or a batch size below 1.
     """
@@ -156,12 +150,7 @@ def distill(
     run: Callable[[Sequence[str]], Any],
     build: Callable[[Sequence[str]], Any],
 ) -> None:
-    """The command.
-
-    Args:
-        args: What follows it; settings of `fit` that the command does not know are handed on.
-        run: Runs `fit`.
-        build: Turns the arguments of `fit` into the model and the data without running anything.
+    """The command; settings of `fit` that it does not know are handed on.
 
     Raises:
         ValueError: An option out of its range.

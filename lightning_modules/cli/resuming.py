@@ -32,12 +32,7 @@ MAY_CHANGE = frozenset(
 
 
 def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) -> Path | None:
-    """The file that `--ckpt_path` means; None for a fit that begins anew.
-
-    Args:
-        given: What was given: a path, or `last`, the newest file of `places`.
-        command: fit, validate, test or predict.
-        places: Files that this configuration writes its last checkpoint to.
+    """The file that `--ckpt_path` means, for `last` the newest of `places`; None for a fit that begins anew.
 
     Raises:
         CheckpointError: The file does not exist, or none was given to a command that needs one.

@@ -93,10 +93,6 @@ class FederatedClient:
 
         A client that was restarted in the middle of a run continues with the ledger's count of that run.
 
-        Args:
-            terms: Of the queries to come.
-            folder: Where the guarantee is written; None: nowhere.
-
         Raises:
             ClientRefusal: Its owner does not allow that.
             BudgetExceeded: Not one answer fits into its target.

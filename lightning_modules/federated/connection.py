@@ -48,10 +48,6 @@ class ClientConnection(ABC):
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
         """Reaches all clients, which say who they are; names differ from each other.
 
-        Args:
-            num_classes: c that their teachers must have.
-            image_shape: (C, H, W) that their teachers must take.
-
         Raises:
             FederationError: A client is missing.
             TeacherError: A client's teacher is of no use here.
@@ -66,12 +62,7 @@ class ClientConnection(ABC):
         return {name: answer_or_absence(client, act) for name, client in clients.items()}
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """Sends all clients the terms of a run, and gives those that do not take part, by name.
-
-        Args:
-            terms: What.
-            folder: Where clients in the same process write their guarantees; None: nowhere.
-        """
+        """Sends all clients the terms of a run, and gives those that do not take part, by name."""
         self._out = self._begin(self.reached(), terms, folder)
         return dict(self._out)
 

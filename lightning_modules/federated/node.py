@@ -153,17 +153,9 @@ def serve(
     patience: float = 600.0,
     pause: float = 1.0,
 ) -> None:
-    """Answers a server until it says that the run is over.
+    """Answers a server at HOST:PORT until it says that the run is over; for the settings see `LightningCLI client`.
 
     However it ends but by SIGKILL, the client's ledger is settled and its guarantee written.
-
-    Args:
-        node: Who answers.
-        server: `HOST:PORT`.
-        root_certificates: File of the certificates that the server's is checked by, PEM; None is the system's.
-        insecure: Whether to do without TLS.
-        patience: Seconds without a connection after which it gives up.
-        pause: Seconds between two attempts.
 
     Raises:
         FederationError: flwr is not installed, or no server was reached for so long.

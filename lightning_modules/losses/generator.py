@@ -56,14 +56,7 @@ class GeneratorLoss:
         return self.of(logits.float(), features.float()), logits.float()
 
     def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-        """The whole loss: the discriminator's terms, and the student's loss on released targets where there are some.
-
-        Args:
-            discriminator: See `__call__`.
-            student: May be the discriminator.
-            images: (n, C, H, W).
-            targets: (n, c), held fixed; or no rows.
-        """
+        """The discriminator's terms on images (n, C, H, W), and the student's loss on fixed targets, (n, c) or none."""
         loss, logits = self(discriminator, images)
         if self.student_loss_weight and len(targets):
             outputs = logits if discriminator is student else student(images).float()

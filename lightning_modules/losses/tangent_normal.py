@@ -171,14 +171,7 @@ class TangentNormalLoss:
     def __call__(
         self, student: nn.Module, decode: Callable[[Tensor], Tensor], codes: Tensor, *, draw: torch.Generator
     ) -> Tensor:
-        """The weighted sum of the terms, with the student's graph.
-
-        Args:
-            student: A classifier; see `logits_and_features`.
-            decode: Codes (N, latent_dim) to images (N, C, H, W).
-            codes: Shape (N, latent_dim).
-            draw: Of the directions.
-        """
+        """The weighted sum of the terms, with the student's graph, at codes (N, latent_dim) of decoded images."""
         with evaluating(student):
             adversarial = self.directions == "adversarial"
             found = find_directions(student, decode, codes, draw=draw, adversarial=adversarial)

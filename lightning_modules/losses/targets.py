@@ -325,14 +325,7 @@ class LabelTargets:
     noise_correction: bool = True
 
     def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-        """What released labels make of a model's outputs.
-
-        Args:
-            outputs: The model's logits, shape (B, c), detached.
-            labels: Released classes, shape (B,), int64.
-            candidates: What each was drawn among, shape (B, c), bool.
-            epsilon: Of one response.
-        """
+        """What labels (B,), each drawn among candidates (B, c), bool, by ε, make of logits (B, c), detached."""
         if not self.noise_correction:
             return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
         return Annotation.of_labels(outputs, labels, candidates, epsilon=epsilon)

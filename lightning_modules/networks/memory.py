@@ -87,13 +87,7 @@ class FeatureMemory:
         self._lock = threading.Lock()  # features are computed by several threads
 
     def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Features of `images`: of each what `compute` gives, or what it gave before.
-
-        Args:
-            extractor: Maps each image by itself, without gradients.
-            images: (N, C, H, W).
-            compute: Called on those images of which nothing is remembered.
-        """
+        """Features of images (N, C, H, W) by an extractor of each by itself: what `compute` gives, or gave before."""
         if images.device.type != "cpu" or images.requires_grad or not len(images):
             return compute(images)
         keys = self._keys(extractor, images)

@@ -64,16 +64,6 @@ def export_run(
 ) -> Exported:
     """Writes the student of a run, or a teacher by DP-SGD, with its guarantee and a model card; whole or not at all.
 
-    Args:
-        given: A run's folder, or a checkpoint of one.
-        to: The folder that is made.
-        onnx: Write ONNX as well; needs the extra `onnx`.
-        unprotected: Export also where nothing bounds what the student reveals; the card then begins with that.
-        force: Replace an earlier export.
-        license_name: Hugging Face's identifier of the licence.
-        network: See `read_run`.
-        named: See `read_run`.
-
     Raises:
         ExportError: It must not, or cannot, be exported as requested; nothing was written.
     """

@@ -63,10 +63,6 @@ def check_target(target: Path, *, force: bool) -> None:
 def staged(target: Path, *, force: bool) -> Iterator[Path]:
     """Gives an empty folder beside `target`, which takes its place when the block ends without an error.
 
-    Args:
-        target: Where it goes; what was there is kept until the new one is whole.
-        force: See `check_target`.
-
     Raises:
         ExportError: See `check_target`.
     """

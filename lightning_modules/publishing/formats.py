@@ -41,12 +41,6 @@ def write_onnx(
 ) -> float:
     """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c); gives the largest difference from the network's.
 
-    Args:
-        network: In eval mode, on the CPU.
-        folder: Where to.
-        image_shape: (C, H, W).
-        metadata: Plain values that the file carries, each as JSON.
-
     Raises:
         ExportError: The extra is missing, the network cannot be exported, or its logits differ.
     """

@@ -50,13 +50,10 @@ def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
-    """Lets a run that was interrupted within a step do that step again.
+    """Lets a run that was interrupted within a step do that step again; changes its checkpoint in place.
 
     Lightning would continue with the batch after it: one step fewer, no validation at the end of that epoch. What the
     interrupted step was charged stays charged.
-
-    Args:
-        checkpoint: Of a run that ended within a step; changed in place.
     """
     loops = checkpoint.get("loops", {}).get("fit_loop", {})
     progress = loops.get("epoch_loop.batch_progress")

@@ -79,13 +79,7 @@ class GuardedLoading:
 def require_known_checkpoint(
     content: Mapping[str, Any], *, where: str, named: Collection[str] = (), given: Collection[str] = ()
 ) -> None:
-    """Refuses a checkpoint whose settings name code that is not known.
-
-    Args:
-        content: The checkpoint's.
-        where: Its location, for the message.
-        named: See `require_known_code`.
-        given: Settings that are given now, so that the checkpoint's are not used.
+    """Refuses a checkpoint whose settings, but for those `given` now, name code that is not known.
 
     Raises:
         CheckpointError: See `require_known_code`.
@@ -176,12 +170,7 @@ def _plain(value: Any) -> bool:
 
 
 def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
-    """Settings as an object, where a checkpoint of a script holds them as plain values.
-
-    Args:
-        kind: A frozen dataclass of settings.
-        given: One of these, a mapping of its fields, or where `SHORT` has it a string or a network for one of them.
-        name: Of the argument.
+    """Settings as an object: one of these, a mapping of its fields, or what `SHORT` lets stand for one of them.
 
     Raises:
         TypeError: It is neither.

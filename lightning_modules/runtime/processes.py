@@ -48,10 +48,6 @@ def processes_of(trainer: Trainer | None) -> Processes:
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     """Refuses a strategy under which a run here is not known to be right. All ranks reach the same decision.
 
-    Args:
-        trainer: Whose.
-        averages_itself: For a module that averages its gradients itself, see `average_gradients`.
-
     Raises:
         ProcessesError: With what to set instead.
     """
@@ -151,11 +147,9 @@ def share_of(rows: int, processes: Processes) -> slice:
 
 @torch.no_grad()
 def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
-    """Replaces each gradient by its mean over processes, in one message. One that no process has stays None.
+    """Replaces each gradient by its mean over all processes, in one message: parameters in the same order in each.
 
-    Args:
-        parameters: The same ones, in the same order, in every process.
-        processes: All of a run; each must call this.
+    One that no process has stays None.
     """
     if processes.size == 1:
         return

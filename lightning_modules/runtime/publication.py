@@ -33,12 +33,7 @@ def private_folder(trainer: Trainer) -> Path:
 
 
 def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
-    """Takes out what an earlier fit into the same folder has left, which this one's guarantee says nothing about.
-
-    Args:
-        trainer: Of this fit.
-        resumed: Identity of the run that is resumed: where the folder's guarantee names it, what is there is its own.
-    """
+    """Takes out what an earlier fit into the same folder has left, unless it is of the run that is `resumed`."""
     try:
         found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):

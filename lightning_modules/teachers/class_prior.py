@@ -12,11 +12,7 @@ _ROUNDING = 1e-2
 
 
 def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
-    """Logarithms of the classes' frequencies, (c,), float32.
-
-    Args:
-        class_prior: π, c numbers above 0 that add up to 1 within 1 %.
-        num_classes: c.
+    """Logarithms of the classes' frequencies, (c,), float32; these are above 0 and add up to 1 within 1 %.
 
     Raises:
         ValueError: It is not that.

@@ -95,11 +95,7 @@ class PlannedSteps:
                 )
 
     def fix_plan(self, step: Release, ahead: int | None) -> None:
-        """Adds to the plan what this fit is to make; nothing is ever taken from it.
-
-        Args:
-            step: What one of its steps releases.
-            ahead: Steps that it has yet to make; None where its length is unknown.
+        """Adds to the plan the steps `ahead`, None where their number is unknown; nothing is ever taken from it.
 
         Raises:
             ValueError: More than the target was calibrated for; the plan stays as it was.
@@ -120,11 +116,7 @@ class PlannedSteps:
             raise
 
     def count(self, step: Release, *, register: Callable[[Counter[Release]], None]) -> None:
-        """Counts one step, before its noise is drawn.
-
-        Args:
-            step: What it releases.
-            register: Charges all releases; called where the step was not planned.
+        """Counts one step, before its noise is drawn; where it was not planned, `register` charges all releases.
 
         Raises:
             ValueError: It would go beyond the target; it is not counted.
@@ -151,7 +143,7 @@ class PlannedSteps:
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and "
                 f"{sum(releases.values())} steps in all with {noises} cost {round_up(epsilon)}: lower "
-                f"trainer.max_epochs, or start a new run without --ckpt_path"
+                "trainer.max_epochs, or start a new run without --ckpt_path"
             )
 
     def state_dict(self) -> dict[str, Any]:

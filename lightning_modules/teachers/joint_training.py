@@ -162,16 +162,9 @@ def _fixed_order() -> Iterator[None]:
 
 
 def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: int) -> Tensor:
-    """Part of a teacher's endless sequence of records: one shuffled pass over its shard after another.
+    """Part, (count,) int64, of a teacher's endless sequence of records: one shuffled pass over its shard after another.
 
     It depends only on (seed, teacher) and the shard's own size, and any part can be had without those before it.
-
-    Args:
-        size: Records in the shard.
-        first: Place in the sequence at which the part begins.
-        count: Length of the part, whose numbers are (count,) int64 in [0, size).
-        seed: The run's seed.
-        teacher: Number of the teacher.
     """
     passes = range(first // size, (first + count - 1) // size + 1)
     drawn = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]

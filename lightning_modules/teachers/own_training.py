@@ -112,11 +112,7 @@ class OwnTraining:
                 raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
 
     def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
-        """Writes the training into the data's ledger, with all that it is going to release, before its first step.
-
-        Args:
-            releases: All planned steps, or None for a training that nothing bounds.
-            in_memory: Keep the ledger in memory: for a fit that writes nothing.
+        """Writes the training into the data's ledger, with all its releases (None: unbounded), before its first step.
 
         Raises:
             LedgerError: The ledger cannot be written, or is not the one that the checkpoint saw.

@@ -302,11 +302,7 @@ def _norms(rows: Tensor) -> Tensor:
 
 
 def linear_head(network: nn.Module) -> nn.Linear | None:
-    """The head where nothing else of the network is trained, so that its input is a fixed function of each image.
-
-    Args:
-        network: Any network. An `ImageClassifier` says what its head is given, and its `forward` must be that class's.
-    """
+    """The head where nothing else of the network is trained, so that its input is a fixed function of each image."""
     if not isinstance(network, ImageClassifier) or type(network).forward is not ImageClassifier.forward:
         return None
     head = network.head
