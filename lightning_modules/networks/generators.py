@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -85,9 +84,6 @@ class ScaledOutput(nn.Module):
         network: Gives images (N, C, H, W).
         scale: C factors.
         shift: C summands.
-
-    Raises:
-        ValueError: Other numbers of factors and summands, or one that is out of its range.
     """
 
     scale: Tensor
@@ -95,11 +91,6 @@ class ScaledOutput(nn.Module):
 
     def __init__(self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float]) -> None:
         super().__init__()
-        if len(scale) != len(shift) or not all(math.isfinite(value) for value in (*scale, *shift)) or min(scale) <= 0:
-            raise ValueError(
-                "scale and shift must have one finite number for each channel, scale above 0, got "
-                f"{scale!r} and {shift!r}"
-            )
         self.network = network
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32)[:, None, None])
