@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers
-from lightning_modules.setting_checks import check_whole_number
 
 _PER_LEAF = 12
 
@@ -27,25 +26,17 @@ class DeadLeavesPrior(RowPrior):
     Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that the same ones serve
     8x8 and 64x64 pixels.
 
-    Args:
-        leaves: number of leaves of one image, 1 to 1024.
-
-    Raises:
-        ValueError: for another number of leaves.
-
     Attributes:
+        leaves: number of leaves of one image.
         size: smallest and largest radius.
         power: of the density of radii, 3 in photographs.
         texture: probability that a leaf is striped.
     """
 
+    leaves = 32
     size = (0.08, 0.8)
     power = 3.0
     texture = 0.3
-
-    def __init__(self, *, leaves: int = 32) -> None:
-        check_whole_number("leaves", leaves, least=1, most=1024)
-        self.leaves = leaves
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         return palette_numbers(image_shape[0]) + _PER_LEAF * (self.leaves + 1)

@@ -73,7 +73,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("patches", {"filters": 13}),
     ("patches", {"patch": 3}),
     ("scattering", {"groups": 27}),
-    *(("patches", {"prior": prior}) for prior in (DeadLeavesPrior(leaves=8), FewLeaves(), FractalPrior())),
+    *(("patches", {"prior": prior}) for prior in (FewLeaves(), FractalPrior())),
     *(("scattering", change) for change in ({"image_shape": (3, 12, 14)}, {"power": 0.5}, {"images": 21})),
 ]
 

@@ -11,7 +11,7 @@ from support.runs import distil
 from torch import Tensor
 
 from lightning_modules import DPDFD
-from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
+from lightning_modules.priors import GlyphPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
 
 
 class Flat(ImagePrior):
@@ -78,7 +78,7 @@ NESTED = {
     "init_args": {
         "priors": [
             {"class_path": "SilhouettePrior"},
-            {"class_path": "DeadLeavesPrior", "init_args": {"leaves": 5}},
+            {"class_path": "GlyphPrior", "init_args": {"polarity": "dark"}},
             {"class_path": "FractalPrior"},
             {"class_path": "GradientPrior"},
         ],
@@ -94,8 +94,8 @@ def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
     prior = cli.model.images.prior
     assert isinstance(prior, MixturePrior)
     names = [type(part).__name__ for part in prior.priors]
-    assert names == ["SilhouettePrior", "DeadLeavesPrior", "FractalPrior", "GradientPrior"]
-    assert isinstance(prior.priors[1], DeadLeavesPrior) and prior.priors[1].leaves == 5
+    assert names == ["SilhouettePrior", "GlyphPrior", "FractalPrior", "GradientPrior"]
+    assert isinstance(prior.priors[1], GlyphPrior) and prior.priors[1].polarity == "dark"
     assert prior.weights == pytest.approx([0.3, 0.1, 0.1, 0.5])
     assert (prior.blend_probability, prior.jitter) == (0.25, 0.5)
     again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")

@@ -120,8 +120,6 @@ def test_a_cpu_generator_draws_the_same_images_on_a_gpu(prior: ImagePrior) -> No
 @pytest.mark.parametrize(
     ("kind", "settings", "named"),
     [
-        (DeadLeavesPrior, {"leaves": 0}, "leaves"),
-        (DeadLeavesPrior, {"leaves": 2.5}, "leaves"),
         (GlyphPrior, {"polarity": "grey"}, "polarity"),
         (MixturePrior, {"priors": []}, "priors must be one or more image priors"),
         (MixturePrior, {"priors": [StrokePrior(), "StrokePrior"]}, "image priors, got .'str'"),
