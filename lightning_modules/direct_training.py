@@ -135,11 +135,7 @@ class DirectTraining(Teacher):
         self.manual_backward(loss)
         optimizer.step()
         if self.optimizer_factory is None and self.scheduler_factory is None:
-            self._scheduler.step()
-
-    @property
-    def _scheduler(self) -> Any:
-        return self.lr_schedulers()
+            self.lr_schedulers().step()  # type: ignore[union-attr]
 
     # --- the course of a fit ---
 
@@ -218,7 +214,7 @@ class DirectTraining(Teacher):
     def on_train_epoch_end(self) -> None:
         """Steps a schedule of the user's."""
         if self.scheduler_factory is not None:
-            self._scheduler.step()
+            self.lr_schedulers().step()  # type: ignore[union-attr]
 
     def guarantee(self) -> Guarantee:
         """Guarantee of the model: none for a record, and a separate statement about labels."""

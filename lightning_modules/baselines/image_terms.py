@@ -94,11 +94,7 @@ class NoisePrior(ImagePrior):
 
 
 class ImagePool:
-    """The newest images, in half precision on the CPU.
-
-    Args:
-        most: How many are kept; the oldest go.
-        image_shape: (C, H, W).
+    """The newest `most` images (C, H, W), in half precision on the CPU.
 
     Attributes:
         images: (n, C, H, W), the oldest first.

@@ -74,7 +74,9 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
     recipe, folders = recipe_of(place, teacher=options.teacher)
     pipelines, folder = Pipelines(recipe=recipe, canaries=options.canaries, folders=folders), place / PRIVATE
-    data = _data_of(_built(build, pipelines.shadowed(0), folder / "given.json"))
+    data = _built(build, pipelines.shadowed(0), folder / "given.json").datamodule
+    while not isinstance(data, Shadowed):
+        data = data.dataset
     asked = Asked.of(data, records=options.records)
     pipelines = replace(pipelines, asked=asked.digest)
     model = _model_of(place, _built(build, list(recipe.values())[-1], folder / "given.json"))
@@ -123,13 +125,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> Any:
     return build([f"--config={write_atomically(file, json.dumps(config))}"])
-
-
-def _data_of(cli: Any) -> Shadowed:
-    data = cli.datamodule
-    while not isinstance(data, Shadowed):
-        data = data.dataset
-    return data
 
 
 def _model_of(place: Path, cli: Any) -> nn.Module:

@@ -38,15 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """One client of a federation on its own machine, as it answers messages.
-
-    Args:
-        name: By which the server knows it.
-        teacher: File of the classifier that was trained on this client's records.
-        folder: Where guarantees are written, in a folder for each run.
-        teacher_network: Builds the classifier where the file holds nothing but weights.
-        settings: Others of `FederatedClient`, which are its owner's to set.
-    """
+    """One client of a federation on its own machine, as it answers messages; for its settings see `FederatedClient`."""
 
     def __init__(
         self,

@@ -20,14 +20,7 @@ from lightning_modules.setting_checks import check_choice
 
 
 class PoolSource(ImageSource):
-    """Batches drawn with replacement from a pool, whose labels are never read.
-
-    Args:
-        pool: The data set, or a folder of pictures.
-        part: Part of the data set, `test` or `train`.
-        image_shape: (C, H, W) that is expected.
-        batch_size: B.
-        varied: Whether what is drawn is `varied`.
+    """Batches drawn with replacement from a pool, whose labels are never read; for the settings see `Images`.
 
     Raises:
         ValueError: Another part, or images of another shape.

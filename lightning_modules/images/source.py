@@ -91,11 +91,7 @@ class Images:
 
 
 class SyntheticSource(ImageSource):
-    """Synthetic images: of a generator, of a procedural prior, or of both.
-
-    Attributes:
-        prior: Procedural images; None where none are drawn.
-    """
+    """Synthetic images: of a generator, of a procedural prior, or of both."""
 
     def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
         if settings.source == "both" and batch_size < 2:

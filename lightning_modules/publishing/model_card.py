@@ -25,6 +25,7 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
     front = yaml.safe_dump(
         _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True
     )
+    data = run.stated["private_data"]
     sections = [
         f"# {name}",
         _warning(run),
@@ -35,7 +36,9 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         "## Accuracy",
         _accuracy(run),
         "## Data",
-        _data(run),
+        f"Trained on {data}, which is private; judged on the public test split."
+        if run.role == "teacher"
+        else f"The teacher was trained on {data}, which is private, and is no part of this folder.",
         "## Intended use and limits",
         _use(run),
         "## Input and output",
@@ -145,12 +148,6 @@ def _accuracy(run: FinishedRun) -> str:
             else ""
         )
     )
-
-
-def _data(run: FinishedRun) -> str:
-    if run.role == "teacher":
-        return f"Trained on {run.stated['private_data']}, which is private; judged on the public test split."
-    return f"The teacher was trained on {run.stated['private_data']}, which is private, and is no part of this folder."
 
 
 def _use(run: FinishedRun) -> str:

@@ -40,16 +40,11 @@ class FinishedRun:
     Attributes:
         network: The student, or a teacher by DP-SGD, in eval mode.
         architecture: Its name and all its arguments.
-        num_classes: c.
-        image_shape: (C, H, W).
-        class_names: One for each class.
         pictures: How the run's data made images of picture files: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
         method: Class that trained it.
-        guarantee: `guarantee.json` of the run.
-        page: `guarantee.md` of the run.
+        guarantee: `guarantee.json` of the run; `page` is `guarantee.md`.
         record: Its `result.json`; None where there is none of this state, so that nothing is known to be measured.
-        steps: Steps that were made.
     """
 
     network: nn.Module
@@ -120,7 +115,9 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         num_classes=num_classes,
         image_shape=image_shape,
     )
-    class_names, pictures = _of_data(noted_by_run(content).get("data"), _partition(content), num_classes, named=named)
+    stated = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
+    partition: Mapping[str, Any] = next(filter(None, stated), {})  # what the checkpoint says of the teacher's data
+    class_names, pictures = _of_data(noted_by_run(content).get("data"), partition, num_classes, named=named)
     return FinishedRun(
         network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
         architecture=spec,
@@ -308,12 +305,6 @@ def _filled(
     if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
         raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
     return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
-
-
-def _partition(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the checkpoint says of the teacher's data; empty where it does not."""
-    stated = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
-    return next(filter(None, stated), {})
 
 
 def _of_data(

@@ -57,15 +57,11 @@ def hardware() -> str:
     """Processor or GPU, and how many threads or devices, in words."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"CPU {_cpu_name()}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    name = next(names, platform.processor() or platform.machine())
+    return f"CPU {name}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
 
 
 def versions() -> dict[str, str]:
