@@ -169,7 +169,12 @@ class DirectTraining(Teacher):
             BudgetExceeded: Not one step fits.
         """
         super().on_fit_start()
-        self._bind_records()
+        data, annotator = datamodule_of(self.trainer), self.annotator
+        if isinstance(annotator, DirectLabelAnnotator):
+            assert self._labels is not None
+            annotator.bind(batch_size=len(self._labels()), num_classes=self.num_classes, paper="DPSD")
+        else:
+            annotator.bind_sampling(sample_rate=data.sample_rate, secure=data.secure)
         own = self.own_training
         assert own.id is not None
         training = Training(own.id, kind=own.kind, releases=None)
@@ -180,14 +185,6 @@ class DirectTraining(Teacher):
             self.trainer.should_stop = True
         if not is_dev_run(self.trainer):
             clear(self.trainer, resumed=self.run.resumed)
-
-    def _bind_records(self) -> None:
-        data, annotator = datamodule_of(self.trainer), self.annotator
-        assert self._labels is not None
-        if isinstance(annotator, DirectLabelAnnotator):
-            annotator.bind(batch_size=len(self._labels()), num_classes=self.num_classes, paper="DPSD")
-        else:
-            annotator.bind_sampling(sample_rate=data.sample_rate, secure=data.secure)
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""

@@ -53,7 +53,8 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     Raises:
         ValueError: if the model has no BatchNorm that keeps statistics, or did not call one of them.
     """
-    layers = _layers(model)
+    named = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm))
+    layers = {name: layer for name, layer in named if layer.running_mean is not None}
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no BatchNorm layer to compare: set statistics_weight to 0")
     distances: dict[str, list[Tensor]] = {name: [] for name in layers}
@@ -87,14 +88,6 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
     with distance_to_statistics(model) as distance:
         logits: Tensor = model(images)
     return logits, distance()
-
-
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-    }
 
 
 def _distance(layer: Any, inputs: Tensor) -> Tensor:

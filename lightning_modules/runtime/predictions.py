@@ -77,7 +77,9 @@ class PredictionWriter(BasePredictionWriter):
         self._rows = []
         if not trainer.is_global_zero:
             return
-        private = not _may_be_shown(pl_module)
+        # A guarantee covers what a student computes, or a teacher by DP-SGD.
+        epsilon = getattr(pl_module, "epsilon", None) or (lambda: math.inf)
+        private = hasattr(pl_module, "own_training") and not math.isfinite(float(epsilon()))
         given = trainer.ckpt_path
         folder = (given and folder_of_checkpoint(Path(given))) or run_folder(trainer)
         path = folder / ("private" if private else "") / "predictions.csv"
@@ -100,14 +102,6 @@ def images_of(batch: Any) -> torch.Tensor:
 def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
     """One, unless the trainer has its own."""
     return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
-
-
-def _may_be_shown(module: LightningModule) -> bool:
-    """Whether a guarantee covers what the network computes, or will cover it: a student's, or DP-SGD's."""
-    if not hasattr(module, "own_training"):
-        return True
-    epsilon = getattr(module, "epsilon", None)
-    return epsilon is not None and math.isfinite(float(epsilon()))
 
 
 def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]]) -> list[str]:

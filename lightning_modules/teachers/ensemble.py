@@ -123,8 +123,12 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         if network is None:
             self.hparams["network"] = "TwoConvNet"
         self.networks = EnsembleNetworks(network or "TwoConvNet", num_classes=num_classes, image_shape=self.image_shape)
-        defaults = optimizer is None and schedule == "one_cycle" and not label_smoothing
-        _check_combination(self.networks, shift=shift, ridge=ridge, defaults=defaults)
+        if shift and self.networks.feature_extractor is not None:
+            raise ValueError(f"shift={shift} moves images, and fixed features are computed once: set shift to 0")
+        if ridge is not None:
+            check_linear(self.networks.fresh(seed=0, teacher=0))
+            if optimizer is not None or schedule != "one_cycle" or label_smoothing:
+                raise ValueError(f"optimizer, schedule and label_smoothing would have no effect with ridge={ridge}")
         self.steps = steps
         self.teachers_at_once = teachers_at_once
         self.optimizer_factory = optimizer
@@ -195,19 +199,13 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         named, teachers = (since, len(self.trained)), self.trained[since:]
         if self.training_now is not None and not teachers:
             teachers = self.training_now.networks()
-        if self._voters is None or self._voters[0] != named or not self.trained:
-            self._voters = named, self._stack(teachers)
-        return self._voters[1].logits(images).argmax(dim=2)
-
-    def _stack(self, teachers: list[nn.Module]) -> NetworkStack:
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
-        return NetworkStack(
-            teachers,
-            at_once=self.teachers_at_once,
-            workers=self.workers,
-            feature_extractor=self.networks.feature_extractor,
-        )
+        if self._voters is None or self._voters[0] != named or not self.trained:
+            settings: dict[str, Any] = {"at_once": self.teachers_at_once, "workers": self.workers}
+            extractor = self.networks.feature_extractor
+            self._voters = named, NetworkStack(teachers, feature_extractor=extractor, **settings)
+        return self._voters[1].logits(images).argmax(dim=2)
 
     # --- the course of a fit ---
 
@@ -406,16 +404,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
         self.trained = self.networks.restored(unstacked(content["weights"]))
-
-
-def _check_combination(networks: EnsembleNetworks, *, shift: int, ridge: float | None, defaults: bool) -> None:
-    if shift and networks.feature_extractor is not None:
-        raise ValueError(f"shift={shift} moves images, and fixed features are computed once: set shift to 0")
-    if ridge is None:
-        return
-    check_linear(networks.fresh(seed=0, teacher=0))
-    if not defaults:
-        raise ValueError(f"optimizer, schedule and label_smoothing would have no effect with ridge={ridge}")
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
