@@ -117,7 +117,7 @@ def own_folder(folder: Path) -> Iterator[None]:
                 f"{folder} is the folder of a fit that is running: wait, or set another trainer.default_root_dir"
             ) from None
         except OSError as error:
-            raise RunFolderError(f"{folder} cannot be written ({error.strerror or error}): give another") from error
+            raise RunFolderError(f"the run's folder {folder} cannot be written ({error.strerror or error})") from error
         try:
             yield
         except BaseException:

@@ -556,5 +556,5 @@ def test_settings_without_meaning_are_refused(settings: dict[str, Any], message:
 
 
 def test_a_pool_that_is_too_small_is_refused(place: Path) -> None:
-    with pytest.raises(ValueError, match="queries must be at most the 362 images"):
+    with pytest.raises(ValueError, match="queries must be at most the pool's 362"):
         run(**POOL, queries=400)

@@ -460,7 +460,7 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be ensemble"),
+        ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be one of ensemble"),
         ({"unit": "label"}, "unit must be"),
         ({"min_clients": 0}, "min_clients"),
         ({"num_records": 0}, "num_records"),

@@ -176,7 +176,7 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
 
     # The command line compares settings before that; a script does not.
     monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._parse_ckpt_path", lambda self: None)
-    with pytest.raises(CheckpointError, match="private_data of the checkpoint is 'Digits/train'"):
+    with pytest.raises(CheckpointError, match="private_data was 'Digits/train'"):
         resumed()
     monkeypatch.setattr(own_training.OwnTraining, "_refuse_other_data", lambda *_: None)
     assert resumed().guarantee().private_data == "OtherDigits/train"  # the mutant says it of other records

@@ -43,6 +43,6 @@ def test_a_start_that_fails_leaves_its_number_free(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused = pytest.raises(RunFolderError, match=r"file/run cannot be written .*trainer\.default_root_dir")
+    refused = pytest.raises(RunFolderError, match=r"file/run cannot be written")
     with refused, own_folder(tmp_path / "file" / "run"):
         raise AssertionError("it was written")
