@@ -31,10 +31,6 @@ def mean_logits_and_statistics(networks: Sequence[nn.Module], images: Tensor) ->
     Each network itself is called, with hooks on its own layers: hooks on an object that only stands for the networks
     never fire, and the term is then 0 for every image (see `logits_and_statistics`, which refuses that).
 
-    Args:
-        networks: Classifiers with BatchNorm, in evaluation mode.
-        images: (N, C, H, W).
-
     Raises:
         ValueError: A network without such statistics.
     """

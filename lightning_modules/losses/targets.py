@@ -119,7 +119,7 @@ class GradientTargets:
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
         if annotator.stability < _LEAST_STABILITY:
-            raise ValueError(f"annotator.stability must be {_LEAST_STABILITY} on for answers: {annotator.stability}")
+            raise ValueError(f"annotator.stability must be {_LEAST_STABILITY} or more here, got {annotator.stability}")
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.

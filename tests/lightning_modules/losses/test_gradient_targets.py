@@ -231,7 +231,7 @@ def test_answers_of_several_teachers_are_what_they_agree_on() -> None:
         (LabelAnnotator(), "needs the data switch"),
         (GradientAnnotator(stability=0.3, bounding="clip"), "or ensemble, got 'clip' and 'per_sample'"),
         (GradientAnnotator(stability=0.3, release="batch_mean"), "got 'normalize' and 'batch_mean'"),
-        (GradientAnnotator(), r"annotator\.stability must be 0\.01 on for answers: 0\.0001"),
+        (GradientAnnotator(), r"annotator\.stability must be 0\.01 or more here, got 0\.0001"),
     ],
 )
 def test_answers_need_gradients_that_can_be_solved(annotator: Annotator, message: str) -> None:
