@@ -66,7 +66,7 @@ def test_hooks_are_removed_from_a_network_that_fails() -> None:
     ids=["none", "without statistics"],
 )
 def test_a_network_without_statistics_is_told_what_is_missing(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match="has no BatchNorm layer with running statistics"):
+    with pytest.raises(ValueError, match="has no BatchNorm layer to compare"):
         logits_and_statistics(model, torch.randn(2, 1, 28, 28))
 
 
