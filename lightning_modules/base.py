@@ -244,9 +244,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
         if isinstance(self.images, PoolSource):
-            names = {self.teacher.private_data}
             partitions = [*self.run.partitions, data.partition]
-            self.images.open(private=names | {data.private_data}, partitions=partitions, data=data)
+            self.images.open(private={self.teacher.private_data, data.private_data}, partitions=partitions, data=data)
             if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
                 raise ValueError("images.pool must be public, and its train part is the private data: give another")
 

@@ -51,7 +51,7 @@ class PoolSource(ImageSource):
         self.pixels = torch.empty(0, *image_shape)
         self.is_private = False
 
-    def open(self, *, private: set[str | None], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
         """Reads the images.
 
         Args:
