@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount
 from privacy.accounting.calibration import calibrate_count, calibrate_noise
-from privacy.accounting.composition import compose, compose_delta
+from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, DirectGradientAnnotator, DirectLabelAnnotator, GradientAnnotator
 from privacy.annotators.label import LabelAnnotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
@@ -75,7 +75,6 @@ __all__ = [
     "calibrate_count",
     "calibrate_noise",
     "compose",
-    "compose_delta",
     "gaussian_delta",
     "gaussian_epsilon",
     "published_dgd_epsilon",

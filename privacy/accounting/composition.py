@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.checks import check_count, check_delta
 from privacy.events import Gaussian, OneOf, Release, Repeated
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics import pld
-from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
+from privacy.numerics.gaussian import gaussian_epsilon
 from privacy.numerics.rdp import rdp_curve_epsilon
 
 Items: TypeAlias = Sequence[tuple[Release, int]]
@@ -68,41 +67,6 @@ def known_epsilon(counts: Mapping[Release, int], delta: float) -> float:
         return compose(counts, delta).epsilon
     except IncompatibleNeighbours:
         return math.inf
-
-
-def compose_delta(counts: Mapping[Release, int], epsilon: float) -> float:
-    """δ at `epsilon` of all releases together: exact for Gaussians, else an upper bound by loss distributions.
-
-    Raises:
-        ValueError: A negative or fractional count, or a negative `epsilon`.
-
-    >>> compose_delta({Gaussian(1.0): 4}, 3.0) == gaussian_delta(2.0, 3.0)
-    True
-    """
-    epsilon = check_nonnegative("epsilon", epsilon)
-    return max(_compose_delta(choice, epsilon) for choice in _choices(_kept(counts)))
-
-
-def _compose_delta(kept: frozenset[tuple[Release, int]], epsilon: float) -> float:
-    items = _merged(kept)
-    if not items:
-        return 0.0
-    if not all(release.bounded for release, _ in items):
-        return 1.0
-    if len(items) == 1 and items[0][0].gaussian_mu is not None:
-        return gaussian_delta(items[0][0].gaussian_mu, epsilon)
-    if math.fsum(count * release.pure_epsilon for release, count in items) <= epsilon:
-        return 0.0
-    return max(pld.compose_delta(parts, epsilon) for parts in _loss_parts(items))
-
-
-def rdp_compose(counts: Mapping[Release, int], delta: float) -> float:
-    """Only the RDP bound, at its best order.
-
-    >>> round(rdp_compose({Gaussian(0.2): 1}, 1e-5), 6)
-    0.794315
-    """
-    return _rdp(sorted(_kept(counts), key=repr), check_delta(delta))
 
 
 def _choices(kept: frozenset[tuple[Release, int]]) -> Iterator[frozenset[tuple[Release, int]]]:
@@ -166,31 +130,15 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound
         return EpsilonBound(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
     pure = math.fsum(count * release.pure_epsilon for release, count in items)
     spacings = {release.lattice for release, _ in items}
-    losses = _pld(items, delta)
+    losses = max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
     if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):
         return EpsilonBound(min(losses, pure), "exact")
-    bounds = {"rdp": _rdp(items, delta), "pld": losses, "pure": pure}
+    renyi = rdp_curve_epsilon(
+        lambda orders: sum((count * release.rdp(orders) for release, count in items), np.zeros_like(orders)), delta
+    )
+    bounds = {"rdp": renyi, "pld": losses, "pure": pure}
     method = min(bounds, key=lambda name: bounds[name])
     return EpsilonBound(bounds[method], method)
-
-
-def _rdp(items: Items, delta: float) -> float:
-    if not items:
-        return 0.0
-    if not all(release.bounded for release, _ in items):
-        return math.inf
-
-    def curve(orders: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = np.zeros_like(orders)
-        for release, count in items:
-            total = total + count * release.rdp(orders)
-        return total
-
-    return rdp_curve_epsilon(curve, delta)
-
-
-def _pld(items: Items, delta: float) -> float:
-    return max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
 
 
 def _loss_parts(items: Items) -> list[list[tuple[pld.LossDistribution, int]]]:

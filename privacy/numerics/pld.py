@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
-from privacy.checks import check_count, check_delta, check_nonnegative, check_positive, check_probability
+from privacy.checks import check_count, check_delta, check_positive, check_probability
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -279,26 +279,6 @@ class _Tilted:
         if total <= 0.0:
             return -math.inf
         return math.log(total) + self.log_scale - self.theta * epsilon
-
-
-def compose_delta(parts: Sequence[tuple[LossDistribution, int]], epsilon: float) -> float:
-    """δ at `epsilon` of all parts together, each as often as its count says. An upper bound.
-
-    Raises:
-        ValueError: The parts do not share one grid, or a count or `epsilon` is negative.
-    """
-    epsilon = check_nonnegative("epsilon", epsilon)
-    kept = _checked(parts)
-    if not kept:
-        return 0.0
-    infinite = _infinite(kept)
-    if infinite >= 1.0:
-        return 1.0
-    theta = _minimise(lambda t: _log_mgf(kept, t) - t * epsilon - math.log1p(t) + t * math.log(t / (1.0 + t)), kept)
-    tilted = _tilt(kept, theta)
-    if tilted is None:
-        return 1.0
-    return min(1.0, infinite + (1.0 + _safety(kept)) * math.exp(min(0.0, tilted.log_delta(epsilon))))
 
 
 def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float) -> float:

@@ -9,10 +9,10 @@ import torch
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
+from support.renyi import rdp_compose
 from torch.utils.data import DataLoader, TensorDataset
 
 from privacy.accountants import ExactAccountant
-from privacy.accounting.composition import rdp_compose
 from privacy.events import Gaussian, RandomizedResponse, RevealedGaussian
 
 NAME, DELTA = ExactAccountant.mechanism(), 1e-5

@@ -13,7 +13,7 @@ from scipy.stats import binom
 from support.attacks import dpsd_eq5_table, randomized_response_table
 from support.auditing import Sampler, audit, worst_case_delta, worst_case_epsilon
 
-from privacy import RandomizedResponse, compose_delta, gaussian_epsilon
+from privacy import RandomizedResponse, compose, gaussian_epsilon
 from privacy.attacks.audit import one_run_epsilon
 
 DELTA = 1e-5
@@ -73,17 +73,19 @@ def test_selective_randomized_response_is_exactly_epsilon(epsilon: float, size: 
     assert size == 10 or worst_case_epsilon(dpsd_eq5_table(epsilon, [True] * size + [False] * (10 - size))) == math.inf
 
 
-@given(st.floats(0.05, 4.0), st.floats(0.0, 4.0), st.integers(2, 10))
-def test_the_composed_bound_covers_moves_out_of_the_set(epsilon: float, at: float, size: int) -> None:
+@given(st.floats(0.05, 4.0), st.floats(-9.0, -0.1), st.integers(2, 10))
+def test_the_composed_bound_covers_moves_out_of_the_set(epsilon: float, log_delta: float, size: int) -> None:
     """Teacher's label inside to inside, inside to outside and back: plain k-ary randomized response dominates."""
     table = randomized_response_table(epsilon, [True] * size + [False])
-    assert worst_case_delta(table, at) <= compose_delta({RandomizedResponse(epsilon, size): 1}, at) * (1 + 1e-6) + 1e-12
+    bound = compose({RandomizedResponse(epsilon, size): 1}, 10.0**log_delta).epsilon
+    assert worst_case_delta(table, bound) <= 10.0**log_delta * (1 + 1e-6) + 1e-12
 
 
 def test_two_answers_by_enumeration() -> None:
     table = randomized_response_table(1.0, [True] * 3)
     pair = np.array([[a * b for a, b in itertools.product(row, row)] for row in table])
-    for at in (0.0, 0.5, 1.0, 1.5):
-        assert worst_case_delta(pair, at) == pytest.approx(compose_delta({RandomizedResponse(1.0, 3): 2}, at), rel=1e-6)
+    one, two = ({RandomizedResponse(1.0, 3): count} for count in (1, 2))
+    for delta in (0.4, 0.2, 0.1, 0.03):
+        assert worst_case_delta(pair, compose(two, delta).epsilon) == pytest.approx(delta, rel=1e-6)
     # Negative control: two answers sold at the price of one.
-    assert worst_case_delta(pair, 1.0) > compose_delta({RandomizedResponse(1.0, 3): 1}, 1.0)
+    assert worst_case_delta(pair, compose(one, 0.1).epsilon) > 0.1 * 1.01

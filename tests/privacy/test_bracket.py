@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.attacks import dpsd_eq5_table, gaussian_score, randomized_response_table, rounds, table_score
 from support.auditing import Audit, Method, Sampler, Score, audit, worst_case_epsilon
+from support.renyi import rdp_compose
 from support.seeded import Seeded
 
 from privacy import (
@@ -25,7 +26,6 @@ from privacy import (
     compose,
     published_dgd_epsilon,
 )
-from privacy.accounting.composition import rdp_compose
 from privacy.mechanisms import clip_per_sample
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.votes import VOTE_MECHANISMS

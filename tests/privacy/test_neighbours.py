@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy import Gaussian, RandomizedResponse, Release, Repeated, RevealedGaussian, SampledGaussian
-from privacy.accounting.composition import compose, compose_delta, rdp_compose
+from privacy.accounting.composition import compose
 from privacy.events import release_from_dict
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 
@@ -70,8 +70,6 @@ def test_what_does_not_compose_raises_however_it_is_asked(first: Release, second
     both = {first: 1, second: 1}
     for ask in (
         lambda: compose(both, DELTA),
-        lambda: compose_delta(both, 1.0),
-        lambda: rdp_compose(both, DELTA),
         lambda: compose({Repeated(first, 2): 1, second: 1}, DELTA),
     ):
         with pytest.raises(IncompatibleNeighbours):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.renyi import rdp_compose
 
 from privacy import (
     Gaussian,
@@ -19,9 +20,7 @@ from privacy import (
     Release,
     SampledGaussian,
     compose,
-    compose_delta,
 )
-from privacy.accounting.composition import rdp_compose
 
 if os.environ.get("ORACLE") != "required":
     # Where it is required, its absence is a failure: a comparison that never takes place must not look like one.
@@ -109,15 +108,13 @@ def test_wrong_noise_is_refused(factor: float) -> None:
     assert not agree(compose({RandomizedResponse(1 / factor, 10): 100}, 1e-5).epsilon, from_oracle(answers, 100, 1e-5))
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 6.0])
-def test_mixtures(epsilon: float) -> None:
+def test_mixtures() -> None:
     grid = 1e-4 * (1 + 1e-12)
     gaussian = oracle.from_gaussian_mechanism(1.0, value_discretization_interval=grid)
     laplace = oracle.from_laplace_mechanism(10.0, value_discretization_interval=grid)
     answers = oracle.from_randomized_response(10 / (math.exp(0.3) + 9), 10, value_discretization_interval=grid)
     theirs = gaussian.compose(laplace.self_compose(20)).compose(answers.self_compose(30))
     counts: dict[Release, int] = {Gaussian(1.0): 1, LaplaceVotes(10.0): 10, RandomizedResponse(0.3, 10): 30}
-    assert compose_delta(counts, epsilon) == pytest.approx(theirs.get_delta_for_epsilon(epsilon), rel=2e-3)
     for delta in DELTAS:
         assert compose(counts, delta).epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support.renyi import rdp_compose
 
 from privacy import (
     DiscreteGaussian,
@@ -25,9 +26,7 @@ from privacy import (
     SampledGaussian,
     Unbounded,
     compose,
-    compose_delta,
 )
-from privacy.accounting.composition import rdp_compose
 from privacy.events import release_from_dict, release_kinds
 
 DELTA = 1e-5
@@ -70,7 +69,6 @@ def test_every_kind_is_under_contract() -> None:
 def test_nothing_costs_nothing(release: Release) -> None:
     assert epsilon({}) == 0.0
     assert epsilon({release: 0}) == 0.0
-    assert compose_delta({release: 0}, 1.0) == 0.0
 
 
 @pytest.mark.parametrize(("louder", "quieter"), PAIRS, ids=repr)
@@ -106,15 +104,6 @@ def test_exact_lies_below_renyi_and_below_pure(release: Release) -> None:
             assert value <= count * release.pure_epsilon * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=repr)
-def test_delta_and_epsilon_are_inverse(release: Release) -> None:
-    value = epsilon({release: 200})
-    if compose({release: 200}, DELTA).method == "rdp":
-        pytest.skip("only distributions have a delta")
-    assert compose_delta({release: 200}, value) <= DELTA * (1 + 1e-6)
-    assert compose_delta({release: 200}, value * (1 - 1e-3)) > DELTA
-
-
 @pytest.mark.parametrize("release", [*RELEASES, *UNBOUNDED, Gaussian(math.inf)], ids=repr)
 def test_round_trip(release: Release) -> None:
     plain = json.loads(json.dumps(release.to_dict(), allow_nan=False))
@@ -128,7 +117,6 @@ def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
     batch = Repeated(answer, 50)
     assert compose({batch: 2}, DELTA) == compose({answer: 100}, DELTA)
     assert compose({batch: 1, answer: 50}, DELTA).epsilon == pytest.approx(67.9245, abs=5e-5)
-    assert compose_delta({batch: 2}, 60.0) == compose_delta({answer: 100}, 60.0)
     # The mutant that prices a batch as one answer, as a claim about labels would.
     assert compose({answer: 2}, DELTA).epsilon < 3 < compose({batch: 2}, DELTA).epsilon
 
@@ -164,7 +152,6 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
     assert epsilon({unbounded: 0, Gaussian(0.1): 1}) == epsilon({Gaussian(0.1): 1})
     assert compose({unbounded: 1}, DELTA).epsilon == math.inf
     assert compose({unbounded: 1, Gaussian(0.1): 1}, DELTA).method == "unbounded"
-    assert compose_delta({unbounded: 1}, 5.0) == 1.0
     assert rdp_compose({unbounded: 1}, DELTA) == math.inf
 
 
@@ -235,7 +222,6 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
         lambda: compose({Gaussian(1.0): 1.5}, DELTA),  # type: ignore[dict-item]
         lambda: compose({"gaussian": 1}, DELTA),  # type: ignore[dict-item]
         lambda: compose({Gaussian(1.0): 1}, 0.0),
-        lambda: compose_delta({Gaussian(1.0): 1}, -1.0),
         lambda: Gaussian(1.0).rdp([1.0]),
     ],
 )
