@@ -32,11 +32,7 @@ from privacy.ledger import Ledger
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.neighbours import Relation, Unit
 from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
-from privacy.published import (
-    published_dgd_epsilon,
-    published_dpdfd_epsilon,
-    published_dpsd_data_epsilon,
-)
+from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 __all__ = [
     "Annotator",
@@ -79,5 +75,4 @@ __all__ = [
     "gaussian_epsilon",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",
-    "published_dpsd_data_epsilon",
 ]

@@ -13,7 +13,7 @@ from support import figures_of_epsilon
 from support.figures_of_epsilon import SWEEPS, figures
 from support.fixtures import quick_whitening as quick_whitening
 
-from privacy import gaussian_epsilon, published_dpsd_data_epsilon
+from privacy import gaussian_epsilon, published_dpdfd_epsilon
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 
 PINNED: dict[str, Any] = json.loads(Path(figures_of_epsilon.__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def test_dpsd_as_printed_costs_what_one_record_moves_its_batches() -> None:
     assert found["calls"] == 200
     assert found["record"] == pytest.approx(gaussian_epsilon(math.sqrt(200) * 2 / 100, 1e-5), rel=1e-9)
     assert found["record"] < 0.1 * gaussian_epsilon(math.sqrt(200 * 256) * 2 / 100, 1e-5)
-    assert found["published"] == pytest.approx(published_dpsd_data_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5))
+    assert found["published"] == pytest.approx(published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5))
 
 
 def test_another_cost_is_noticed() -> None:

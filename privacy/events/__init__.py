@@ -1,6 +1,6 @@
 """What one access to private data costs, as frozen values that can be counted, stored and composed."""
 
-from privacy.events.base import Release, release_from_dict, release_kinds
+from privacy.events.base import Release, release_from_dict
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.events.gaussian import Gaussian, GaussianVotes
 from privacy.events.laplace import LaplaceVotes
@@ -24,5 +24,4 @@ __all__ = [
     "SampledGaussian",
     "Unbounded",
     "release_from_dict",
-    "release_kinds",
 ]

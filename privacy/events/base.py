@@ -142,11 +142,6 @@ def release_from_dict(data: Mapping[str, Any]) -> Release:
     return cls(**made)
 
 
-def release_kinds() -> dict[str, type[Release]]:
-    """Every registered kind, as a copy."""
-    return dict(_REGISTRY)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Release):
         return value.to_dict()

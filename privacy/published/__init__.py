@@ -1,15 +1,5 @@
 """What the four papers claim, computed as they print it. No figure of this package bounds anything."""
 
-from privacy.published.theorems import (
-    dpdfd_rdp_slope,
-    published_dgd_epsilon,
-    published_dpdfd_epsilon,
-    published_dpsd_data_epsilon,
-)
+from privacy.published.theorems import dpdfd_rdp_slope, published_dgd_epsilon, published_dpdfd_epsilon
 
-__all__ = [
-    "dpdfd_rdp_slope",
-    "published_dgd_epsilon",
-    "published_dpdfd_epsilon",
-    "published_dpsd_data_epsilon",
-]
+__all__ = ["dpdfd_rdp_slope", "published_dgd_epsilon", "published_dpdfd_epsilon"]

@@ -29,7 +29,7 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
 def published_dpdfd_epsilon(
     norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
 ) -> float:
-    """DPDFD Theorem 3: ε after `steps` steps, at the best real order.
+    """DPDFD Theorem 3: ε after `steps` steps, at the best real order. DPSD's Theorem 1 is the same, with β for C.
 
     Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / σ^2 the claim is
     min over l > 1 of a l + log((l-1)/l) - (log δ + log l)/(l-1).
@@ -37,7 +37,8 @@ def published_dpdfd_epsilon(
     **What it does not bound.** It keeps C^2 although the noise itself has standard deviation σ C, and counts as if
     one record touched one sample of one batch. A teacher that was not trained privately may change on every sample of
     every batch, so the record-level figure is larger by orders of magnitude: where this function gives 0.0456, it is
-    28.8 (noise σ C on every sample) or 676 029 (noise σ C / B on every sample).
+    28.8 (noise σ C on every sample) or 676 029 (noise σ C / B on every sample). Nor does it account for DPSD's top-k
+    mask computed from the teacher's gradient, or for a discriminator that is the teacher itself (DPSD-T).
 
     Args:
         norm_bound: C, the norm to which output gradients are normalised.
@@ -55,20 +56,6 @@ def published_dpdfd_epsilon(
     """
     slope = dpdfd_rdp_slope(norm_bound, num_classes, batch_size, noise_scale)
     return rdp_slope_epsilon(slope * check_count("steps", steps), delta)
-
-
-def published_dpsd_data_epsilon(
-    norm_bound: float, num_classes: int, batch_size: int, steps: int, noise_scale: float, delta: float
-) -> float:
-    """DPSD Theorem 1, data-sensitive switch: the expression of DPDFD's Theorem 3 with beta for C.
-
-    **What it does not bound**: the same as `published_dpdfd_epsilon`. Nor does it account for a top-k mask computed
-    from the teacher's gradient, or a discriminator that is the teacher itself (DPSD-T).
-
-    >>> round(published_dpsd_data_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5), 4)
-    0.0456
-    """
-    return published_dpdfd_epsilon(norm_bound, num_classes, batch_size, steps, noise_scale, delta)
 
 
 def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsilon1: float = 0.0) -> float:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from privacy import published_dgd_epsilon, published_dpdfd_epsilon, published_dpsd_data_epsilon
+from privacy import published_dgd_epsilon, published_dpdfd_epsilon
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import dpdfd_rdp_slope
 from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
@@ -19,7 +19,6 @@ from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_
 def test_dpdfd_theorem_3(norm_bound: float, steps: int, epsilon: float) -> None:
     value = published_dpdfd_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5)
     assert value == pytest.approx(epsilon, abs=5e-5)
-    assert published_dpsd_data_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5) == value
 
 
 @pytest.mark.parametrize("slope", [1e-12, 1e-6, 0.02, 1.63, 10.24, 500.0, 1e8])
