@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+PER_CLASS = 8
+"""Images that are drawn of each class."""
+
 
 class Decoder(nn.Module):
     """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then doubled and convolved twice.
@@ -13,11 +16,11 @@ class Decoder(nn.Module):
     Args:
         size: Width of a code.
         image_shape: Channels, height, width.
-        width: Channels inside.
     """
 
-    def __init__(self, *, size: int, image_shape: tuple[int, int, int], width: int = 32) -> None:
+    def __init__(self, *, size: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
+        width = 32
         self.image_shape = image_shape
         self.start = (2 * width, -(-image_shape[1] // 4), -(-image_shape[2] // 4))
         self.project = nn.Linear(size, self.start[0] * self.start[1] * self.start[2])
@@ -33,9 +36,9 @@ class Decoder(nn.Module):
         return images
 
 
-def wanted_classes(num_classes: int, per_class: int) -> Tensor:
-    """(c · per_class,) labels, each class together."""
-    return torch.arange(num_classes).repeat_interleave(per_class)
+def wanted_classes(num_classes: int) -> Tensor:
+    """(c · PER_CLASS,) labels, each class together."""
+    return torch.arange(num_classes).repeat_interleave(PER_CLASS)
 
 
 def features_of(model: nn.Module, images: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from privacy.attacks.answers import Records
 from privacy.attacks.drawing import Decoder, wanted_classes
 
 _CODE = 64
+_REALISM = 0.1
+"""Weight of the discriminator's judgement in the search."""
 
 
 def generative_inversion(
@@ -18,12 +20,8 @@ def generative_inversion(
     *,
     background: Tensor,
     num_classes: int,
-    per_class: int = 8,
     steps: int = 400,
     search: int = 200,
-    realism: float = 0.1,
-    batch_size: int = 64,
-    seed: int = 0,
 ) -> Records:
     """Learns to draw images like the attacker's own, and searches among those for what the model takes for the class.
 
@@ -33,26 +31,22 @@ def generative_inversion(
         model: (N, C, H, W) to logits (N, c), in eval mode.
         background: (N, C, H, W) in [-1, 1], the attacker's images.
         num_classes: c.
-        per_class: Images of each class, from different codes.
-        steps: Of the adversarial network's training (hinge loss, spectral norm).
+        steps: Of the adversarial network's training (hinge loss, spectral norm), on 64 images each.
         search: Of Adam on the codes.
-        realism: Weight of the discriminator's judgement in the search.
-        batch_size: Images in each step of the training.
-        seed: Of weights, batches and codes.
 
     Returns:
-        c · per_class images in [-1, 1] and the classes asked for.
+        8 images of each class in [-1, 1], from different codes, and the classes asked for.
     """
-    labels = wanted_classes(num_classes, per_class)
+    labels = wanted_classes(num_classes)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         decoder = Decoder(size=_CODE, image_shape=(background.shape[1], *background.shape[2:]))
         critic = _critic(background.shape[1])
         ours = torch.optim.Adam(decoder.parameters(), lr=5e-4, betas=(0.5, 0.9))
         theirs = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
         for _ in range(steps):
-            real = background[torch.randint(len(background), (batch_size,))]
-            drawn = decoder(torch.randn(batch_size, _CODE))
+            real = background[torch.randint(len(background), (64,))]
+            drawn = decoder(torch.randn(64, _CODE))
             theirs.zero_grad()
             (F.relu(1 - critic(real)) + F.relu(1 + critic(drawn.detach()))).mean().backward()
             theirs.step()
@@ -65,7 +59,7 @@ def generative_inversion(
         optimizer = torch.optim.Adam([codes], lr=0.05)
         for _ in range(search):
             images = decoder(codes)
-            loss = F.cross_entropy(model(images), labels, reduction="sum") - realism * critic(images).sum()
+            loss = F.cross_entropy(model(images), labels, reduction="sum") - _REALISM * critic(images).sum()
             (codes.grad,) = torch.autograd.grad(loss, codes)
             optimizer.step()
     with torch.no_grad():

@@ -12,14 +12,7 @@ from privacy.attacks.drawing import wanted_classes
 
 @torch.enable_grad()
 def gradient_inversion(
-    model: nn.Module,
-    *,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-    per_class: int = 8,
-    steps: int = 200,
-    smoothness: float = 1.0,
-    seed: int = 0,
+    model: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], steps: int = 200
 ) -> Records:
     """Changes grey images until the model takes them for the class.
 
@@ -30,22 +23,19 @@ def gradient_inversion(
         model: (N, C, H, W) to logits (N, c), in eval mode.
         num_classes: c.
         image_shape: Channels, height, width.
-        per_class: Images of each class, from different starts.
         steps: Of Adam.
-        smoothness: Weight of the mean difference of neighbouring pixels.
-        seed: Of the starts.
 
     Returns:
-        c · per_class images in [-1, 1] and the classes asked for.
+        8 images of each class in [-1, 1], from different starts, and the classes asked for.
     """
-    labels = wanted_classes(num_classes, per_class)
-    draw = torch.Generator().manual_seed(seed)
+    labels = wanted_classes(num_classes)
+    draw = torch.Generator().manual_seed(0)
     images = (0.1 * torch.randn(len(labels), *image_shape, generator=draw)).requires_grad_()
     optimizer = torch.optim.Adam([images], lr=0.05)
     for _ in range(steps):
         loss = F.cross_entropy(model(images), labels, reduction="sum")
         rough = images.diff(dim=2).abs().mean(dim=(1, 2, 3)) + images.diff(dim=3).abs().mean(dim=(1, 2, 3))
-        (images.grad,) = torch.autograd.grad(loss + smoothness * rough.sum(), images)
+        (images.grad,) = torch.autograd.grad(loss + rough.sum(), images)
         optimizer.step()
         with torch.no_grad():
             images.clamp_(-1, 1)

@@ -8,15 +8,16 @@ from scipy.special import log_expit
 
 from privacy.attacks.answers import Answers, Shadows
 
+_GAMMA, _SLOPE, _MOST = 2.0, 0.3, 2000
+"""The factor, the paper's a, and how many of the population are used, the first ones."""
 
-def rmia(
-    target: Answers, shadows: Shadows, *, gamma: float = 2.0, slope: float = 0.3, most: int = 2000
-) -> NDArray[np.float64]:
-    """The share of the population that a record beats by a factor of `gamma` in how far the model favours it.
+
+def rmia(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
+    """The share of the population that a record beats by a factor of 2 in how far the model favours it.
 
     A model favours a record x by p(x | model) / p(x), where p(x) is the mean probability of its label over models half
     of which have seen it. Only those that have not are used here; the mean p of the others is taken as
-    slope · p + 1 - slope, as in the paper's offline attack. Strong with one or two models.
+    a · p + 1 - a, as in the paper's offline attack. Strong with one or two models.
 
     Threat model: the attacker sees probabilities, and trains a few models on data of the same kind without the record;
     it has a population of records that the model has not seen.
@@ -24,30 +25,20 @@ def rmia(
     Args:
         target: What the attacked model answers.
         shadows: Of K models, each record out of one at least. Records in none are the population; without any, all are.
-        gamma: The factor, at least 1.
-        slope: The paper's a, from 0 to 1.
-        most: How many of the population are used, the first ones.
 
     Returns:
         (N,) shares from 0 to 1, the mean over queries, larger for members.
-
-    Raises:
-        ValueError: `gamma` or `slope` is outside its range.
     """
-    if not gamma >= 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma!r}")
-    if not 0 <= slope <= 1:
-        raise ValueError(f"slope must be from 0 to 1, got {slope!r}")
     away = ~shadows.members[:, :, None]
     counts = away.sum(axis=0)
     chances = np.where(away, np.exp(log_expit(shadows.confidences)), 0.0).sum(axis=0)
     out = np.divide(chances, counts, out=np.full(chances.shape, np.nan), where=counts > 0)
-    usual = np.log(0.5 * ((1 + slope) * out + 1 - slope))
+    usual = np.log(0.5 * ((1 + _SLOPE) * out + 1 - _SLOPE))
     favoured = log_expit(target.confidences) - usual
     unseen = ~shadows.members.any(axis=0)
-    population = np.sort(favoured[unseen if unseen.any() else slice(None)][:most], axis=0)
+    population = np.sort(favoured[unseen if unseen.any() else slice(None)][:_MOST], axis=0)
     beaten = [
-        np.searchsorted(population[:, query], favoured[:, query] - np.log(gamma), side="right")
+        np.searchsorted(population[:, query], favoured[:, query] - np.log(_GAMMA), side="right")
         for query in range(favoured.shape[1])
     ]
     # Records that beat all, or none, are told apart by how far they are favoured.

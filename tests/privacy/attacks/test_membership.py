@@ -168,5 +168,3 @@ def test_what_is_refused() -> None:
         AttackResult(nothing[0], members)
     with pytest.raises(ValueError, match="targets must be from 1 to 1"):
         attack_each(gaussian_world(1.0, models=3, records=10), targets=2)
-    with pytest.raises(ValueError, match="gamma must be at least 1"):
-        rmia(gaussian_world(1.0, models=3, records=10).answers(0), gaussian_world(1.0, models=3, records=10), gamma=0.5)
