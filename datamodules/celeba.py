@@ -31,9 +31,9 @@ class CelebA(PictureDataModule):
     validation part of 19 867 faces is held out, private as well.
 
     Files are looked for where torchvision puts them: `root/celeba/img_align_celeba/*.jpg` of 178×218 pixels, beside it
-    `list_attr_celeba.txt`, `list_eval_partition.txt` and, for shards by identity (`data.shard_by`),
-    `identity_CelebA.txt`. A square is cut out of the middle (`crop`) and shrunk. A record's id is the number in its
-    file name. The text files hold all parts; those lines are kept that are of the part that is read.
+    `list_attr_celeba.txt`, `list_eval_partition.txt` and, for a model with `unit: person`, `identity_CelebA.txt`. A
+    square is cut out of the middle (`crop`) and shrunk. A record's id is the number in its file name. The text files
+    hold all parts; those lines are kept that are of the part that is read.
 
     Both tasks are of the same faces: the private data have one name and one ledger.
     """

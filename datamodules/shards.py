@@ -17,8 +17,6 @@ from datamodules.splits import id_fraction
 from datamodules.synthetic_steps import StepIndices
 from datamodules.wrapped import WrappedDataset
 
-ShardBy = Literal["record", "identity"]
-
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
     """Each record's shard in [0, num_shards), by its stable id and that public number alone: (N,) int64, as `ids` are.
@@ -46,19 +44,9 @@ class ShardedRecords:
     starts: Tensor
 
     @classmethod
-    def of(cls, records: ImageDataset, *, num_shards: int, shard_by: ShardBy = "record") -> ShardedRecords:
-        """Sorts records into `num_shards` shards, by their own ids or by those of their persons.
-
-        Raises:
-            ValueError: By identity, and the records have none.
-        """
-        if shard_by == "identity" and records.identities is None:
-            raise ValueError(
-                "shard_by='identity' needs records that say whom they are of, as those of CelebA do where "
-                "identity_CelebA.txt is there, and these do not: set data.shard_by=record"
-            )
-        deciding = records.ids if records.identities is None or shard_by == "record" else records.identities
-        return cls.by(records, shard_of(deciding, num_shards=num_shards), num_shards=num_shards)
+    def of(cls, records: ImageDataset, *, num_shards: int) -> ShardedRecords:
+        """Sorts records into `num_shards` shards by their ids."""
+        return cls.by(records, shard_of(records.ids, num_shards=num_shards), num_shards=num_shards)
 
     @classmethod
     def by(cls, records: ImageDataset, shards: Tensor, *, num_shards: int) -> ShardedRecords:
@@ -107,8 +95,6 @@ class Shards(WrappedDataset):
     access to them, as is whatever their owner does before the teachers are used.
 
     Attributes:
-        batch_size: records per step of each teacher.
-        steps_per_epoch: steps of each teacher in training that make an epoch (progress, validation, checkpoint).
         assumptions: what a guarantee of an ensemble on these shards rests on besides.
     """
 
@@ -125,7 +111,6 @@ class Shards(WrappedDataset):
         steps_per_epoch: int = 100,
         require_all_classes: bool = True,
         evaluation: Literal["test", "validation"] = "test",
-        shard_by: ShardBy = "record",
     ) -> None:
         """Remembers the settings; no file is touched.
 
@@ -133,17 +118,12 @@ class Shards(WrappedDataset):
             dataset: The private data set.
             num_teachers: n, the number of shards.
             batch_size: Records in a batch of one teacher; no shard may have fewer.
-            steps_per_epoch: Steps that make an epoch.
+            steps_per_epoch: Steps of each teacher in training that make an epoch (progress, validation, checkpoint).
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
             evaluation: What is evaluated while fitting. `test`: the public test split, and teachers are trained on
                 all private records. `validation`: records that are held out of the teachers' training.
-            shard_by: `identity` puts all records of one person into one shard, so that taking the person out changes
-                only one teacher. Guarantees are stated for one record all the same, which is the weaker claim.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "validation"))
-        if shard_by not in ("record", "identity"):
-            raise ValueError(f"shard_by must be 'record' or 'identity', got {shard_by!r}")
-        self.shard_by = shard_by
         self.num_teachers = require_at_least(1, num_teachers=num_teachers)
         self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
         self.require_all_classes = require_all_classes
@@ -155,8 +135,8 @@ class Shards(WrappedDataset):
         return {}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
-        """Sorts records into shards, each only by its own id or identity."""
-        return ShardedRecords.of(records, num_shards=self.num_teachers, shard_by=self.shard_by)
+        """Sorts records into shards, each only by its own id."""
+        return ShardedRecords.of(records, num_shards=self.num_teachers)
 
     @property
     def shards(self) -> ShardedRecords:

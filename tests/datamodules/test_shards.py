@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from torch import Tensor
@@ -162,40 +160,3 @@ def test_only_a_fit_opens_the_private_part(monkeypatch: pytest.MonkeyPatch) -> N
 def test_settings_without_a_meaning(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Shards(**{"dataset": Digits(), **settings})  # type: ignore[arg-type]
-
-
-def of_people(records: ImageDataset) -> ImageDataset:
-    """The same records, each person with about 7 of them."""
-    return ImageDataset(
-        images=records.images, labels=records.labels, ids=records.ids, peak=records.peak, identities=records.ids % 200
-    )
-
-
-@pytest.mark.parametrize("shard_by", ["identity", "record"])
-def test_a_person_lies_in_one_shard_by_identity_alone(
-    records: ImageDataset, shard_by: Literal["identity", "record"]
-) -> None:
-    shards = ShardedRecords.of(of_people(records), num_shards=N, shard_by=shard_by)
-    owners = torch.repeat_interleave(torch.arange(N), shards.starts.diff())
-    kept = shards.records
-    assert isinstance(kept, ImageDataset) and kept.identities is not None
-    shards_of_person = [len(torch.unique(owners[kept.identities == person])) for person in range(200)]
-    assert (max(shards_of_person) == 1) is (shard_by == "identity")
-
-
-def test_taking_a_person_out_changes_one_shard_alone(records: ImageDataset) -> None:
-    def by_identity(people: ImageDataset) -> list[Tensor]:
-        shards = ShardedRecords.of(people, num_shards=N, shard_by="identity")
-        return [shards.records.labels[torch.tensor(shards.positions(shard))] for shard in range(N)]
-
-    people = of_people(records)
-    assert people.identities is not None
-    before, after = by_identity(people), by_identity(people.select(people.identities != 17))
-    assert sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) == 1
-
-
-def test_shards_by_identity_need_identities(records: ImageDataset) -> None:
-    with pytest.raises(ValueError, match="shard_by='identity' needs records that say whom they are of"):
-        ShardedRecords.of(records, num_shards=N, shard_by="identity")
-    with pytest.raises(ValueError, match="shard_by must be 'record' or 'identity', got 'person'"):
-        Shards(dataset=Digits(), shard_by="person")  # type: ignore[arg-type]
