@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -223,16 +224,10 @@ class PrivacyAccount:
 
     def affordable(self, charge: Charge, *, limit: int) -> int:
         """Largest number of further releases of this kind, up to `limit`, that stays within the target."""
-        if self.budget.target_epsilon is None or self.epsilon_after(charge, limit) <= self.budget.target_epsilon:
+        target = self.budget.target_epsilon
+        if target is None or self.epsilon_after(charge, limit) <= target:
             return limit
-        low, high = 0, limit
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.epsilon_after(charge, middle) <= self.budget.target_epsilon:
-                low = middle
-            else:
-                high = middle
-        return low
+        return bisect_right(range(1, limit), target, key=lambda more: self.epsilon_after(charge, more))
 
     def charge(self, charge: Charge) -> None:
         """Counts one release before it is made, or refuses it.

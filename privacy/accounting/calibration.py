@@ -7,6 +7,7 @@ the target holds: the achieved ε comes back with the answer and is never above 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def calibrate_noise(
     >>> round(found.value, 3), found.epsilon <= 1.0
     (37.306, True)
     """
-    target = _target(target_epsilon)
+    target = check_nonnegative("target_epsilon", target_epsilon)
     best = epsilon_of(high)
     if best > target:
         raise ValueError(f"target_epsilon must be at least {best:.6g}, what noise {high:g} costs, got {target:g}")
@@ -82,23 +83,11 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
     """
-    target = _target(target_epsilon)
-    best = epsilon_of(0)
-    if best > target:
-        raise ValueError(f"target_epsilon must be at least {best:.6g}, what is spent already, got {target:g}")
+    target = check_nonnegative("target_epsilon", target_epsilon)
+    if (spent := epsilon_of(0)) > target:
+        raise ValueError(f"target_epsilon must be at least {spent:.6g}, what is spent already, got {target:g}")
     low, high = 0, 1
-    while high <= limit and (value := epsilon_of(high)) <= target:
-        low, best, high = high, value, high * 2
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        value = epsilon_of(middle)
-        if value <= target:
-            low, best = middle, value
-        else:
-            high = middle
-    return Calibration(low, best)
-
-
-def _target(target_epsilon: float) -> float:
-    return check_nonnegative("target_epsilon", target_epsilon)
+    while high <= limit and epsilon_of(high) <= target:
+        low, high = high, high * 2
+    low += bisect_right(range(low + 1, min(high, limit + 1)), target, key=epsilon_of)
+    return Calibration(low, epsilon_of(low))

@@ -143,5 +143,5 @@ class RevealedGaussian(_Sampled):
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).losses(interval)
-        loss = pld.revealed_gaussian_loss(self.mu, self.sample_rate, interval)
+        loss = pld.gaussian_loss(self.mu, interval, rate=self.sample_rate)
         return loss, loss

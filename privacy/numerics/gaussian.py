@@ -14,7 +14,6 @@ M(x) = Phi(-x)/phi(x) the same figure is phi(x) (M(x) - M(x + μ)), in which not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
@@ -120,14 +119,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if _log_delta(mu, 0.0) <= target:
         return 0.0
-    root = _solve(lambda epsilon: _log_delta(mu, epsilon) - target, 0.0, high * (1.0 + 1e-9))
-    return root * (1.0 + _SAFETY)
 
+    def excess(epsilon: float) -> float:
+        return max(_log_delta(mu, epsilon) - target, -1e300)  # an underflown δ made finite for the interpolation
 
-def _solve(function: Callable[[float], float], low: float, high: float) -> float:
-    """brentq with -inf (an underflown δ) made finite, which its interpolation needs."""
-
-    def finite(x: float) -> float:
-        return max(function(x), -1e300)
-
-    return float(brentq(finite, low, high, xtol=1e-300, rtol=8.9e-16, maxiter=400))
+    root = brentq(excess, 0.0, high * (1.0 + 1e-9), xtol=1e-300, rtol=8.9e-16, maxiter=400)
+    return float(root) * (1.0 + _SAFETY)

@@ -105,23 +105,19 @@ class LossDistribution:
         return values
 
 
-def split_bins(interval: float, offset: int, log_p: Array, log_q: Array, *, top: float = 0.0) -> LossDistribution:
-    """Round bins to their ends, keeping P and Q masses; see the module's text.
-
-    Args:
-        interval: bin width.
-        offset: index of the lower end of the first bin.
-        log_p: log P mass of the bins ((offset + i) h, (offset + i + 1) h], shape (bins,). The first bin also holds all
-            that lies below it.
-        log_q: log Q mass of the same bins; ignored for the first, whose mass moves to its upper end.
-        top: P mass above the last bin, counted as infinite loss.
-    """
+def split_bins(interval: float, offset: int, log_p: Array, log_q: Array, *, top: float) -> LossDistribution:
+    """A loss of which `top` is infinite, from bins that are rounded to their ends: see `_add_split`."""
     masses = np.zeros(log_p.size + 1)
     _add_split(masses, interval, offset, log_p, log_q)
     return LossDistribution(interval, offset, masses, min(1.0, top))
 
 
 def _add_split(masses: Array, interval: float, offset: int, log_p: Array, log_q: Array) -> None:
+    """Rounds bins to their ends, keeping P and Q masses, and adds them to `masses`; see the module's text.
+
+    The bins are ((offset + i) h, (offset + i + 1) h], `log_p` and `log_q` their log masses, shape (bins,). The first
+    also holds all that lies below it; its Q mass is ignored, and its P mass moves to its upper end.
+    """
     upper = interval * (offset + 1.0 + np.arange(log_p.size))
     p = np.exp(log_p)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -157,17 +153,11 @@ def _place(interval: float, losses: Sequence[float], masses: Sequence[float]) ->
     return low, values
 
 
-def gaussian_loss(mu: float, interval: float) -> LossDistribution:
-    """N(μ, 1) against N(0, 1): the loss is N(μ^2/2, μ^2) under P and N(-μ^2/2, μ^2) under Q."""
-    return _normal_bins(interval, mu, 1.0)
+def gaussian_loss(mu: float, interval: float, *, rate: float = 1.0) -> LossDistribution:
+    """N(μ, 1) against N(0, 1), with probability `rate`, and otherwise a loss of 0.
 
-
-def revealed_gaussian_loss(mu: float, sample_rate: float, interval: float) -> LossDistribution:
-    """Loss 0 with probability 1 - `sample_rate`, that of a Gaussian otherwise."""
-    return _normal_bins(interval, mu, sample_rate)
-
-
-def _normal_bins(interval: float, mu: float, rate: float) -> LossDistribution:
+    The former is N(μ^2/2, μ^2) under P and N(-μ^2/2, μ^2) under Q.
+    """
     z = -float(ndtri_exp(_LOG_TAIL))
     mean = 0.5 * mu * mu
     low = min(-1, math.floor((mean - z * mu) / interval))

@@ -12,41 +12,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from privacy.checks import check_delta, check_nonnegative
-
-#: Orders at which a curve is tabulated: dense where the optimum of usual budgets lies, reaching towards 1 and to 1e6.
-DEFAULT_ORDERS: tuple[float, ...] = tuple(
-    sorted(
-        {
-            *(1.0 + x for x in np.geomspace(1e-3, 0.1, 12).tolist()),
-            *(1.0 + x / 10.0 for x in range(1, 150)),
-            *(float(x) for x in range(16, 65)),
-            *(float(round(x)) for x in np.geomspace(64, 1024, 33).tolist()),
-            *np.geomspace(1024, 1e6, 25).tolist(),
-        }
-    )
-)
-
-
-def rdp_conversion(rdp: ArrayLike, orders: ArrayLike, delta: float) -> NDArray[np.float64]:
-    """ε of every order on its own; see the module's formula.
-
-    Args:
-        rdp: Renyi divergence bounds, shape (orders,), natural logs.
-        orders: orders above 1, shape (orders,).
-        delta: failure probability in (0, 1).
-    """
-    delta = check_delta(delta)
-    order = np.asarray(orders, dtype=np.float64)
-    values = np.asarray(rdp, dtype=np.float64)
-    if order.size == 0 or not np.all(order > 1.0):
-        raise ValueError(f"orders must all be above 1, got {orders!r}")
-    if values.shape != order.shape:
-        raise ValueError(f"rdp must have one value per order, got shapes {values.shape} and {order.shape}")
-    return values + np.log1p(-1.0 / order) - (math.log(delta) + np.log(order)) / (order - 1.0)
 
 
 def rdp_slope_epsilon(slope: float, delta: float) -> float:
@@ -78,25 +47,20 @@ def rdp_slope_epsilon(slope: float, delta: float) -> float:
     return max(0.0, epsilon)
 
 
-def rdp_curve_epsilon(
-    curve: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    delta: float,
-    *,
-    low: float = 1e-3,
-    high: float = 1e7,
-) -> float:
-    """ε of any curve, by three nested logarithmic grids over l - 1 between `low` and `high`."""
-    a, b = math.log(low), math.log(high)
+def rdp_curve_epsilon(curve: Callable[[NDArray[np.float64]], NDArray[np.float64]], delta: float) -> float:
+    """ε of any curve at its best order, by the module's formula on three nested logarithmic grids over l - 1."""
+    log_delta = math.log(check_delta(delta))
+    low, high = math.log(1e-3), math.log(1e7)
     best = math.inf
     for _ in range(3):
-        t = np.linspace(a, b, 81)
+        t = np.linspace(low, high, 81)
         orders = 1.0 + np.exp(t)
         with np.errstate(over="ignore"):
-            values = rdp_conversion(curve(orders), orders, delta)
+            values = curve(orders) + np.log1p(-1.0 / orders) - (log_delta + np.log(orders)) / (orders - 1.0)
         values = np.where(np.isnan(values), np.inf, values)
         index = int(np.argmin(values))
         best = min(best, float(values[index]))
-        a, b = float(t[max(index - 1, 0)]), float(t[min(index + 1, 80)])
+        low, high = float(t[max(index - 1, 0)]), float(t[min(index + 1, 80)])
     return max(0.0, best)
 
 
