@@ -29,13 +29,18 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, UnnamedTraining, new_training_id
 from privacy.journal import Journal, LedgerError
 from privacy.plan import Charge, Plan, unmade
+
+Block: TypeAlias = tuple[str, Charge, int]
+"""What one line reserves: its identity, a release, and how many."""
+Append: TypeAlias = Callable[[dict[str, Any]], None]
+"""Writes one line and syncs it."""
 
 _VERSION = 2
 RECORDS = "records"
@@ -76,7 +81,7 @@ class Ledger:
         self.id = secrets.token_hex(8)
         self._journal = None if self.path is None else Journal(self.path)
         self._changes = 0
-        self._open: tuple[str, Charge, int] | None
+        self._open: Block | None
         self._used: int
         self._process: int | None
         self._become_another()
@@ -106,10 +111,6 @@ class Ledger:
             _, charge, count = block
             total[charge] -= count - self._used
         return +total
-
-    def plan(self, run: str) -> Plan | None:
-        """The plan that a run recorded; None where it recorded none."""
-        return self._plans.get(run)
 
     def unmade(self, *, others: bool = False) -> Counter[Charge]:
         """What runs planned but have not released: it counts wherever all of a run is counted.
@@ -218,9 +219,7 @@ class Ledger:
         with self._locked() as append:
             self._require_division(training.id, training.division)
             if training.id not in self._trainings:
-                self._append_training(
-                    append, training=training.id, kind=training.kind, fingerprint=None, division=training.division
-                )
+                self._append_training(append, training=training.id, kind=training.kind, division=training.division)
             known = self.trained_by(training.id)
             if known and not training.releases:
                 raise LedgerError(
@@ -239,10 +238,7 @@ class Ledger:
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
         """Records that a state of a training is being saved, so that only a fit resumed from it is the same training.
 
-        Args:
-            training: Identity of the training.
-            token: Of the state.
-            after: Token of the state that it continues; None for the first.
+        `after` is the token of the state that it continues; None for the first.
 
         Raises:
             LedgerError: Another fit has continued the same state meanwhile, or the line could not be written.
@@ -260,18 +256,14 @@ class Ledger:
     def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
         """Identity of a teacher whose file names none: the same for the same weights, by a keyed hash in this ledger.
 
-        Args:
-            digest: Hash of the weights. It is not stored: the key, which only the ledger holds, is needed to
-                tell whether given weights are meant.
-            kind: What it is, for a reader.
+        `digest`, a hash of the weights, is not stored: the key, which only the ledger holds, is needed to tell whether
+        given weights are meant.
         """
         self.settle()
         with self._locked() as append:
             fingerprint = _fingerprint(self._key, digest)
             if fingerprint not in self._fingerprints:
-                self._append_training(
-                    append, training=new_training_id(), kind=kind, fingerprint=fingerprint, division={}
-                )
+                self._append_training(append, training=new_training_id(), kind=kind, fingerprint=fingerprint)
             return self._fingerprints[fingerprint]
 
     def absorb(self, other: Ledger) -> None:
@@ -288,7 +280,7 @@ class Ledger:
                 if training not in self._trainings:
                     division = other._divisions[training]
                     self._require_division(training, division)
-                    self._append_training(append, training=training, kind=kind, fingerprint=None, division=division)
+                    self._append_training(append, training=training, kind=kind, division=division)
             for owner, counts in other._totals.items():
                 for charge, count in counts.items():
                     if (more := count - self._totals.get(owner, Counter())[charge]) > 0:
@@ -353,20 +345,13 @@ class Ledger:
         # Random, since a resumed run in a container may well have the process number of the one that crashed.
         self._instance = secrets.token_hex(8)
 
-    def _open_block(self) -> tuple[str, Charge, int] | None:
+    def _open_block(self) -> Block | None:
         # A fork or a copy would spend each release of the block a second time.
         if self._process != os.getpid():
             self._become_another()
         return self._open
 
-    def _reserve(
-        self,
-        append: Callable[[dict[str, Any]], None],
-        charge: Charge,
-        count: int,
-        *,
-        run: str | None = None,
-    ) -> tuple[str, Charge, int]:
+    def _reserve(self, append: Append, charge: Charge, count: int, *, run: str | None = None) -> Block:
         check_count("count", count, minimum=1)
         self._serial += 1
         key, owner = f"{self._instance}-{self._serial}", run or self.run
@@ -385,7 +370,8 @@ class Ledger:
                         f"epsilon covers both. Set {name} to what it was; other records need another name"
                     )
 
-    def _append_training(self, append: Callable[[dict[str, Any]], None], **line: Any) -> None:
+    def _append_training(self, append: Append, **line: Any) -> None:
+        line = {"fingerprint": None, "division": {}, **line}
         append({"event": "training", **line})
         self._take_training(**line)
 
@@ -422,7 +408,7 @@ class Ledger:
         del self._blocks[key]
         self._totals[run][charge] -= unused
 
-    def _locked(self) -> contextlib.AbstractContextManager[Callable[[dict[str, Any]], None]]:
+    def _locked(self) -> contextlib.AbstractContextManager[Append]:
         """Gives the function that appends a line, with the file locked and all that others wrote read in."""
         if self._journal is None:
             return contextlib.nullcontext(lambda line: None)
@@ -461,11 +447,9 @@ class Ledger:
 
 
 def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
-    """The ledgers that know a training, by its identity or by its weights (`Ledger.identify`), and their private data.
+    """The ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), and their data's name.
 
-    Args:
-        training: It.
-        folders: Where they lie; files that are not ledgers are skipped.
+    Files that are not ledgers are skipped.
     """
     found = {}
     for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
