@@ -20,6 +20,7 @@ from datamodules.class_choice import ClassChoice
 from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, missing_files, require_md5
 from datamodules.images import ImageDataset, keep_batch, own_share
 from datamodules.splits import id_fraction
+from privacy.checks import check_count
 from privacy.processes import share_size
 
 Part = Literal["train", "validation", "test"]
@@ -126,9 +127,9 @@ class ImageDataModule(LightningDataModule, ABC):
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction must lie between 0 and 1, both excluded, got {val_fraction}")
         self.root = Path(root).expanduser()
-        self.batch_size = require_at_least(1, batch_size=batch_size)
-        self.eval_batch_size = require_at_least(1, eval_batch_size=eval_batch_size)
-        self.num_workers = require_at_least(0, num_workers=num_workers)
+        self.batch_size = check_count("batch_size", batch_size, minimum=1)
+        self.eval_batch_size = check_count("eval_batch_size", eval_batch_size, minimum=1)
+        self.num_workers = check_count("num_workers", num_workers)
         self.val_fraction = val_fraction
         self.download = download
         self.verify = verify
@@ -294,7 +295,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def missing_data(
         self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
     ) -> MissingDataError:
-        """The error that names missing files or folders, and how to get them."""
+        """The error that names missing files or folders, why a download failed if it was tried, and how to get them."""
         return MissingDataError(
             dataset=getattr(self, "name", "") or type(self).__name__,
             folder=folder or self.folder,
@@ -419,15 +420,3 @@ class ImageDataModule(LightningDataModule, ABC):
             pin_memory=torch.cuda.is_available(),
             collate_fn=keep_batch,
         )
-
-
-def require_at_least(least: int, **setting: int) -> int:
-    """Returns the one keyword argument's value if it is an integer of at least `least`.
-
-    Raises:
-        ValueError: naming the argument, otherwise.
-    """
-    ((name, value),) = setting.items()
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return value

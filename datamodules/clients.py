@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
+from privacy.checks import check_count
 
 MIN_RECORDS = 100
 """Of 100 expected records a hash leaves a client 60 or more: two batches of the default size."""
@@ -84,10 +85,10 @@ class ClientPartition:
             )
         return cls(
             num_classes=dataset.num_classes,
-            num_clients=require_at_least(1, num_clients=num_clients),
+            num_clients=check_count("num_clients", num_clients, minimum=1),
             alpha=alpha,
             seed=seed,
-            least_share=require_at_least(1, min_records=min_records) / dataset.num_records,
+            least_share=check_count("min_records", min_records, minimum=1) / dataset.num_records,
         )
 
     @cached_property
@@ -219,7 +220,7 @@ class ClientRecords(DerivedDataset):
         self._clients = ClientPartition.of(
             dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
         )
-        if require_at_least(0, client=client) >= num_clients:
+        if check_count("client", client) >= num_clients:
             raise ValueError(f"client must be below num_clients={num_clients}, got {client}")
         self.client = client
         self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{min_records}"

@@ -70,32 +70,13 @@ class MissingDataError(FileNotFoundError):
     """
 
     def __init__(
-        self,
-        *,
-        dataset: str,
-        folder: Path,
-        missing: Sequence[str],
-        source: str,
-        failure: str = "",
-        downloadable: bool = True,
+        self, *, dataset: str, folder: Path, missing: Sequence[str], source: str, failure: str, downloadable: bool
     ) -> None:
-        """Composes the message.
-
-        Args:
-            dataset: Name of the data set.
-            folder: Where its files are expected.
-            missing: File names that are not in `folder`.
-            source: Where the files can be had.
-            failure: Why downloading failed; empty where downloading was not requested.
-            downloadable: Whether the setting `download` can fetch them.
-        """
-        self.dataset = dataset
-        self.folder = folder
-        self.missing = tuple(missing)
-        lines = [f"{dataset}: {len(self.missing)} file(s) missing in {folder}:"]
-        lines += [f"  {name}" for name in self.missing[:_LISTED]]
-        if len(self.missing) > _LISTED:
-            lines.append(f"  ... and {len(self.missing) - _LISTED} more")
+        """Composes the message; see `ImageDataModule.missing_data`."""
+        lines = [f"{dataset}: {len(missing)} file(s) missing in {folder}:"]
+        lines += [f"  {name}" for name in missing[:_LISTED]]
+        if len(missing) > _LISTED:
+            lines.append(f"  ... and {len(missing) - _LISTED} more")
         if failure:
             lines.append(f"Downloading was tried and failed: {failure}")
         nested = "(with the SyntheticSteps data module: --data.dataset."

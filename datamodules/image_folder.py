@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from datamodules.base import Part, require_at_least
+from datamodules.base import Part
 from datamodules.images import ImageDataset
 from datamodules.pictures import (
     SUFFIXES,
     Picture,
     PictureDataModule,
     Preparation,
+    class_folders,
     pictures_below,
     pictures_of,
     sizes_and_channels,
@@ -25,6 +26,7 @@ from datamodules.pictures import (
     warn_of_dark,
 )
 from datamodules.splits import id_fraction, ids_of_names
+from privacy.checks import check_count
 
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
@@ -200,15 +202,7 @@ class ImageFolder(PictureDataModule):
 
     def _classes_of(self, place: Path) -> tuple[str, ...]:
         folders = [place] if self._layout == "classes" else [place / part for part in _PARTS if (place / part).is_dir()]
-        classes = subfolders(folders[0])
-        if len(classes) < 2:
-            raise ValueError(
-                f"{folders[0]} must have a folder with pictures for each class, and at least 2 ({_some(classes)})"
-            )
-        for folder in folders[1:]:
-            unknown = [name for name in subfolders(folder) if name not in classes]
-            if unknown:
-                raise ValueError(f"{folder} has folders that {folders[0]} has not: {_some(unknown)}")
+        classes = class_folders(folders)
         for name in classes:
             if not pictures_below(folders[0] / name):
                 raise ValueError(f"{folders[0] / name} holds no picture, which ends in {', '.join(sorted(SUFFIXES))}")
@@ -217,7 +211,7 @@ class ImageFolder(PictureDataModule):
 
     def _bound(self, place: Path, stated: int | None) -> int | None:
         if stated is not None:
-            return require_at_least(1, num_records=stated)
+            return check_count("num_records", stated, minimum=1)
         private = place if self._layout == "classes" else place / "train"
         if not private.is_dir():
             return None

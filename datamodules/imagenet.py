@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from datamodules.base import Part
 from datamodules.images import ImageDataset
-from datamodules.pictures import PictureDataModule, Preparation, pictures_of, subfolders
+from datamodules.pictures import PictureDataModule, Preparation, class_folders, pictures_of
 
 _FOLDERS: dict[Part, str] = {"train": "train", "test": "val"}
 _LARGEST_CLASS = 1300
@@ -83,13 +83,7 @@ class ImageNet(PictureDataModule):
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
         if not parts:
             raise self.missing_data(["train/", "val/"], folder=place)
-        wnids = subfolders(parts[0])
-        if len(wnids) < 2:
-            raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {len(wnids)}")
-        unknown = sorted(set(subfolders(parts[-1])) - set(wnids))
-        if unknown:
-            raise ValueError(f"{parts[-1]} has folders that {parts[0]} has not: {', '.join(unknown[:10])}")
-        return wnids
+        return class_folders(parts)
 
 
 def _names(place: Path) -> dict[str, str]:

@@ -23,12 +23,11 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     loop over records; use `collate_fn=keep_batch` with it.
 
     Attributes:
-        ids: (N,) int64, the stable id of every record: what splits and teachers' shards are decided by.
-        images: (N, C, H, W) uint8.
+        ids: (N,) int64, distinct, the stable id of every record: what splits and teachers' shards are decided by.
+        images: (N, C, H, W) uint8, values 0 to `peak`.
         labels: (N,) int64.
-        peak: the pixel value that maps to 1 (0 maps to -1).
+        peak: the pixel value that maps to 1 (0 maps to -1), 1 to 255; of the file format, never of the images at hand.
         identities: (N,) int64, the person of each record, where the data set says; records of one person share theirs.
-        names: N file names, where each record has its own file. For people: nothing is decided by them.
     """
 
     def __init__(
@@ -39,20 +38,11 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         ids: Tensor,
         peak: int = 255,
         identities: Tensor | None = None,
-        names: Sequence[str] | None = None,
     ) -> None:
         """Holds the records.
 
-        Args:
-            images: (N, C, H, W) uint8, values 0 to `peak`.
-            labels: (N,) int64.
-            ids: (N,) int64, distinct.
-            peak: largest possible pixel value, 1 to 255. A property of the file format, never of the images at hand.
-            identities: (N,) int64, or None.
-            names: N, or None.
-
         Raises:
-            ValueError: A shape, type or range is not as above.
+            ValueError: A shape, type or range is not that of the attributes, or an id is there twice.
         """
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
@@ -66,8 +56,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
         if len(torch.unique(ids)) != len(ids):
             raise ValueError("ids must be distinct: an id names one record")
-        if names is not None and len(names) != len(images):
-            raise ValueError(f"names must be {len(images)} for {len(images)} images, got {len(names)}")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
         # A byte never exceeds 255: images on disk, mapped into memory, are not all read for it.
@@ -78,7 +66,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         self.ids = ids
         self.peak = peak
         self.identities = identities
-        self.names = None if names is None else tuple(names)
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -111,7 +98,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             ids=self.ids[rows],
             peak=self.peak,
             identities=None if self.identities is None else self.identities[rows],
-            names=None if self.names is None else [self.names[row] for row in rows.tolist()],
         )
 
     def relabelled(self, labels: Tensor) -> ImageDataset:

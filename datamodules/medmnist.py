@@ -53,17 +53,10 @@ class MedMNIST(ImageDataModule):
             ValueError: The subset or size does not exist, or is not supported.
         """
         known = _package().INFO
-        flat = [name for name in known if not name.endswith("3d")]
-        supported = [name for name in flat if known[name]["task"] in _SINGLE_LABEL]
-        if subset not in flat:
-            kind = "holds volumes" if subset in known else "is none of MedMNIST's"
-            raise ValueError(f"subset must be one of {', '.join(supported)}; {subset!r} {kind}")
+        supported = [name for name in known if not name.endswith("3d") and known[name]["task"] in _SINGLE_LABEL]
+        if subset not in supported:
+            raise ValueError(f"subset must be flat, of one label an image: {', '.join(supported)}; got {subset!r}")
         self._info: dict[str, Any] = known[subset]
-        if self._info["task"] not in _SINGLE_LABEL:
-            raise ValueError(
-                f"subset {subset!r} is {self._info['task']}: each image has several labels at once, and all methods "
-                f"here are of one class for each image. Supported are {', '.join(supported)}"
-            )
         if size not in (28, 64, 128, 224):
             raise ValueError(f"size must be 28, 64, 128 or 224, got {size!r}")
         self.subset = subset

@@ -19,10 +19,11 @@ from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
-from datamodules.base import ImageDataModule, require_at_least
+from datamodules.base import ImageDataModule
 from datamodules.images import ImageDataset
 from datamodules.partition import Partition, PartitionError
 from datamodules.splits import ids_of_names
+from privacy.checks import check_count
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 """Endings of names, in lower case, that count as pictures."""
@@ -56,7 +57,7 @@ class Preparation:
     bits: int = 16
 
     def __post_init__(self) -> None:
-        require_at_least(1, size=self.size)
+        check_count("size", self.size, minimum=1)
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels!r}")
         if self.resize not in ("crop", "stretch"):
@@ -98,19 +99,14 @@ def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor:
     Raises:
         ValueError: A file is not a readable picture.
     """
-    pixels = np.empty((len(files), *prepare.shape), dtype=np.uint8)
-    for start, piece in _decoded(files, prepare):
-        pixels[start : start + len(piece)] = piece
-    return torch.from_numpy(pixels)
-
-
-def _decoded(files: Sequence[Path], prepare: Preparation) -> Iterator[tuple[int, Pixels]]:
-    """Pieces of the array, and where each begins. Pillow decodes without holding Python's lock."""
+    pixels = torch.empty(len(files), *prepare.shape, dtype=torch.uint8)
     starts = range(0, len(files), _PIECE)
     shown = track(starts, description="Decoding pictures", disable=len(files) < _WORTH_A_BAR, transient=True)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without holding Python's lock
         for start in shown:
-            yield start, np.stack(list(pool.map(prepare, files[start : start + _PIECE])))
+            piece = np.stack(list(pool.map(prepare, files[start : start + _PIECE])))
+            pixels[start : start + len(piece)] = torch.from_numpy(piece)
+    return pixels
 
 
 @contextmanager
@@ -155,6 +151,21 @@ def subfolders(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
+def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
+    """Names of the folders in the first of a data set's parts, one for each class; the others may have no further ones.
+
+    Raises:
+        ValueError: There are fewer than two, or another part has one that the first has not.
+    """
+    classes = subfolders(parts[0])
+    if len(classes) < 2:
+        raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {', '.join(classes)}")
+    for part in parts[1:]:
+        if unknown := [name for name in subfolders(part) if name not in classes]:
+            raise ValueError(f"{part} has folders that {parts[0]} has not: {', '.join(unknown[:10])}")
+    return classes
+
+
 def pictures_below(folder: Path) -> list[Path]:
     """Returns the pictures in and below a folder, in order of their relative paths; hidden ones are left out."""
     found = []
@@ -166,15 +177,15 @@ def pictures_below(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def sizes_and_channels(files: Sequence[Path], *, count: int = 999) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
-    """Sizes (width, height) of up to `count` pictures with their numbers, and 3 where one of them is in colour.
+def sizes_and_channels(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
+    """Sizes (width, height) of up to 999 pictures with their numbers, and 3 where one of them is in colour.
 
     Raises:
         ValueError: A file is not a picture.
     """
     sizes: Counter[tuple[int, int]] = Counter()
     channels: Literal[1, 3] = 1
-    for path in files[:: -(-len(files) // count) or 1]:
+    for path in files[:: -(-len(files) // 999) or 1]:
         with _opened(path) as picture:
             sizes[picture.size] += 1
             grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
@@ -245,13 +256,11 @@ class PictureDataModule(ImageDataModule):
 
     def records_of(self, pictures: Sequence[Picture], *, identities: Tensor | None = None) -> ImageDataset:
         """The records of some pictures; see `read_pictures`."""
-        names = [picture.name for picture in pictures]
         return ImageDataset(
             images=read_pictures([picture.file for picture in pictures], self.preparation),
             labels=torch.tensor([picture.label for picture in pictures], dtype=torch.int64),
-            ids=ids_of_names(names),
+            ids=ids_of_names([picture.name for picture in pictures]),
             identities=identities,
-            names=names,
         )
 
     def kept_labels(self, classes: Sequence[str]) -> list[int]:

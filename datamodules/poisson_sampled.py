@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.base import Batches, ImageDataModule, require_at_least
+from datamodules.base import Batches, ImageDataModule
 from datamodules.images import ImageDataset, keep_batch, own_share
 from datamodules.mapped import MappedRecords
 from datamodules.wrapped import WrappedDataset
+from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 
@@ -145,7 +146,9 @@ class PoissonSampled(WrappedDataset):
             evaluation=evaluation,
             allowed=("test", "selection", "validation"),
         )
-        self.steps_per_epoch = None if steps_per_epoch is None else require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.steps_per_epoch = (
+            None if steps_per_epoch is None else check_count("steps_per_epoch", steps_per_epoch, minimum=1)
+        )
         self.noise = noise
         self._mapped: dict[str, MappedRecords] = {}
         self._num_persons: int | None = None

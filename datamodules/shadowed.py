@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from datamodules.base import ImageDataModule, Part, require_at_least
+from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
+from privacy.checks import check_count
 
 _FIRST_ID = -3
 
@@ -34,8 +35,8 @@ class Shadowed(DerivedDataset):
             canaries: How many are planted in all shadows together; each is in half of them.
         """
         super().__init__(dataset=dataset)
-        self.number = require_at_least(0, number=number)
-        self.num_canaries = require_at_least(0, canaries=canaries)
+        self.number = check_count("number", number)
+        self.num_canaries = check_count("canaries", canaries)
         self.num_records = dataset.num_records and dataset.num_records + canaries
 
     @property

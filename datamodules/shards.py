@@ -10,12 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from datamodules.base import ImageDataModule, require_at_least
+from datamodules.base import ImageDataModule
 from datamodules.images import ImageDataset
 from datamodules.mapped import MappedRecords
 from datamodules.splits import id_fraction
 from datamodules.synthetic_steps import StepIndices
 from datamodules.wrapped import WrappedDataset
+from privacy.checks import check_count
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
@@ -24,7 +25,7 @@ def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
     Raises:
         ValueError: `num_shards` is below 1, or `id_fraction` refuses the ids.
     """
-    require_at_least(1, num_shards=num_shards)
+    check_count("num_shards", num_shards, minimum=1)
     # A fraction just below 1 times n may round up to n.
     return (id_fraction(ids, purpose="shard") * num_shards).to(torch.int64).clamp_(max=num_shards - 1)
 
@@ -124,8 +125,8 @@ class Shards(WrappedDataset):
                 all private records. `validation`: records that are held out of the teachers' training.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "validation"))
-        self.num_teachers = require_at_least(1, num_teachers=num_teachers)
-        self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.num_teachers = check_count("num_teachers", num_teachers, minimum=1)
+        self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
         self.require_all_classes = require_all_classes
         self._shards: ShardedRecords | None = None
 

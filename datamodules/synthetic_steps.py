@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from datamodules.base import ImageDataModule, require_at_least
+from datamodules.base import ImageDataModule
 from datamodules.wrapped import WrappedDataset
+from privacy.checks import check_count
 
 
 class StepIndices:
@@ -55,11 +56,6 @@ class SyntheticSteps(WrappedDataset):
 
     Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
     them. Their owner may measure the finished student (`LightningCLI validate` with the data set itself).
-
-    Attributes:
-        dataset: what is evaluated on.
-        batch_size: synthetic images per step. Linked to the model, which draws them.
-        steps_per_epoch: training steps per epoch.
     """
 
     def __init__(
@@ -75,11 +71,11 @@ class SyntheticSteps(WrappedDataset):
         Args:
             dataset: The data set to evaluate on; gives the classes and the image shape.
             steps_per_epoch: Training steps that make an epoch (evaluation follows each).
-            batch_size: Synthetic images per step, of all processes together.
+            batch_size: Synthetic images per step, of all processes together. Linked to the model, which draws them.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "selection"))
-        self.steps_per_epoch = require_at_least(1, steps_per_epoch=steps_per_epoch)
+        self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
 
     def prepare_data(self) -> None:
         """Downloads the files to evaluate on, if the data set's `download` is set; never more than those."""

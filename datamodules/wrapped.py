@@ -7,9 +7,10 @@ from typing import Any
 
 from lightning import LightningDataModule
 
-from datamodules.base import Batches, ImageDataModule, Part, require_at_least
+from datamodules.base import Batches, ImageDataModule, Part
 from datamodules.images import ImageDataset, own_share
 from datamodules.splits import selection_halves
+from privacy.checks import check_count
 
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics")
 
@@ -83,7 +84,7 @@ class WrappedDataset(LightningDataModule):
         if evaluation not in allowed:
             known = ", ".join(map(repr, allowed[:-1]))
             raise ValueError(f"evaluation must be {known} or {allowed[-1]!r}, got {evaluation!r}")
-        self.batch_size = require_at_least(1, batch_size=batch_size)
+        self.batch_size = check_count("batch_size", batch_size, minimum=1)
         self.evaluation = evaluation
         self.private_data = dataset.private_data
         self.partition = dataset.partition

@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import require_at_least
 from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
 from lightning_modules.cli.export import add_export_options, export_settings, say_exported
 from lightning_modules.networks import Network
@@ -21,6 +20,7 @@ from lightning_modules.publishing import ExportError, check_options, export_run
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from privacy.accounting.composition import compose
+from privacy.checks import check_count
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
 from privacy.identity import Training
@@ -63,7 +63,7 @@ def configuration(
     Raises:
         ValueError: Steps or a batch size below 1.
     """
-    steps = require_at_least(1, **{"--steps": options.steps})
+    steps = check_count("--steps", options.steps, minimum=1)
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
     # By the teacher: a second call goes on in it, and is charged for no other run.

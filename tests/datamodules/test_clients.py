@@ -228,5 +228,5 @@ def test_settings_without_a_meaning(kind: Any, settings: dict[str, Any], message
 def test_a_client_is_one_of_them() -> None:
     with pytest.raises(ValueError, match="client must be below num_clients=5, got 5"):
         ClientRecords(dataset=Digits(), client=5)
-    with pytest.raises(ValueError, match="client must be an integer of at least 0"):
+    with pytest.raises(ValueError, match="client must be a whole number of at least 0"):
         ClientRecords(dataset=Digits(), client=-1)

@@ -74,7 +74,7 @@ def test_what_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "size must be an integer of at least 1, got 0"),
+        ({"size": 0}, "size must be a whole number of at least 1, got 0"),
         ({"channels": 2}, r"channels must be 1 \(grey\) or 3 \(colour\), got 2"),
         ({"bits": 7}, "bits must lie between 8 and 16, got 7"),
         ({"resize": "pad"}, "resize must be 'crop' or 'stretch', got 'pad'"),
