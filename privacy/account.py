@@ -150,10 +150,6 @@ class PrivacyAccount:
             Relation.ANY_CHANGE,
         )
 
-    def rests_on_teachers(self, *, counts: Mapping[Charge, int] | None = None) -> set[str]:
-        """Trainings whose own bound is smaller than that of their charges, so that ε rests on it."""
-        return self.covering(self.spent() if counts is None else counts)[1]
-
     def _trained(self, training: str | None) -> Counter[Release] | None:
         """What bounds everything computed from a training; None where nothing does."""
         return None if training is None else self.ledger.trained_by(training) or None
@@ -337,14 +333,7 @@ def open_account(
 ) -> PrivacyAccount:
     """Opens the ledger of the private data, and restores what a checkpoint's `state` remembers of a run.
 
-    Args:
-        private_data: Public name of the data.
-        path: Where the ledger lies unless `budget` says otherwise; None keeps it in memory.
-        budget: What may be spent.
-        block: How many releases one synced line of the ledger reserves.
-        num_records: Number of private records N, where it is known.
-        state: See `PrivacyAccount.state`.
-        training: The training that all responses come from, where it is known.
+    Arguments are those of `Annotator.open`; `path` is its `ledger`, and `block` that of `Ledger`.
 
     Raises:
         ValueError: δ is not below 1/N.

@@ -126,10 +126,6 @@ class LabelStatement:
             + (", which protects no label in any meaningful sense." if self.epsilon > MEANINGFUL_EPSILON else ".")
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, infinities as "inf"."""
-        return {key: json_number(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
-
     def to_lines(self) -> list[str]:
         """A section of the page."""
         return [
@@ -284,7 +280,7 @@ class Guarantee:
             holds.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
         holds += assumptions
         holds += [f"VOID: {reason}" for reason in account.unbounded(counts=covered)]
-        by_bound = account.rests_on_teachers(counts=covered)
+        releases, by_bound = account.covering(covered)
         own = account.training == account.ledger.run or not of_teacher
         if by_bound and not own:
             holds.append(_DP_SGD_ASSUMPTION)
@@ -334,31 +330,23 @@ class Guarantee:
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
             epsilon_of_run=of_this,
-            releases=_listed(account.covering(covered)[0]),
+            releases=_listed(releases),
             claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, infinities as "inf"; the paper's claim apart from the guarantee."""
-        values = asdict(self)
-        values.pop("labels")
-        beside = {} if self.labels is None else {"label_guarantee": self.labels.to_dict()}
-        claims = values.pop("claims")
-        claim = {"epsilon": values.pop("claimed_epsilon"), "source": values.pop("claimed_source")}
-        values = {key: json_number(value) if isinstance(value, float) else value for key, value in values.items()}
-        if not self.claimed_source:
-            return {"guarantee": values, **beside, "published_claim": None}
-        return {
-            "guarantee": values,
-            **beside,
-            "published_claim": {
-                "epsilon": json_number(claim["epsilon"]),
-                "delta": self.delta,
-                "source": claim["source"],
-                "claims": claims,
-                "status": "a claim of the paper, not a guarantee: it bounds no record of the private data",
-            },
+        values = _plain(self)
+        del values["labels"]
+        claim = {
+            "epsilon": values.pop("claimed_epsilon"),
+            "delta": self.delta,
+            "source": values.pop("claimed_source"),
+            "claims": values.pop("claims"),
+            "status": "a claim of the paper, not a guarantee: it bounds no record of the private data",
         }
+        beside = {} if self.labels is None else {"label_guarantee": _plain(self.labels)}
+        return {"guarantee": values, **beside, "published_claim": claim if self.claimed_source else None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Guarantee:
@@ -489,6 +477,11 @@ def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
         f"ε = {round_up(epsilon)} (δ = {delta:g}), for the unit and under the assumptions stated there"
         f"{together if covers_it else ''}"
     )
+
+
+def _plain(stated: Guarantee | LabelStatement) -> dict[str, Any]:
+    """Values for JSON, infinities as "inf"."""
+    return {key: json_number(value) if isinstance(value, float) else value for key, value in asdict(stated).items()}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

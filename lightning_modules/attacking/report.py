@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -79,7 +79,7 @@ class Inverted:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"model": self.model, "attack": self.attack, **self.result.to_dict()}
+        return {"model": self.model, "attack": self.attack, **asdict(self.result)}
 
 
 def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:

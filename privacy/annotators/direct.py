@@ -158,13 +158,11 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
         batch_size, num_classes = self.shape
-        if gradients.ndim != 2 or gradients.shape[1] != num_classes or records is None:
+        if records is None or records.ndim != 1 or tuple(gradients.shape) != (len(records), num_classes):
             raise ValueError(
-                f"gradients must have the shape (n, c) with c = {num_classes}, and come with the numbers of their "
-                f"records, got {tuple(gradients.shape)} and {None if records is None else tuple(records.shape)}"
+                f"gradients must be (n, {num_classes}), and come with the numbers of their records (n,), got "
+                f"{tuple(gradients.shape)} and {None if records is None else tuple(records.shape)}"
             )
-        if records.shape != gradients.shape[:1]:
-            raise ValueError(f"records must be ({len(gradients)},), got {tuple(records.shape)}")
         if self._sample_rate is None:
             raise RuntimeError("call bind_sampling(...) before anything is released")
         if len(torch.unique(records)) != len(records):

@@ -19,7 +19,7 @@ from privacy.attacks.inversion import InversionResult, judged
 from privacy.attacks.label_only import label_only
 from privacy.attacks.lira import lira, lira_offline
 from privacy.attacks.loss_threshold import loss_threshold
-from privacy.attacks.membership import MEMBERSHIP, attack, attack_each
+from privacy.attacks.membership import MEMBERSHIP, attack_each
 from privacy.attacks.overfitted import overfitted
 from privacy.attacks.result import AttackResult
 from privacy.attacks.rmia import rmia
@@ -33,7 +33,6 @@ __all__ = [
     "Records",
     "Shadows",
     "answers_of",
-    "attack",
     "attack_each",
     "background_inversion",
     "copied",

@@ -1,4 +1,4 @@
-"""A membership attack on one model, or on several in turn."""
+"""Membership attacks by name, and each on several models in turn."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from privacy.attacks.answers import Answers, Records, Shadows, answers_of
+from privacy.attacks.answers import Answers, Shadows
 from privacy.attacks.label_only import label_only
 from privacy.attacks.lira import lira, lira_offline
 from privacy.attacks.loss_threshold import loss_threshold
@@ -27,35 +26,6 @@ MEMBERSHIP: Mapping[str, MembershipAttack] = {
     "label-only": label_only,
 }
 """By the names of the command line."""
-
-
-def attack(
-    model: nn.Module,
-    records: Records,
-    members: NDArray[np.bool_],
-    *,
-    shadows: Shadows,
-    method: MembershipAttack = lira_offline,
-) -> AttackResult:
-    """Attacks one model, and says how well that went.
-
-    Args:
-        model: (N, C, H, W) to logits (N, c).
-        records: Those that the shadow models were asked about, in the same order.
-        members: (N,), which of them the model was trained on: only for the result.
-        shadows: What shadow models answer.
-        method: The attack; `lira` and others that need models with the record have none for the population.
-
-    Raises:
-        ValueError: Not the records of the shadow models, or members alone, or none.
-    """
-    if shadows.members.shape[1] != len(records) or np.shape(members) != (len(records),):
-        raise ValueError(
-            f"members must be ({len(records)},) and shadows must be of the same records, got {np.shape(members)} and "
-            f"{shadows.members.shape[1]} records"
-        )
-    scores = method(answers_of(model, records), shadows)
-    return AttackResult(scores[None], np.asarray(members, dtype=np.bool_)[None])
 
 
 def attack_each(

@@ -32,9 +32,11 @@ class Claim(ABC):
         super().__init_subclass__(**kwargs)
         _REGISTRY[cls.kind] = cls
 
-    def _check_source(self) -> None:
+    def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not self.source.strip():
             raise ValueError(f"source must name paper and theorem, got {self.source!r}")
+        for name in (field.name for field in dataclasses.fields(self) if field.name != "source"):
+            object.__setattr__(self, name, check_nonnegative(name, getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `claim_from_dict` is the inverse."""
@@ -48,10 +50,6 @@ class RdpSlope(Claim):
     kind: ClassVar[str] = "rdp_slope"
     slope: float
 
-    def __post_init__(self) -> None:
-        self._check_source()
-        object.__setattr__(self, "slope", check_nonnegative("slope", self.slope))
-
 
 @dataclass(frozen=True)
 class NoisyVotesClaim(Claim):
@@ -60,11 +58,6 @@ class NoisyVotesClaim(Claim):
     kind: ClassVar[str] = "noisy_votes"
     epsilon0: float
     epsilon1: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._check_source()
-        object.__setattr__(self, "epsilon0", check_nonnegative("epsilon0", self.epsilon0))
-        object.__setattr__(self, "epsilon1", check_nonnegative("epsilon1", self.epsilon1))
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,6 @@ class WholeRun(Claim):
 
     kind: ClassVar[str] = "whole_run"
     epsilon: float
-
-    def __post_init__(self) -> None:
-        self._check_source()
-        object.__setattr__(self, "epsilon", check_nonnegative("epsilon", self.epsilon))
 
 
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
