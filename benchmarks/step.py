@@ -228,9 +228,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=10, help="of one turn")
     parser.add_argument("--warm-up", type=int, default=3, help="steps of each turn that do not count")
     parser.add_argument("--rounds", type=int, default=9, help="turns")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--side", type=int, default=28, help="pixels of an image's side")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.set_defaults(batch_size=256, side=28)
     parser.add_argument("--quick", action="store_true", help="a few small steps of each, which say nothing of speed")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/step.json"))
     options = parser.parse_args(args)
@@ -241,14 +239,14 @@ def main(args: list[str] | None = None) -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     threads = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as temporary:
             methods = measure_methods(options, folder=Path(temporary))
     finally:
         torch.set_num_threads(threads)
-    settings = {key: vars(options)[key] for key in ("batch_size", "side", "steps", "rounds", "threads")}
-    measured = {**settings, "classes": CLASSES, "methods": methods}
+    settings = {key: vars(options)[key] for key in ("batch_size", "side", "steps", "rounds")}
+    measured = {**settings, "threads": 1, "classes": CLASSES, "methods": methods}
     result = {**measured, "hardware": hardware(), "versions": versions(), "commit": commit()}
     print(table(result))
     write_atomically(options.output, json.dumps(result, indent=2) + "\n")

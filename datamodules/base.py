@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.class_choice import ClassChoice
-from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, missing_files, require_md5
+from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, require_md5
 from datamodules.images import ImageDataset, keep_batch, own_share
 from datamodules.splits import id_fraction
 from privacy.checks import check_count
@@ -229,7 +229,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def missing(self, part: Part) -> list[str]:
         """Those of `files(part)` that are not there."""
-        return missing_files(self.folder, self.files(part))
+        return [name for name in self.files(part) if not (self.folder / name).is_file()]
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
         """Downloads those of `files(part)` that are missing; raises what is in `DOWNLOAD_ERRORS`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import datasets
 
 from datamodules.base import Part
-from datamodules.files import missing_files, reading
+from datamodules.files import reading
 from datamodules.images import ImageDataset
 from datamodules.pictures import PictureDataModule, Preparation, read_pictures
 
@@ -89,7 +89,8 @@ class CelebA(PictureDataModule):
 
     def files(self, part: Part) -> dict[str, str | None]:
         """See `ImageDataModule.files`; with the identities where they are there."""
-        there = {_ATTRIBUTES, _PARTITION} | ({_IDENTITIES} - set(missing_files(self.folder, [_IDENTITIES])))
+        known = (self.folder / _IDENTITIES).is_file()
+        there = {_ATTRIBUTES, _PARTITION, *([_IDENTITIES] if known else [])}
         return {name: published for _, published, name in datasets.CelebA.file_list if name in there}
 
     def missing(self, part: Part) -> list[str]:

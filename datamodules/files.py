@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -15,11 +15,6 @@ DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 `ImportError`."""
 
 _LISTED = 10
-
-
-def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
-    """Returns those of `names` that are not files of `folder`."""
-    return [name for name in names if not (folder / name).is_file()]
 
 
 def require_md5(path: Path, published: str) -> None:
@@ -53,13 +48,6 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 class MissingExtraError(ImportError):
     """A data set needs a package that only an extra of this one installs."""
-
-    def __init__(self, *, dataset: str, package: str, extra: str) -> None:
-        """Composes the message."""
-        super().__init__(
-            f"{dataset} needs the package {package}, which is not installed: "
-            f"pip install 'private-model-transcription[{extra}]'"
-        )
 
 
 class MissingDataError(FileNotFoundError):

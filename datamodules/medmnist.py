@@ -114,4 +114,5 @@ def _package() -> ModuleType:
     try:
         return importlib.import_module("medmnist")
     except ImportError as error:
-        raise MissingExtraError(dataset="MedMNIST", package="medmnist", extra="medmnist") from error
+        install = "pip install 'private-model-transcription[medmnist]'"
+        raise MissingExtraError(f"MedMNIST needs the package medmnist, which is not installed: {install}") from error

@@ -239,12 +239,7 @@ class PictureDataModule(ImageDataModule):
     """A data set whose images are picture files."""
 
     def __init__(self, *, preparation: Preparation, **settings: Any) -> None:
-        """Remembers the settings; no picture is opened.
-
-        Args:
-            preparation: How a picture becomes an image.
-            settings: As for every data set.
-        """
+        """Remembers the settings, beside how a picture becomes an image those of every data set; opens no picture."""
         self.preparation = preparation
         self.image_shape = preparation.shape
         super().__init__(**settings)

@@ -115,12 +115,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         _require_keepable(self.budget)
 
     def bind_sampling(self, *, sample_rate: float, secure: bool = True) -> None:
-        """Fixes how records come into batches, which the cost depends on.
-
-        Args:
-            sample_rate: q of Poisson sampling.
-            secure: Whether its coins cannot be reproduced.
-        """
+        """Fixes q of Poisson sampling, which the cost depends on, and whether its coins cannot be reproduced."""
         self._sample_rate = check_probability("sample_rate", sample_rate)
         self._secure_coins = secure
 

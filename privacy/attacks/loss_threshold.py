@@ -12,10 +12,7 @@ def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     """Members are those with a small loss: (N,) minus the cross-entropy, larger for members.
 
     Threat model: the attacker sees the model's probability for the record's label, and trains nothing. It compares a
-    record with other records and not with itself, so that a hard member looks like no member.
-
-    Args:
-        target: What the attacked model answers; only the first query, the image itself, counts.
-        shadows: Unused.
+    record with other records and not with itself, so that a hard member looks like no member. Of the queries only the
+    first, the image itself, counts; the shadows are unused.
     """
     return -np.logaddexp(0.0, -target.confidences[:, 0])

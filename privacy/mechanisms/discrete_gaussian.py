@@ -68,11 +68,7 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
 
 
 def lattice_spacing(granularity: float, *, norm_bound: float) -> float:
-    """Largest power of two that is at most `granularity` times `norm_bound`: a spacing that `round_to_lattice` takes.
-
-    Args:
-        granularity: In units of the norm bound, positive.
-        norm_bound: C, positive.
+    """Largest power of two that is at most `granularity` times C = `norm_bound`: a spacing for `round_to_lattice`.
 
     >>> lattice_spacing(1e-3, norm_bound=1.0) == 2.0**-10
     True

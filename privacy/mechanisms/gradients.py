@@ -48,18 +48,13 @@ class GradientMechanism:
     of_ensemble: bool = False
 
     def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """μ of one call on B samples: what one record moves, over the standard deviation of the noise.
+        """μ of one call on B samples at σ: what one record moves, over the standard deviation of the noise.
 
         | noise | on | each sample bounded | the whole batch |
         |---|---|---|---|
         | σC/B | each sample | √B·2B/σ | 2B/σ |
         | σC | each sample | √B·2/σ | 2/σ |
         | σC | the sum | 2B/σ | √B·2/σ |
-
-        Args:
-            batch_size: B.
-            noise_multiplier: σ.
-            bounding: How the gradients were bounded.
         """
         norm = bounding.norm_of_sum(batch_size) if self.of_sum else bounding.norm_of_batch(batch_size)
         return norm * 2.0 * (batch_size if self.divided else 1) / noise_multiplier
@@ -116,11 +111,7 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
-    Args:
-        release: Name of the mechanism.
-        batch_size: B.
-        noise_multiplier: σ.
-        bounding: Name of the bounding.
+    On B samples at σ, by the names of a mechanism and of a bounding.
 
     Raises:
         ValueError: An unknown mechanism or bounding, or numbers out of range.

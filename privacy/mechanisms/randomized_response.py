@@ -20,12 +20,9 @@ def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None
     The two largest are always among them. The threshold is by default 1/(2c), the paper's.
 
     Raises:
-        ValueError: Fewer than two classes, or a threshold outside [0, 1].
+        ValueError: Fewer than two classes.
     """
-    classes = _classes(probabilities)
-    limit = 1 / (2 * classes) if threshold is None else threshold
-    if not 0 <= limit <= 1:
-        raise ValueError(f"threshold must lie in [0, 1], got {threshold}")
+    limit = 1 / (2 * _classes(probabilities)) if threshold is None else threshold
     return (probabilities > limit) | top_k_candidates(probabilities, k=2)
 
 

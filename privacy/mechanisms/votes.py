@@ -57,12 +57,8 @@ class NoisyVote:
     def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
         """argmax(counts + noise) for each query: labels (N,), int64, on the device of `counts`.
 
-        Ties go to the lowest class, which reveals nothing more.
-
-        Args:
-            counts: Shape (N, c), int64: fractions would carry more than a vote each. **Private.**
-            scale: b, or σ.
-            noise: Where randomness comes from.
+        `counts`, **private**, is (N, c), int64: fractions would carry more than a vote each. `scale` is b, or σ. Ties
+        go to the lowest class, which reveals nothing more.
         """
         return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
 

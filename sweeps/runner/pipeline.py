@@ -74,10 +74,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
 def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
     """Finished fits as a table, the meaning of its columns, and where figures and guarantees are.
 
-    Args:
-        folders: Folder of each fit.
-        title: Of a figure with the curves of all students, written to `folder`; None for no figure.
-        folder: The pipeline's folder.
+    With a `title` the curves of all students become a figure in the pipeline's `folder`.
     """
     files = {name: place / "result.json" for name, place in folders.items()}
     records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
@@ -109,15 +106,9 @@ def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         accuracy = f"{100 * record['accuracy']:.2f} %"
         lines.append(
             f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {_claim(record) or '–'} | "
-            f"{_bound(record)} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
+            f"{short_figure(float(record['epsilon_record']))} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
         )
     return lines
-
-
-def _bound(record: Mapping[str, Any]) -> str:
-    """The record-level ε of a record."""
-    value = record["epsilon_record"]
-    return value if isinstance(value, str) else short_figure(value)
 
 
 def _claim(record: Mapping[str, Any]) -> str | None:

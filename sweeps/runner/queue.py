@@ -259,8 +259,8 @@ def run_plan(
     Args:
         plan: The fits.
         run: Takes the arguments of one command.
-        jobs: Fits at a time: all but one in other processes, which are given `command`.
-        command: The arguments of a command line that makes this plan.
+        jobs: Fits at a time: all but one in other processes.
+        command: The arguments that make this plan, for these.
         say: Takes lines for the user.
         after: Called with what has failed when fits have ended.
         strict: Let the first error of a fit through.

@@ -62,17 +62,9 @@ def run_tables(
     command: Sequence[str] = (),
     say: Any = print,
 ) -> Progress:
-    """Runs what is missing; records and rendered tables follow each fit, also where this is interrupted.
+    """Runs what is missing in `folder`; records and rendered tables follow each fit into `results`.
 
-    Args:
-        turns: Tables and seeds in order, see `in_order`.
-        preset: Their size.
-        run: Takes the arguments of one `fit` command.
-        folder: Of the fits, shared by all tables.
-        results: Where records and rendered tables go.
-        jobs: Fits at a time.
-        command: The arguments of this command, for other processes.
-        say: Takes lines for the user.
+    The other arguments are those of `run_plan`.
     """
     plan = plan_of(turns, Store(folder), title=f"tables {preset}")
     left = [(turn.spec, cell) for turn in turns for cell in turn.cells]
