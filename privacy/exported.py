@@ -82,14 +82,14 @@ def _figures(content: Mapping[str, Any]) -> list[str]:
     ]
     if math.isfinite(bound) and (level == "person") is not any(one.unit is Unit.PERSON for one in releases):
         said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are not about that")
-    if not _same(bound, epsilon):
+    if not math.isclose(bound, epsilon, rel_tol=1e-9):
         said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
         said.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
     if claim is not None:
         claims = _counted([(claim_from_dict(one), count) for one, count in claim["claims"]])
         figure = published_epsilon(claims, delta) if claims else math.inf
-        if not _same(figure, float(claim["epsilon"])):
+        if not math.isclose(figure, float(claim["epsilon"]), rel_tol=1e-9):
             said.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {figure}")
         said.append(f"published ε = {round_up(figure)} is what {claim['source']} gives; it bounds no record")
     return said
@@ -114,7 +114,3 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a name stands twice")
     return dict(pairs)
-
-
-def _same(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=1e-9)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privacy.checks import check_nonnegative, check_probability
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
@@ -46,6 +47,13 @@ class Release(ABC):
         if kind in _REGISTRY:
             raise ValueError(f"kind must be unique among releases, got {kind!r} twice")
         _REGISTRY[kind] = cls
+
+    def __post_init__(self) -> None:
+        """Refuses numbers below 0, and sample rates above 1; scales may be infinite."""
+        for name in (one.name for one in dataclasses.fields(self) if one.type in ("float", float)):
+            value, rate = getattr(self, name), name == "sample_rate"
+            checked = check_probability(name, value) if rate else check_nonnegative(name, value, infinite=True)
+            object.__setattr__(self, name, checked)
 
     @abstractmethod
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:

@@ -15,7 +15,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative, check_probability
 from privacy.events.base import Release
 from privacy.events.gaussian import Gaussian
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
@@ -37,9 +36,6 @@ class DiscreteGaussian(Release):
 
     kind: ClassVar[str] = "discrete_gaussian"
     mu: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """μ^2 l / 2, what the continuous Gaussian has; exact at whole orders."""
@@ -87,12 +83,6 @@ class SampledDiscreteGaussian(Release):
     noise_multiplier: float
     sample_rate: float
     relation: Relation = field(default=Relation.ADD_OR_REMOVE, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "noise_multiplier", check_nonnegative("noise_multiplier", self.noise_multiplier, infinite=True)
-        )
-        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
 
     @property
     def _continuous(self) -> SampledGaussian:

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 
@@ -55,9 +54,6 @@ class Gaussian(GaussianMechanism):
     kind: ClassVar[str] = "gaussian"
     mu: float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
-
     @property
     def gaussian_mu(self) -> float:
         return self.mu
@@ -76,9 +72,6 @@ class GaussianVotes(GaussianMechanism):
 
     kind: ClassVar[str] = "gaussian_votes"
     noise_std: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_std", check_nonnegative("noise_std", self.noise_std, infinite=True))
 
     @property
     def gaussian_mu(self) -> float:

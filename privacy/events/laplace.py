@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 from privacy.numerics.rdp import laplace_rdp
@@ -27,9 +26,6 @@ class LaplaceVotes(Release):
 
     kind: ClassVar[str] = "laplace_votes"
     scale: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", check_nonnegative("scale", self.scale, infinite=True))
 
     @property
     def _shift(self) -> float:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_count, check_nonnegative
+from privacy.checks import check_count
 from privacy.events.base import Release, checked_orders
 from privacy.numerics import pld
 
@@ -32,7 +32,7 @@ class RandomizedResponse(Release):
     num_candidates: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_nonnegative("epsilon", self.epsilon, infinite=True))
+        super().__post_init__()
         object.__setattr__(self, "num_candidates", check_count("num_candidates", self.num_candidates, minimum=2))
 
     @property

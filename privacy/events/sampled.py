@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative, check_probability
 from privacy.events.base import Release, checked_orders
 from privacy.events.gaussian import Gaussian
 from privacy.neighbours import Relation, Unit
@@ -51,12 +50,6 @@ class SampledGaussian(_Sampled):
     noise_multiplier: float
     sample_rate: float
     relation: Relation = field(default=Relation.ADD_OR_REMOVE, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "noise_multiplier", check_nonnegative("noise_multiplier", self.noise_multiplier, infinite=True)
-        )
-        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
 
     @property
     def _mu(self) -> float:
@@ -112,10 +105,6 @@ class RevealedGaussian(_Sampled):
     sample_rate: float
     unit: Unit = field(default=Unit.LABEL, kw_only=True, repr=False)
     relation: Relation = field(default=Relation.REPLACE_ONE, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", check_nonnegative("mu", self.mu, infinite=True))
-        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
 
     @property
     def _mu(self) -> float:
