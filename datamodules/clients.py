@@ -64,10 +64,8 @@ class ClientPartition:
         self.proportions  # noqa: B018 - raises where no draw will do
 
     @classmethod
-    def of(
-        cls, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int, min_records: int
-    ) -> ClientPartition:
-        """The partition of a data set in which each client expects `min_records` of its public number of records.
+    def of(cls, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int) -> ClientPartition:
+        """The partition of a data set in which each client expects 100 of its public number of records.
 
         Raises:
             ValueError: A setting is outside its range, or leaves a client too few records.
@@ -88,7 +86,7 @@ class ClientPartition:
             num_clients=check_count("num_clients", num_clients, minimum=1),
             alpha=alpha,
             seed=seed,
-            least_share=check_count("min_records", min_records, minimum=1) / dataset.num_records,
+            least_share=MIN_RECORDS / dataset.num_records,
         )
 
     @cached_property
@@ -101,7 +99,7 @@ class ClientPartition:
                 return torch.from_numpy(proportions)
         raise ValueError(
             f"{_TRIES} draws of alpha={self.alpha}, seed={self.seed} left one of {self.num_clients} clients with an "
-            f"expected share below {self.least_share:.4g}: lower min_records or num_clients, or raise alpha"
+            f"expected share below {self.least_share:.4g}: lower num_clients, or raise alpha"
         )
 
     def client_of(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -127,8 +125,6 @@ class Clients(Shards):
         num_clients: K.
         alpha: Concentration of the Dirichlet distribution that each class is shared out by.
         partition_seed: Public seed of its draws.
-        min_records: Fewest expected records of a client, see `ClientPartition`; of the public number of records, so
-            that no count of private ones decides it.
         batch_size: Records in a batch of one client's teacher; no client may have fewer.
         steps_per_epoch: Steps that make an epoch.
         evaluation: See `Shards`.
@@ -138,7 +134,7 @@ class Clients(Shards):
     """
 
     shard_noun = "client"
-    remedy = "lower data.batch_size, raise data.min_records, or take another data.partition_seed"
+    remedy = "lower data.batch_size, or take another data.partition_seed"
 
     def __init__(
         self,
@@ -147,15 +143,11 @@ class Clients(Shards):
         num_clients: int = 5,
         alpha: float = 0.5,
         partition_seed: int = 0,
-        min_records: int = MIN_RECORDS,
         batch_size: int = 32,
         steps_per_epoch: int = 100,
         evaluation: Literal["test", "validation"] = "test",
     ) -> None:
-        self._clients = ClientPartition.of(
-            dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
-        )
-        self._min_records = min_records
+        self._clients = ClientPartition.of(dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed)
         super().__init__(
             dataset=dataset,
             num_teachers=num_clients,
@@ -173,7 +165,7 @@ class Clients(Shards):
     @property
     def shard_settings(self) -> dict[str, float]:
         clients = self._clients
-        return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": self._min_records}
+        return {"alpha": float(clients.alpha), "partition_seed": clients.seed, "min_records": MIN_RECORDS}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         owners = self._clients.client_of(records.ids, records.labels)
@@ -201,7 +193,6 @@ class ClientRecords(DerivedDataset):
         num_clients: K.
         alpha: See `Clients`.
         partition_seed: See `Clients`.
-        min_records: See `Clients`.
 
     Raises:
         ValueError: A setting is outside its range, or leaves a client too few records.
@@ -215,15 +206,12 @@ class ClientRecords(DerivedDataset):
         num_clients: int = 5,
         alpha: float = 0.5,
         partition_seed: int = 0,
-        min_records: int = MIN_RECORDS,
     ) -> None:
-        self._clients = ClientPartition.of(
-            dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed, min_records=min_records
-        )
+        self._clients = ClientPartition.of(dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed)
         if check_count("client", client) >= num_clients:
             raise ValueError(f"client must be below num_clients={num_clients}, got {client}")
         self.client = client
-        self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{min_records}"
+        self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{MIN_RECORDS}"
         self.private_name = f"{dataset.private_data.removesuffix('/train')}/client-{client}-{self._label}"
         super().__init__(dataset=dataset)
         self.name = f"{dataset.name}-client-{client}-of-{num_clients}"

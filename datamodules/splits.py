@@ -31,13 +31,13 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
     person = purpose.encode("ascii")
     if not 1 <= len(person) <= hashlib.blake2b.PERSON_SIZE:
         raise ValueError(f"purpose must have 1 to {hashlib.blake2b.PERSON_SIZE} characters, got {purpose!r}")
-    return torch.tensor([_fraction(record, person) for record in ids.tolist()], dtype=torch.float64)
 
+    def fraction(record: int) -> float:
+        digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()
+        # 53 bits are what a float64 holds exactly: with all 64 the largest hashes would round up to 1.
+        return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
-def _fraction(record: int, person: bytes) -> float:
-    digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()
-    # 53 bits are what a float64 holds exactly: with all 64 the largest hashes would round up to 1.
-    return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
+    return torch.tensor([fraction(record) for record in ids.tolist()], dtype=torch.float64)
 
 
 def ids_of_names(names: Sequence[str]) -> Tensor:

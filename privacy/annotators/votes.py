@@ -88,14 +88,6 @@ class VoteAnnotator(Annotator):
             ValueError: No such counts: nothing is charged.
             BudgetExceeded: The target does not allow all of them: nothing is charged or released.
         """
-        self._require_votes(counts)
-        if self.affordable(limit=len(counts)) < len(counts):
-            raise BudgetExceeded(self.account.refusal(self.charge))
-        for _ in range(len(counts)):
-            self._spend(self.charge)
-        return self.votes.labels(counts, scale=self.scale, noise=self.noise)
-
-    def _require_votes(self, counts: torch.Tensor) -> None:
         _, classes = self.shape
         if counts.ndim != 2 or len(counts) < 1 or counts.shape[1] != classes or counts.dtype != torch.int64:
             raise ValueError(
@@ -104,6 +96,11 @@ class VoteAnnotator(Annotator):
         # One vote for each teacher is what makes two counts move by 1; how many teachers there are is public.
         if bool((counts < 0).any()) or bool((counts.sum(dim=1) != counts[0].sum()).any()):
             raise ValueError("counts must hold one vote of each teacher: each query of one sum, none below 0")
+        if self.affordable(limit=len(counts)) < len(counts):
+            raise BudgetExceeded(self.account.refusal(self.charge))
+        for _ in range(len(counts)):
+            self._spend(self.charge)
+        return self.votes.labels(counts, scale=self.scale, noise=self.noise)
 
     def perturb_latents(self, codes: torch.Tensor) -> torch.Tensor:
         """Laplace noise of scale 2c/ε₁ on normalised latent codes (DGD Sec. III-E), scaled back to the decoder's range.

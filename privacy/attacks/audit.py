@@ -22,16 +22,12 @@ class AuditResult:
         epsilon_lower: No ε below this one holds at `delta`, at `confidence`. 0 shows nothing.
         delta: Of the bound and of the claim.
         confidence: Probability that the bound is valid.
-        guesses: Of the attacker.
-        correct: Those that were right.
         claimed_epsilon: Upper bound that was claimed at `delta`, None where none was.
     """
 
     epsilon_lower: float
     delta: float
     confidence: float
-    guesses: int
-    correct: int
     claimed_epsilon: float | None = None
 
     @property

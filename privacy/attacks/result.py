@@ -101,17 +101,8 @@ class AttackResult:
         for size in sizes:
             hits, rejections = int(right[:size].sum()), int((~right[-size:]).sum())
             for guesses, correct in ((size, hits), (2 * size, hits + rejections)):
-                bound = one_run_epsilon(correct, guesses, records=len(right), delta=delta, confidence=share)
-                found.append((bound, guesses, correct))
-        epsilon, guesses, correct = max(found)
-        return AuditResult(
-            epsilon_lower=epsilon,
-            delta=delta,
-            confidence=confidence,
-            guesses=guesses,
-            correct=correct,
-            claimed_epsilon=claimed_epsilon,
-        )
+                found.append(one_run_epsilon(correct, guesses, records=len(right), delta=delta, confidence=share))
+        return AuditResult(max(found), delta, confidence, claimed_epsilon)
 
     def at_most(self, *, delta: float, confidence: float = 0.95) -> float:
         """The largest bound that `audited` could have given, where each score had told members from others."""

@@ -58,14 +58,9 @@ class ReproducibleNoise(NoiseSource):
 
     Args:
         seed: Any integer from 0.
-
-    Raises:
-        ValueError: `seed` is negative.
     """
 
     def __init__(self, *, seed: int) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {seed}")
         self._bits = np.random.Philox(seed)
 
     def words(self, count: int) -> NDArray[np.uint64]:

@@ -76,12 +76,6 @@ class LossDistribution:
         """Grid points, shape (points,)."""
         return self.interval * (self.offset + np.arange(self.masses.size, dtype=np.float64))
 
-    def delta(self, epsilon: float) -> float:
-        """Hockey-stick divergence at `epsilon`."""
-        losses = self.losses
-        above = losses > epsilon
-        return min(1.0, self.infinite + float(self.masses[above] @ -np.expm1(epsilon - losses[above])))
-
     @functools.cached_property
     def _support(self) -> tuple[Array, Array]:
         """Losses of positive mass, and the logarithms of their masses."""

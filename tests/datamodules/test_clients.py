@@ -105,12 +105,11 @@ def test_no_client_expects_fewer_than_its_least_share() -> None:
         for seed in range(20)
     ]
     assert min(shares[20:]) >= 0.1 > min(shares[:20])
-    with pytest.raises(ValueError, match=r"1000 draws of alpha=0.1, seed=0 left one of 5 clients.*min_records"):
+    with pytest.raises(ValueError, match=r"1000 draws of alpha=0.1, seed=0 left one of 5 clients.*lower num_clients"):
         ClientPartition(num_classes=10, num_clients=5, alpha=0.1, seed=0, least_share=0.1999)
-    # Of the public number of records: the true ones of a smaller copy decide nothing.
-    clients = Clients(dataset=Digits(), min_records=200, alpha=0.1, batch_size=8)
+    clients = Clients(dataset=Digits(), alpha=0.1, batch_size=8)
     clients.setup("fit")
-    assert int(clients.shards.starts.diff().min()) > 140
+    assert int(clients.shards.starts.diff().min()) > 60
 
 
 def test_clients_hold_every_record_once_and_more_of_some_classes(records: ImageDataset) -> None:
@@ -146,9 +145,9 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
         assert (own.num_records, own.num_classes, own.val_fraction) == (1435, 10, 0.2)
     assert sum(sizes) == 1435 and len(names) == 5
     assert "Digits/client-2-of-5-alpha0.5-seed0-min100/train" in names
-    others = [{"alpha": 0.1}, {"partition_seed": 1}, {"min_records": 50}, {"num_clients": 6}]
+    others = [{"alpha": 0.1}, {"partition_seed": 1}, {"num_clients": 6}]
     names |= {ClientRecords(dataset=Digits(), client=2, **other).private_data for other in others}
-    assert len(names) == 9
+    assert len(names) == 8
 
 
 def federation(folder: str, **data: Any) -> dict[str, Any]:
@@ -212,8 +211,7 @@ def test_a_client_that_is_too_small_is_named() -> None:
         ({"alpha": 0.0}, "alpha must lie between 0.001 and 1000000, got 0.0"),
         ({"alpha": float("nan")}, "alpha"),
         ({"partition_seed": -1}, "seed must be an integer from 0 to 999999999"),
-        ({"min_records": 0}, "min_records"),
-        ({"min_records": 288}, "lower min_records or num_clients"),
+        ({"num_clients": 15}, "lower num_clients"),
         ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
         ({"dataset": Digits(classes=[0, 1])}, "dataset.classes must be null"),
     ],
