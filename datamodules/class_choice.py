@@ -32,13 +32,9 @@ class ClassChoice:
     def of(
         cls, classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
     ) -> ClassChoice:
-        """Finds classes by name, alias or position.
+        """Finds classes by name, alias or position; a value that is a name is meant as one, digits or not.
 
-        Args:
-            classes: What is kept; a value that is a name is meant as one, digits or not.
-            names: The names of all classes, in the order of their labels.
-            aliases: Other names, in the same order; may be empty.
-            dataset: Name of the data set.
+        `names`, and `aliases` where there are any, are those of all classes, in the order of their labels.
 
         Raises:
             ValueError: A class that is not there, that is named twice or that shares its name with another; fewer than

@@ -61,13 +61,8 @@ class WrappedDataset(LightningDataModule):
     `evaluation` is what is evaluated while fitting and by `validate`. `test`: the whole public test split, logged as
     `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
     the result record then measure on the other half. `validation`: private records that are held out of the training,
-    which no guarantee covers; nothing may be chosen by them.
-
-    Args:
-        dataset: The data set.
-        batch_size: Images per step, of all processes together.
-        evaluation: What is evaluated.
-        allowed: Allowed values of it.
+    which no guarantee covers; nothing may be chosen by them. `allowed` are those of them that a data module takes.
+    `batch_size` counts images per step, of all processes together.
     """
 
     dataset: ImageDataModule

@@ -265,10 +265,9 @@ class PrivacyAccount:
             text += f" No record-level ε holds here at all: {_reason(charge.release)}."
         elif budget.accounting == "record":
             text += (
-                " The record-level ε is the one that bounds something. To stay within it, raise noise_multiplier "
-                "(of a label annotator: lower epsilon), lower the batch size, or transcribe a teacher that was itself "
-                "trained with differential privacy; "
-                "`accounting: published` stops by the paper's figure instead, which bounds no record."
+                " To stay within it, raise noise_multiplier (of a label annotator: lower epsilon), lower the batch "
+                "size, or transcribe a teacher trained with differential privacy; `accounting: published` stops by the "
+                "paper's figure instead, which bounds no record."
             )
         return text
 

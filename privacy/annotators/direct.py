@@ -357,6 +357,5 @@ def _require_keepable(budget: Budget) -> None:
     if budget.target_epsilon is not None and budget.accounting != "published":
         raise ValueError(
             f"target_epsilon={budget.target_epsilon:g} needs accounting='published' in direct training, got "
-            f"{budget.accounting!r}: "
-            "nothing bounds a record there. For labels choose the noise: see docs/direct_training.md"
+            f"{budget.accounting!r}: nothing bounds a record there. For labels choose the noise"
         )

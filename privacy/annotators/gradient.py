@@ -13,8 +13,7 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count, named
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
-from privacy.mechanisms import keep_largest, zero_non_finite_samples
-from privacy.mechanisms.bounding import clip_per_sample
+from privacy.mechanisms.bounding import clip_per_sample, keep_largest, zero_non_finite_samples
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS

@@ -71,11 +71,7 @@ class LabelAnnotator(Annotator):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """LabelDP and DPSD do not count a teacher that trains the generator; see `Annotator`."""
-        return self._claim
-
-    @property
-    def _claim(self) -> WholeRun:
+        """The claim for the whole run: LabelDP and DPSD do not count a teacher that trains the generator."""
         return WholeRun(source=_PUBLISHED[self._paper or "LabelDP"][0], epsilon=self.epsilon)
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
@@ -84,7 +80,7 @@ class LabelAnnotator(Annotator):
     def _charge_of_size(self, size: int) -> Charge:
         samples, _ = self.shape
         release = Repeated(RandomizedResponse(self.epsilon, size), samples)
-        return Charge(release=release, claim=self._claim, queries=samples)
+        return Charge(release=release, claim=self.claim_of_nonprivate_access, queries=samples)
 
     def charge_elsewhere(self, *, size: int | None = None) -> None:
         """Charges one call that others answer, before it is sent to them.

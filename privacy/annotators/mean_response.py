@@ -7,7 +7,7 @@ import torch
 from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.events import Gaussian
-from privacy.mechanisms import normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.bounding import normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.description import MechanismDescription, of_shards
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.mechanisms.noise import NoiseSource

@@ -26,7 +26,7 @@ from privacy import (
     compose,
     published_dgd_epsilon,
 )
-from privacy.mechanisms import clip_per_sample
+from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.votes import VOTE_MECHANISMS
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from privacy.mechanisms import clip_per_sample, normalize_per_sample, zero_non_finite_samples
+from privacy.mechanisms.bounding import clip_per_sample, normalize_per_sample, zero_non_finite_samples
 
 magnitudes = st.floats(min_value=-300, max_value=308).map(lambda power: 10.0**power)
 entries = st.one_of(
