@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,13 +31,10 @@ class CIFAR10(ImageDataModule):
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     )
-    source: ClassVar[Any] = datasets.CIFAR10  # the torchvision class whose folder, address and checksums are used
+    subfolder = str(datasets.CIFAR10.base_folder)
+    site = str(datasets.CIFAR10.url)
+    source: ClassVar[Any] = datasets.CIFAR10  # the torchvision class whose files and checksums are used
     label_key: ClassVar[str] = "labels"
-
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / str(self.source.base_folder)
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the files of one part."""
@@ -52,11 +48,6 @@ class CIFAR10(ImageDataModule):
                 if not len(labels) == len(names) == sum(map(len, images)):
                     raise ValueError(f"it has other numbers of data, {self.label_key} and filenames")
         return self.checked(path, np.concatenate(images), labels, ids=ids_of_names(names))
-
-    @property
-    def site(self) -> str:  # type: ignore[override]
-        """Where the archive of both parts can be had."""
-        return str(self.source.url)
 
     def files(self, part: Part) -> dict[str, str | None]:
         return dict(self.source.train_list if part == "train" else self.source.test_list)
@@ -87,6 +78,8 @@ class CIFAR100(CIFAR10):
         *("television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale"),
         *("willow_tree", "wolf", "woman", "worm"),
     )
+    subfolder = str(datasets.CIFAR100.base_folder)
+    site = str(datasets.CIFAR100.url)
     source = datasets.CIFAR100
     label_key = "fine_labels"
 

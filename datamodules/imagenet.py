@@ -53,7 +53,7 @@ class ImageNet(PictureDataModule):
         """
         if not folder or Path(folder).name != folder:
             raise ValueError(f"folder must be the name of a folder in root, got {folder!r}")
-        self._folder = folder
+        self.subfolder = folder
         self.name = "ImageNet" if folder == "imagenet" else folder
         place = Path(settings.get("root", "data")).expanduser() / folder
         self.wnids = self._listed(place)
@@ -63,11 +63,6 @@ class ImageNet(PictureDataModule):
         self.num_classes = len(self.wnids)
         self.num_records = min(_ALL_RECORDS, _LARGEST_CLASS * len(self.wnids))
         super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), **settings)
-
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / self._folder
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, of only the chosen classes."""

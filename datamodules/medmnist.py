@@ -61,6 +61,8 @@ class MedMNIST(ImageDataModule):
             raise ValueError(f"size must be 28, 64, 128 or 224, got {size!r}")
         self.subset = subset
         self.size = size
+        self._suffix = "" if size == 28 else f"_{size}"
+        self.site = str(self._info[f"url{self._suffix}"])
         names = self._info["label"]
         self.class_names = tuple(names[str(label)] for label in range(len(names)))
         self.num_classes = len(names)
@@ -99,15 +101,6 @@ class MedMNIST(ImageDataModule):
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
         """Downloads the file of all parts, its checksum verified."""
         download_url(self.site, str(self.folder), self.file.name, self._info[f"MD5{self._suffix}"])
-
-    @property
-    def site(self) -> str:  # type: ignore[override]
-        """Where the file can be had."""
-        return str(self._info[f"url{self._suffix}"])
-
-    @property
-    def _suffix(self) -> str:
-        return "" if self.size == 28 else f"_{self.size}"
 
 
 def _package() -> ModuleType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torchvision import datasets
@@ -29,12 +28,9 @@ class MNIST(ImageDataModule):
     image_shape = (1, 28, 28)
     num_records = 60_000
     class_names = tuple("0123456789")
-    source: ClassVar[Any] = datasets.MNIST  # the torchvision class whose folder, mirrors and checksums are used
-
-    @property
-    def folder(self) -> Path:
-        """Where the files are expected."""
-        return self.root / str(self.source.__name__) / "raw"
+    subfolder = "MNIST/raw"
+    site = str(datasets.MNIST.mirrors[0])
+    source: ClassVar[Any] = datasets.MNIST  # the torchvision class whose mirrors and checksums are used
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the two files of one part."""
@@ -44,11 +40,6 @@ class MNIST(ImageDataModule):
         with reading(label_file, "IDX file of bytes"):
             labels = read_label_file(str(label_file))
         return self.checked(image_file, images.unsqueeze(1), labels)
-
-    @property
-    def site(self) -> str:  # type: ignore[override]
-        """Where the files can be had."""
-        return str(self.source.mirrors[0])
 
     def files(self, part: Part) -> dict[str, str | None]:
         """See `ImageDataModule.files`; published checksums are of the archives only."""
@@ -79,4 +70,6 @@ class FashionMNIST(MNIST):
     """
 
     class_names = tuple(datasets.FashionMNIST.classes)
+    subfolder = "FashionMNIST/raw"
+    site = str(datasets.FashionMNIST.mirrors[0])
     source = datasets.FashionMNIST
