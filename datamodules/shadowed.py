@@ -34,15 +34,11 @@ class Shadowed(DerivedDataset):
             number: Which shadow, from 0: decides the coins.
             canaries: How many are planted in all shadows together; each is in half of them.
         """
+        self.private_name = dataset.private_data.removesuffix("/train")
         super().__init__(dataset=dataset)
         self.number = check_count("number", number)
         self.num_canaries = check_count("canaries", canaries)
         self.num_records = dataset.num_records and dataset.num_records + canaries
-
-    @property
-    def private_data(self) -> str:
-        """That of the wrapped data set."""
-        return self.dataset.private_data
 
     def members(self, ids: Tensor) -> Tensor:
         """Which records this shadow is trained on, (N,) bool, by their ids (N,): those with heads.

@@ -35,15 +35,8 @@ class DerivedDataset(ImageDataModule):
 
     def __init__(self, *, dataset: ImageDataModule) -> None:
         _take_facts(self, dataset)
-        super().__init__(
-            root=dataset.root,
-            batch_size=dataset.batch_size,
-            eval_batch_size=dataset.eval_batch_size,
-            val_fraction=dataset.val_fraction,
-            num_workers=dataset.num_workers,
-            download=dataset.download,
-            verify=dataset.verify,
-        )
+        same = ("root", "batch_size", "eval_batch_size", "val_fraction", "num_workers", "download", "verify")
+        super().__init__(**{name: getattr(dataset, name) for name in same})
 
     @property
     def partition(self) -> dict[str, Any]:

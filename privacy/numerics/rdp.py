@@ -62,14 +62,3 @@ def rdp_curve_epsilon(curve: Callable[[NDArray[np.float64]], NDArray[np.float64]
         best = min(best, float(values[index]))
         low, high = float(t[max(index - 1, 0)]), float(t[min(index + 1, 80)])
     return max(0.0, best)
-
-
-def laplace_rdp(shift: float, order: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Renyi divergence of two Laplace distributions of scale 1 whose centres are `shift` apart (Mironov 2017)."""
-    if math.isinf(shift):
-        return np.full_like(order, np.inf)
-    upper = np.log(order / (2.0 * order - 1.0)) + (order - 1.0) * shift
-    lower = np.log((order - 1.0) / (2.0 * order - 1.0)) - order * shift
-    # At tiny shifts rounding would give a value below the true one: order * shift^2 / 2 is above it and below shift.
-    value = np.logaddexp(upper, lower) / (order - 1.0) + 4e-16 / (order - 1.0)
-    return np.clip(value, 0.0, shift)
