@@ -25,9 +25,8 @@ def require_md5(path: Path, published: str) -> None:
     """
     if not check_integrity(path, published):
         raise ValueError(
-            f"{path} has another MD5 sum than the published file, {published}: it is cut short, damaged or a changed "
-            "copy. Delete it and get it anew; for a copy that you have changed yourself set "
-            "verify to false (--data.verify false, with the SyntheticSteps data module --data.dataset.verify false)"
+            f"{path} has another MD5 sum than the published file, {published}: delete it and get it anew; for a copy "
+            "that you have changed yourself set verify to false (with SyntheticSteps --data.dataset.verify false)"
         )
 
 

@@ -125,11 +125,6 @@ class PrivacyAccount:
         """ε at δ of only these releases, for the unit that they share; `inf` where they share none."""
         return known_epsilon(releases, self.budget.delta)
 
-    def epsilon_of_training(self) -> float:
-        """Record-level ε at δ of only the training that this run's charges belong to; `inf` if unbounded."""
-        bound = self._trained(self.training)
-        return math.inf if bound is None else self.epsilon_of(bound)
-
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
         # Queries of a teacher whose training is counted itself are post-processing of it.

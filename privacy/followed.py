@@ -17,12 +17,7 @@ class FollowedLedger(Ledger):
     """A copy of process 0's ledger, in every other process of a run.
 
     Figures are read from it as from any ledger. Nothing can be charged, so that no process can release anything
-    without process 0.
-
-    Args:
-        private_data: See `Ledger`.
-        path: The file that process 0 writes; it is not opened.
-        state: See `follow`.
+    without process 0. Its `path`, which process 0 writes, is not opened.
     """
 
     _followed_head: Head | None = None

@@ -284,7 +284,8 @@ class Guarantee:
         own = account.training == account.ledger.run or not of_teacher
         if by_bound and not own:
             holds.append(_DP_SGD_ASSUMPTION)
-        teacher_epsilon = account.epsilon_of_training()
+        own_training = account.ledger.trained_by(account.training or "")
+        teacher_epsilon = account.epsilon_of(own_training) if own_training else math.inf
         outside = []
         if not own:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}

@@ -19,12 +19,7 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class Calibration:
-    """A setting and the ε that it reaches, never above the target.
-
-    Attributes:
-        value: noise scale, or number of releases.
-        epsilon: what the same accounting reports for `value`.
-    """
+    """A noise scale or a number of releases, and the ε that the same accounting reports for it: at most the target."""
 
     value: float
     epsilon: float

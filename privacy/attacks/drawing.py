@@ -11,12 +11,7 @@ PER_CLASS = 8
 
 
 class Decoder(nn.Module):
-    """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then doubled and convolved twice.
-
-    Args:
-        size: Width of a code.
-        image_shape: Channels, height, width.
-    """
+    """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then doubled and convolved twice."""
 
     def __init__(self, *, size: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()

@@ -15,11 +15,7 @@ def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     Threat model: the attacker sees the largest class of each query and no probability, and trains K models of the
     attacked model's kind. A logistic regression learns on those models which patterns of right and wrong answers
     members have; beside the patterns it sees how many of the models that have not seen a record are right about it. It
-    gives (N,) log-odds of being a member.
-
-    Args:
-        target: What the attacked model answers; only `correct` counts.
-        shadows: Of K models, each record out of two at least.
+    gives (N,) log-odds of being a member. Each record must be out of two of the K models at least.
 
     Raises:
         ValueError: The shadow models have either no members or nothing else.

@@ -18,10 +18,7 @@ def lira(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     Threat model: the attacker sees probabilities, and trains K models of the attacked model's kind on data that hold
     the record in about half of them. Confidences, logit-scaled, count as Gaussian in either case; of several queries an
     image, the mean of their ratios counts, as in the authors' code.
-
-    Args:
-        target: What the attacked model answers.
-        shadows: Of K models, each record in one at least and out of one at least; where it is not, see `lira_offline`.
+    Each record must be in one of the K shadows at least and out of one at least; where it is not, see `lira_offline`.
 
     Returns:
         (N,) log-likelihood ratios, larger for members; of records that are in no model, or in all, nan.
@@ -37,10 +34,7 @@ def lira_offline(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
 
     Threat model: as of `lira`, but the shadow models are trained before the attacker knows which record is asked
     about, on data without it. Those that hold it are left out.
-
-    Args:
-        target: What the attacked model answers.
-        shadows: Of K models, each record out of two at least.
+    Each record must be out of two of the K shadows at least.
 
     Returns:
         (N,) standardised confidences, larger for members: Φ of one is the paper's score.

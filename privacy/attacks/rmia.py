@@ -20,11 +20,8 @@ def rmia(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     a · p + 1 - a, as in the paper's offline attack. Strong with one or two models.
 
     Threat model: the attacker sees probabilities, and trains a few models on data of the same kind without the record;
-    it has a population of records that the model has not seen.
-
-    Args:
-        target: What the attacked model answers.
-        shadows: Of K models, each record out of one at least. Records in none are the population; without any, all are.
+    it has a population of records that the model has not seen. Each record must be out of one of the K shadows at
+    least; records in none are the population, and without any, all are.
 
     Returns:
         (N,) shares from 0 to 1, the mean over queries, larger for members.

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 FOOTNOTES = "footnotes.csv"
+_FOLDER = resources.files("sweeps").joinpath("reported")
 NUMBERS = ("epsilon", "delta", "accuracy")
 
 
@@ -54,7 +55,7 @@ class Reported:
 @cache
 def reported() -> tuple[Reported, ...]:
     """Every printed figure."""
-    names = sorted(file.name for file in _folder().iterdir() if file.name.endswith(".csv"))
+    names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
     return tuple(_figure(row) for name in names if name != FOOTNOTES for row in _rows(name))
 
 
@@ -70,9 +71,5 @@ def _figure(row: dict[str, str]) -> Reported:
     return Reported(**{**row, **numbers}, notes=notes)
 
 
-def _folder() -> resources.abc.Traversable:
-    return resources.files("sweeps").joinpath("reported")
-
-
 def _rows(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(_folder().joinpath(name).read_text(encoding="utf-8").splitlines()))
+    return list(csv.DictReader(_FOLDER.joinpath(name).read_text(encoding="utf-8").splitlines()))
