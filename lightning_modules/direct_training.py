@@ -125,8 +125,8 @@ class DirectTraining(Teacher):
             released = annotator.annotate(gradients, records)
             return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
         every_class = torch.ones_like(outputs, dtype=torch.bool)
-        responses, candidates = annotator.annotate(labels, records, every_class)
-        return Annotation.of_labels(outputs, responses, candidates, epsilon=annotator.epsilon)
+        responses = annotator.annotate(labels, records)
+        return Annotation.of_labels(outputs, responses, every_class, epsilon=annotator.epsilon)
 
     def update(self, loss: Tensor) -> None:
         """Backward, one step of the optimizer, and of the default's schedule."""

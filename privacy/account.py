@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -218,7 +218,8 @@ class PrivacyAccount:
         target = self.budget.target_epsilon
         if target is None or self.epsilon_after(charge, limit) <= target:
             return limit
-        return bisect_right(range(1, limit), target, key=lambda more: self.epsilon_after(charge, more))
+        # What is not a number does not fit.
+        return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
     def charge(self, charge: Charge) -> None:
         """Counts one release before it is made, or refuses it.

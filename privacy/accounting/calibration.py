@@ -7,7 +7,7 @@ the target holds: the achieved ε comes back with the answer and is never above 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,5 +84,6 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     low, high = 0, 1
     while high <= limit and epsilon_of(high) <= target:
         low, high = high, high * 2
-    low += bisect_right(range(low + 1, min(high, limit + 1)), target, key=epsilon_of)
+    fewer = range(low + 1, min(high, limit + 1))
+    low += bisect_left(fewer, True, key=lambda count: not epsilon_of(count) <= target)  # what is no number does not fit
     return Calibration(low, epsilon_of(low))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ import torch
 from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.gradient import THEOREMS, GradientAnnotator
-from privacy.checks import check_count, check_positive, check_probability
+from privacy.checks import check_positive, check_probability
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.guarantee import Guarantee, LabelStatement
 from privacy.mechanisms.description import FLOATS, THRESHOLDS, MechanismDescription
@@ -189,13 +188,11 @@ class DirectLabelAnnotator(_OfLabels):
     """Randomized response on each record's own label, drawn once and kept (DPSD's label switch on private data).
 
     A label is released once, whatever the number of epochs: the whole run is ε-label-DP (Warner 1965; Ghazi et
-    al. 2021), by parallel composition over records. Candidates may follow from the model, which earlier responses, of
-    other records, have trained. What a crash or an earlier fit drew and no checkpoint kept is drawn again, and costs
-    again: each fit that draws is charged once, before its first draw.
+    al. 2021), by parallel composition over records. What a crash or an earlier fit drew and no checkpoint kept is drawn
+    again, and costs again: each fit that draws is charged once, before its first draw.
 
     Args:
         epsilon: ε of one response, and of the run.
-        smallest: Size of the smallest candidate set that may occur, 2 or more; null: all classes.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
     """
@@ -207,37 +204,13 @@ class DirectLabelAnnotator(_OfLabels):
         "with an interrupted fit compose on the loss lattice"
     )
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        smallest: int | None = None,
-        budget: Budget = Budget(),
-        noise: NoiseSource | None = None,
-    ) -> None:
+    def __init__(self, *, epsilon: float = 1.0, budget: Budget = Budget(), noise: NoiseSource | None = None) -> None:
         super().__init__(budget=budget, noise=noise)
         _require_keepable(budget)
         self.epsilon = check_positive("epsilon", epsilon)
-        self.smallest = None if smallest is None else check_count("smallest", smallest, minimum=2)
-        #: Kept responses, (N,), -1 where there is none yet; and the candidates that they were drawn among, (N, c).
+        #: Kept responses, (N,), -1 where there is none yet.
         self.responses: torch.Tensor | None = None
-        self.candidates: torch.Tensor | None = None
         self._may_draw = False
-
-    def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
-        """See `Annotator.bind`; the batch is all N records, each queried once.
-
-        Raises:
-            ValueError: `smallest` exceeds the number of classes.
-        """
-        super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
-        if self.smallest is not None and self.smallest > num_classes:
-            raise ValueError(f"smallest must be at most the number of classes {num_classes}, got {self.smallest}")
-
-    @property
-    def fewest(self) -> int:
-        """Size of the smallest candidate set that may occur."""
-        return self.shape[1] if self.smallest is None else self.smallest
 
     @property
     def complete(self) -> bool:
@@ -245,8 +218,7 @@ class DirectLabelAnnotator(_OfLabels):
         return self.responses is not None and bool((self.responses >= 0).all())
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        # Fewer candidates dominate more.
-        of_label = RandomizedResponse(self.epsilon, self.fewest, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
+        of_label = RandomizedResponse(self.epsilon, num_classes, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
         claim = WholeRun(source="DPSD Theorem 2", epsilon=self.epsilon)
         return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
 
@@ -267,83 +239,62 @@ class DirectLabelAnnotator(_OfLabels):
 
     @uncompiled
     @torch.no_grad()
-    def annotate(
-        self, labels: torch.Tensor, records: torch.Tensor, candidates: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def annotate(self, labels: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
         """Answers for each record; one queried before gets the same answer.
 
         Args:
             labels: Of these records, shape (n,), int64. **Private.**
             records: Their numbers, shape (n,), int64.
-            candidates: bool, shape (n, c); must not depend on their own labels. Ignored for a kept response.
 
         Returns:
-            Responses (n,), int64, and the candidates (n, c) that each was drawn among, on the device of `labels`.
+            Responses (n,), int64, on the device of `labels`.
 
         Raises:
-            ValueError: Shapes, a record twice, or sets smaller than what is charged: nothing is charged.
+            ValueError: Shapes, or a record twice: nothing is charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
         count, num_classes = self.shape
-        if records.shape != labels.shape or tuple(candidates.shape) != (len(labels), num_classes):
-            raise ValueError(
-                f"labels and records must be (n,) and candidates (n, {num_classes}), got {tuple(labels.shape)}, "
-                f"{tuple(records.shape)} and {tuple(candidates.shape)}"
-            )
+        if records.ndim != 1 or records.shape != labels.shape:
+            raise ValueError(f"labels and records must be (n,), got {tuple(labels.shape)} and {tuple(records.shape)}")
         own = records.cpu()
         if len(torch.unique(own)) != len(own):
             raise ValueError("records must be distinct within a batch: each is answered for once")
-        if self.responses is None or self.candidates is None:
+        if self.responses is None:
             self.responses = torch.full((count,), -1, dtype=torch.int16)
-            self.candidates = torch.zeros(count, num_classes, dtype=torch.bool)
         new = self.responses[own] < 0
         if bool(new.any()):
-            self._draw(labels.cpu()[new], own[new], candidates.cpu()[new])
-        kept = self.responses[own].long(), self.candidates[own]
-        return kept[0].to(labels.device), kept[1].to(labels.device)
+            if not self._may_draw:
+                self._charge_once()
+                self._may_draw = True
+            candidates = torch.ones(int(new.sum()), num_classes, dtype=torch.bool)
+            drawn = randomized_response(labels.cpu()[new], candidates, epsilon=self.epsilon, noise=self.noise)
+            self.responses[own[new]] = drawn.to(self.responses.dtype)
+        return self.responses[own].long().to(labels.device)
 
-    def _draw(self, labels: torch.Tensor, records: torch.Tensor, candidates: torch.Tensor) -> None:
-        assert self.responses is not None and self.candidates is not None
-        if int(candidates.sum(dim=1).min()) < self.fewest:
-            raise ValueError(
-                f"candidates must hold at least {self.fewest} classes of each record, as is charged for, got "
-                f"{int(candidates.sum(dim=1).min())}"
-            )
-        if not self._may_draw:
-            self._charge_once()
-            self._may_draw = True
-        drawn = randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.noise)
-        self.responses[records] = drawn.to(self.responses.dtype)
-        self.candidates[records] = candidates
+    def kept(self) -> torch.Tensor | None:
+        """Responses for a checkpoint: released values."""
+        return None if self.responses is None else self.responses.clone()
 
-    def kept(self) -> dict[str, torch.Tensor] | None:
-        """Responses and candidates for a checkpoint: released values."""
-        if self.responses is None or self.candidates is None:
-            return None
-        return {"responses": self.responses.clone(), "candidates": self.candidates.clone()}
-
-    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
+    def keep(self, responses: torch.Tensor) -> None:
         """Inverse of `kept`.
 
         Raises:
-            ValueError: They are of another number of records or classes.
+            ValueError: They are of another number of records.
         """
-        if tuple(state["candidates"].shape) != self.shape or state["responses"].shape != state["candidates"].shape[:1]:
+        if len(responses) != self.shape[0]:
             raise ValueError(
-                f"kept responses must be of (N, c) = {self.shape}, got {tuple(state['candidates'].shape)}: resume with "
-                "the same private records"
+                f"{len(responses)} kept responses for {self.shape[0]}: resume with the same private records"
             )
-        self.responses, self.candidates = state["responses"].clone(), state["candidates"].clone()
+        self.responses = responses.clone()
         # What this object drew since they were kept is lost with them, and drawn again: that costs again.
         self._may_draw = False
 
     def describe(self) -> MechanismDescription:
         count, classes = self.shape
-        sizes = f"{classes}" if self.fewest == classes else f"{self.fewest} to {classes}"
         return MechanismDescription(
             mechanism=(
-                f"the label of each of {count} private records, once, by randomized response over {sizes} candidates "
-                f"that the model has chosen (epsilon={self.epsilon:g}); the private images themselves, in every update"
+                f"the label of each of {count} private records, once, by randomized response over {classes} classes "
+                f"(epsilon={self.epsilon:g}); the private images themselves, in every update"
             ),
             unit="one training record",
             relation="any change of one record",

@@ -163,9 +163,9 @@ def test_the_label_switch_costs_epsilon_whatever_the_number_of_epochs_and_keeps_
     assert isinstance(second.annotator, DirectLabelAnnotator)
     kept, later = first.annotator.kept(), second.annotator.kept()
     assert kept is not None and later is not None
-    drawn = kept["responses"] >= 0
+    drawn = kept >= 0
     assert bool(drawn.any())
-    assert torch.equal(kept["responses"][drawn], later["responses"][drawn])
+    assert torch.equal(kept[drawn], later[drawn])
     # Not everybody took part in the first epoch: the second fit draws too, and is charged as if it drew all again.
     charges = 1 if bool(drawn.all()) else 2
     assert sum(second.annotator.account.counts(scope="run").values()) == charges
@@ -181,7 +181,7 @@ def test_all_labels_drawn_in_one_fit_cost_epsilon() -> None:
     assert model.annotator.complete
     kept = model.annotator.kept()
     assert kept is not None and model._labels is not None
-    share = float((kept["responses"].long() == model._labels()).double().mean())
+    share = float((kept.long() == model._labels()).double().mean())
     assert share == pytest.approx(math.exp(2) / (math.exp(2) + 9), abs=0.06)
 
 

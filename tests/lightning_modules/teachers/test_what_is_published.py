@@ -11,6 +11,7 @@ from PIL import Image
 from support.dp_teachers import trainer_settings
 from support.runs import fit
 
+from datamodules import ClientRecords, PoissonSampled
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
 from lightning_modules.runtime.publication import TellOfErrors
@@ -59,6 +60,17 @@ def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert "near-duplicates of an image" in page.split("It does not cover:")[1]
 
 
+def test_a_clients_rate_is_of_the_bound_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures("some", 12)
+    client = ClientRecords(
+        dataset=ImageFolder(root="some", size=8, channels=1, num_records=400), client=0, num_clients=1
+    )
+    data = PoissonSampled(dataset=client, batch_size=8)
+    data.setup("fit")
+    assert data.sample_rate == 8 / 400
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_error_leaves_the_page_of_the_whole_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
@@ -83,7 +95,7 @@ def test_nothing_is_trained_before_the_plan(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     pictures("some", 12)
     config = settings("some", callbacks=[{"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}])
-    with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit begins"):
+    with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit"):
         fit(config)
     monkeypatch.setattr("lightning_modules.runtime.processes.check_no_tuner", lambda _: None)
     try:

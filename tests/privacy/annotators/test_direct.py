@@ -167,11 +167,9 @@ def test_bad_calls_are_refused_before_anything_is_charged() -> None:
         annotator.annotate(torch.randn(2, 9), numbers(3, 4))
     with pytest.raises(ValueError, match="numbers of their records"):
         annotator.annotate(torch.randn(2, 10))
-    labels = of_labels(smallest=3)
-    with pytest.raises(ValueError, match="at least 3 classes"):
-        labels.annotate(numbers(1), numbers(0), F.one_hot(numbers(1), 10).bool())
+    labels = of_labels()
     with pytest.raises(ValueError, match="distinct"):
-        labels.annotate(numbers(1, 1), numbers(0, 0), torch.ones(2, 10, dtype=torch.bool))
+        labels.annotate(numbers(1, 1), numbers(0, 0))
     assert not annotator.account.counts() and not labels.account.counts()
 
 
@@ -192,10 +190,9 @@ def test_the_target_is_kept_before_noise_is_drawn() -> None:
 def test_a_label_is_drawn_once_and_costs_epsilon_for_the_whole_run() -> None:
     annotator = of_labels(epsilon=1.0)
     labels, everybody = torch.randint(10, (100,)), torch.arange(100)
-    candidates = torch.ones(100, 10, dtype=torch.bool)
-    first, _ = annotator.annotate(labels, everybody, candidates)
+    first = annotator.annotate(labels, everybody)
     for _ in range(5):
-        again, _ = annotator.annotate(labels, everybody, candidates)
+        again = annotator.annotate(labels, everybody)
         assert torch.equal(again, first)
     assert annotator.account.epsilon_label() == pytest.approx(1.0, abs=1e-4)
     assert annotator.account.epsilon_label() <= 1.0
@@ -207,18 +204,17 @@ def test_a_label_is_drawn_once_and_costs_epsilon_for_the_whole_run() -> None:
 def test_labels_that_are_drawn_again_cost_again() -> None:
     annotator = of_labels(epsilon=1.0)
     labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
-    candidates = torch.ones(100, 10, dtype=torch.bool)
-    annotator.annotate(labels[:50], everybody[:50], candidates[:50])
+    annotator.annotate(labels[:50], everybody[:50])
     state, kept = annotator.account.state(), annotator.kept()
-    annotator.annotate(labels[50:], everybody[50:], candidates[50:])  # lost with a crash
+    annotator.annotate(labels[50:], everybody[50:])  # lost with a crash
     resumed = DirectLabelAnnotator(epsilon=1.0)
     resumed.bind(batch_size=100, num_classes=10, paper="DPSD")
     resumed.open(private_data="digits/train", state=state)
     assert kept is not None
     resumed.keep(kept)
-    resumed.annotate(labels[:50], everybody[:50], candidates[:50])
+    resumed.annotate(labels[:50], everybody[:50])
     assert resumed.account.epsilon_label() <= 1.0
-    resumed.annotate(labels, everybody, candidates)
+    resumed.annotate(labels, everybody)
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
     assert resumed.account.epsilon_label() == twice > 1.5
     with pytest.raises(ValueError, match="same private records"):
@@ -229,13 +225,12 @@ def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_to
     """A script that fits once more from an earlier file has the same object, which knows that it was charged."""
     annotator = of_labels(epsilon=1.0)
     labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
-    candidates = torch.ones(100, 10, dtype=torch.bool)
-    annotator.annotate(labels[:50], everybody[:50], candidates[:50])
+    annotator.annotate(labels[:50], everybody[:50])
     kept = annotator.kept()
     assert kept is not None
-    first, _ = annotator.annotate(labels, everybody, candidates)
+    first = annotator.annotate(labels, everybody)
     annotator.keep(kept)
-    second, _ = annotator.annotate(labels, everybody, candidates)
+    second = annotator.annotate(labels, everybody)
     assert not torch.equal(first[50:], second[50:]), "drawn twice"
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
     assert annotator.account.epsilon_label() == twice
