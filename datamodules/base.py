@@ -76,6 +76,8 @@ class ImageDataModule(LightningDataModule, ABC):
         metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where it is customary.
         official_validation: whether `read` has a part `validation`.
         states_bound: whether `num_records` is a bound that a user states, so that N itself is not public.
+        label_decides: whether a record's label has a say in its id, its place or its taking part, as where folders are
+            classes: a bound for labels would hold of no such data.
         subfolder: of `root`, where the files are expected.
         site: where the files can be had, for messages.
         downloadable: whether `download` can fetch them.
@@ -91,6 +93,7 @@ class ImageDataModule(LightningDataModule, ABC):
     metrics: tuple[str, ...] = ("accuracy",)
     official_validation: bool = False
     states_bound: bool = False
+    label_decides: bool = False
     subfolder: str = ""
     site: str = ""
     downloadable: bool = True

@@ -184,8 +184,8 @@ class ClientRecords(DerivedDataset):
     no party holds the whole.
 
     Attributes:
-        num_records: N of the whole data set, a public bound: how many of them are the client's own is private, and a δ
-            below 1/N lies below one over their number.
+        num_records: N of the whole data set, a public bound: a δ below 1/N lies below one over the number of
+            the client's own, which DP-SGD's sample rate publishes unless the data set states a bound.
 
     Args:
         dataset: The data set that is shared out.
@@ -214,6 +214,7 @@ class ClientRecords(DerivedDataset):
         self._label = f"of-{num_clients}-alpha{float(alpha)!r}-seed{partition_seed}-min{MIN_RECORDS}"
         self.private_name = f"{dataset.private_data.removesuffix('/train')}/client-{client}-{self._label}"
         super().__init__(dataset=dataset)
+        self.label_decides = True
         self.name = f"{dataset.name}-client-{client}-of-{num_clients}"
 
     @property

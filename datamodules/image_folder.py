@@ -45,6 +45,8 @@ class ImageFolder(PictureDataModule):
     they must not belong to anyone who is to be protected.
     """
 
+    label_decides = True
+
     site = "your own pictures"
     downloadable = False
 
@@ -113,6 +115,10 @@ class ImageFolder(PictureDataModule):
         pictures = self._pictures(part)
         if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
+        other = (self.root / ("test" if part == "train" else "train")).resolve()
+        for picture in pictures if self._layout == "parts" else ():
+            if other in picture.file.resolve().parents:
+                raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
         identities = self._identities(pictures)
         if part == "train" and identities is not None and self._layout == "parts" and (self.root / "test").is_dir():
             public = self._identities(self._pictures("test"))

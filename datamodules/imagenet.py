@@ -27,6 +27,8 @@ class ImageNet(PictureDataModule):
     No automatic download: it needs an account at https://image-net.org, and its terms allow non-commercial research.
     """
 
+    label_decides = True
+
     site = "https://image-net.org/download.php"
     downloadable = False
 

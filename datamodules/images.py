@@ -28,6 +28,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         labels: (N,) int64.
         peak: the pixel value that maps to 1 (0 maps to -1), 1 to 255; of the file format, never of the images at hand.
         identities: (N,) int64, the person of each record, where the data set says; records of one person share theirs.
+        names: N file names, where each record has its own file: tables of predictions have them.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         ids: Tensor,
         peak: int = 255,
         identities: Tensor | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Holds the records.
 
@@ -66,6 +68,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         self.ids = ids
         self.peak = peak
         self.identities = identities
+        self.names = names
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -98,6 +101,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             ids=self.ids[rows],
             peak=self.peak,
             identities=None if self.identities is None else self.identities[rows],
+            names=None if self.names is None else [self.names[row] for row in rows.tolist()],
         )
 
     def relabelled(self, labels: Tensor) -> ImageDataset:

@@ -193,13 +193,20 @@ def sizes_and_channels(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]],
     return sizes, channels
 
 
-def require_outside(stated: Sequence[Partition | None], files: Sequence[Path], *, private: Path | None = None) -> None:
+def require_outside(
+    stated: Sequence[Partition | None],
+    files: Sequence[Path],
+    *,
+    private: Path | None = None,
+    named: str = "images.pool",
+) -> None:
     """Refuses public `files` that are below a folder of private data, links followed both ways. None is opened.
 
     Args:
         stated: What files and the data module say of the private data.
         files: The pictures that are to be public.
         private: The folder of the private data where it is at hand, whose links may lead elsewhere.
+        named: Setting that gave the files.
 
     Raises:
         PartitionError: One is.
@@ -211,7 +218,7 @@ def require_outside(stated: Sequence[Partition | None], files: Sequence[Path], *
     if not inside and private is not None and any(file.resolve() in real for file in pictures_below(private)):
         inside = [private.resolve().name]
     if inside:
-        raise PartitionError(f"images.pool must lie outside of the folder of {inside[0]}, which holds private pictures")
+        raise PartitionError(f"{named} must lie outside of the folder of {inside[0]}, which holds private pictures")
 
 
 def _place_of(folder: Path) -> str:
@@ -251,11 +258,13 @@ class PictureDataModule(ImageDataModule):
 
     def records_of(self, pictures: Sequence[Picture], *, identities: Tensor | None = None) -> ImageDataset:
         """The records of some pictures; see `read_pictures`."""
+        names = [picture.name for picture in pictures]
         return ImageDataset(
             images=read_pictures([picture.file for picture in pictures], self.preparation),
             labels=torch.tensor([picture.label for picture in pictures], dtype=torch.int64),
-            ids=ids_of_names([picture.name for picture in pictures]),
+            ids=ids_of_names(names),
             identities=identities,
+            names=names,
         )
 
     def kept_labels(self, classes: Sequence[str]) -> list[int]:

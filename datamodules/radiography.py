@@ -25,6 +25,8 @@ class COVIDx(PictureDataModule):
     No automatic download: it needs an account at Kaggle.
     """
 
+    label_decides = True
+
     num_classes = 4
     num_records = 21_165  # all of them, which the private part is less than
     class_names = ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")

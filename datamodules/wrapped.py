@@ -19,7 +19,11 @@ def _take_facts(module: Any, dataset: Any) -> None:
     """Gives a data module another data set's public facts, and the data set itself."""
     if not isinstance(dataset, ImageDataModule):
         raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-    own = ("class_aliases", "official_validation", "states_bound") if isinstance(module, ImageDataModule) else ()
+    own = (
+        ("class_aliases", "official_validation", "states_bound", "label_decides")
+        if isinstance(module, ImageDataModule)
+        else ()
+    )
     for fact in (*own, *_FACTS):
         setattr(module, fact, getattr(dataset, fact))
     module.dataset = dataset

@@ -10,7 +10,6 @@ import torch
 from lightning import Callback, LightningModule
 from torch import nn
 
-from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.images.pool import PoolSource
@@ -231,19 +230,11 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         return default_callbacks(self.trainer)
 
     def prepare_fit(self) -> None:
-        """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool.
-
-        Raises:
-            ValueError: The data module may validate on private records: a student chosen so would reveal them for free.
-        """
-        if not isinstance(data := datamodule_of(self.trainer), SyntheticSteps):
-            raise ValueError(
-                "data.class_path must be SyntheticSteps in a student's fit, which looks at public records only, got "
-                f"{type(data).__name__}"
-            )
+        """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
         if isinstance(self.images, PoolSource):
+            data = datamodule_of(self.trainer)
             partitions = [*self.run.partitions, data.partition]
             self.images.open(private={self.teacher.private_data, data.private_data}, partitions=partitions, data=data)
             if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images

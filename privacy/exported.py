@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from privacy.accounting.composition import known_epsilon
 from privacy.events.base import release_from_dict
 from privacy.formatting import round_up
-from privacy.guarantee import Guarantee, level_of
-from privacy.neighbours import Unit
+from privacy.guarantee import RELATIONS, Guarantee, level_of
+from privacy.neighbours import Unit, common_neighbours
 from privacy.published.claims import claim_from_dict, published_epsilon
 
 _Counted = TypeVar("_Counted")
@@ -80,8 +80,13 @@ def _figures(content: Mapping[str, Any]) -> list[str]:
         f"{level}-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
         f"unit: {stated['unit']}; neighbours: {stated['relation']}"
     ]
-    if math.isfinite(bound) and (level == "person") is not any(one.unit is Unit.PERSON for one in releases):
-        said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are not about that")
+    if math.isfinite(bound):
+        unit, relation = common_neighbours((one.unit, one.relation) for one in releases)
+        of_record = unit is not Unit.RECORD or stated["unit"].startswith("one training record")
+        if level != unit.value or not of_record:
+            said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are about one {unit.value}")
+        if stated["relation"] != RELATIONS.get((unit, relation), stated["relation"]):
+            said.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
     if not math.isclose(bound, epsilon, rel_tol=1e-9):
         said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):

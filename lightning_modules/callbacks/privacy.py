@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.partition import require_classes, require_partition
+from datamodules.partition import Partition, require_classes, require_partition, same_data
+from datamodules.pictures import PictureDataModule, require_outside
+from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
+from lightning_modules.images.pool import innermost
 from lightning_modules.private_run import steps_of_fit
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.publication import clear, public_folder, publish
@@ -33,13 +37,18 @@ class PrivacyCourse(Callback):
     """Opens the ledger, fixes the plan, ends the fit before a step that is not affordable, and writes the guarantee."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits."""
+        """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits.
+
+        Raises:
+            ValueError: What is validated on may be private: a student chosen by it would reveal it for free.
+        """
         module = data_free(pl_module)
         if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
             raise ValueError(
                 f"trainer.max_steps must be left out, got {trainer.max_steps}: what is charged beforehand is all "
                 "epochs. Set trainer.max_epochs and data.steps_per_epoch"
             )
+        _require_public(trainer, module.run.partitions)
         self.on_test_start(trainer, pl_module)
         if trainer.is_global_zero and not is_dev_run(trainer):
             clear(trainer, resumed=module.run.resumed if trainer.ckpt_path else None)
@@ -116,6 +125,21 @@ class PrivacyCourse(Callback):
                 "no record."
             )
         rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
+
+
+def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
+    data = datamodule_of(trainer)
+    if data is None and not trainer.limit_val_batches:
+        return
+    if not isinstance(data, SyntheticSteps):
+        raise ValueError(
+            "data.class_path must be SyntheticSteps in a student's fit, which looks at public records only, got "
+            f"{type(data).__name__}"
+        )
+    judged_on = innermost(data)
+    if isinstance(judged_on, PictureDataModule):  # those of a folder inside of the private one have another name
+        others = [one for one in partitions if one and not same_data(one, judged_on.partition)]
+        require_outside(others, [judged_on.folder / "test"], named="data.dataset.root")
 
 
 def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:

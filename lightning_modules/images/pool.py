@@ -63,7 +63,7 @@ class PoolSource(ImageSource):
             PartitionError: The pool is divided otherwise than the private data, or inside of their folder.
             ValueError: A folder without pictures, or for images that are not square.
         """
-        pool, data = self.pool, _innermost(data)
+        pool, data = self.pool, innermost(data)
         if isinstance(pool, str):
             self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
             return
@@ -71,7 +71,7 @@ class PoolSource(ImageSource):
         same = any(one and same_data(one, pool.partition) for one in partitions)
         if pool.download:
             pool.fetch(self.part)
-        if not same and isinstance(pictures := _innermost(pool), PictureDataModule):
+        if not same and isinstance(pictures := innermost(pool), PictureDataModule):
             require_outside(partitions, pictures_below(pictures.folder), private=_folder_of(data))
         pool.setup("fit" if self.part == "train" else "test")
         records = pool.train_records if self.part == "train" else pool.test_records
@@ -102,7 +102,7 @@ class PoolSource(ImageSource):
         return [] if self.is_private else [told]
 
 
-def _innermost(data: Any) -> Any:
+def innermost(data: Any) -> Any:
     """The data set that a data module is made around."""
     while hasattr(data, "dataset"):
         data = data.dataset

@@ -70,7 +70,9 @@ class Network:
         if self.name.isidentifier():
             ours = import_module(_OURS)
             if self.name not in ours.__all__:
-                raise ValueError(f"there is no network {self.name} in {_OURS}: give package.Name, or my/file.py:Name")
+                raise ValueError(
+                    f"there is no network {self.name} in {_OURS}: give package.Name, or path/to/file.py:Name"
+                )
             return getattr(ours, self.name)  # type: ignore[no-any-return]
         look_in_current_folder()
         found = named_object(self.name)

@@ -97,7 +97,10 @@ def _description(run: FinishedRun) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": 1,
-        "architecture": without_folders(asdict(run.architecture)),
+        "architecture": {
+            **without_folders(asdict(run.architecture)),
+            "name": str(run.architecture.name).rpartition("/")[2],
+        },
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),

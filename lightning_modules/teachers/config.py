@@ -184,7 +184,9 @@ def _finished_ensemble(content: Any, file: Path) -> Mapping[str, torch.Tensor]:
         raise TeacherError(f"{file} holds no ensemble: give a checkpoint of `LightningCLI fit` with a TeacherEnsemble")
     done, wanted = int(ensemble["done"]), int(ensemble["settings"]["num_teachers"])
     if done < wanted:
-        raise TeacherError(f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: resume its fit")
+        raise TeacherError(
+            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: resume its fit (--ckpt_path)"
+        )
     weights: Mapping[str, torch.Tensor] = ensemble["weights"]
     return weights
 

@@ -85,7 +85,9 @@ class DPSGDTeacher(Teacher):
     ) -> None:
         super().__init__(**shared)
         if (target_epsilon is None) == (noise_multiplier is None):
-            raise ValueError(f"give target_epsilon or noise_multiplier, got {target_epsilon} and {noise_multiplier}")
+            raise ValueError(
+                f"give one of target_epsilon and noise_multiplier, got {target_epsilon} and {noise_multiplier}"
+            )
         check_number("target_epsilon", target_epsilon, above=0, null="a given noise_multiplier")
         check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
         if not 0 < delta < 1:

@@ -38,11 +38,11 @@ def of_shards(**described: str) -> MechanismDescription:
     """Description of what an ensemble of teachers on disjoint shards releases; arguments as above."""
     return MechanismDescription(
         unit="one training record of one teacher",
-        relation=f"{_ANY_CHANGE}, where a record's id alone decides its shard",
+        relation=f"{_ANY_CHANGE}, where a record's id alone decides its shard and a replacement has the same",
         assumption=(
             "teachers of different shards share nothing: each record was seen by only one of them, which its stable id "
-            "decides (of clients its id and label), and where a record is added, removed or replaced the ids of all "
-            "others stay as they are"
+            "decides (of clients its id and label, of pictures in folders of classes a name with the class in it), and "
+            "where a record is added, removed or replaced the ids of all others stay as they are"
         ),
         **described,
     )

@@ -99,6 +99,15 @@ def test_a_part_is_read_without_the_other(parted: Path, part: str) -> None:
         data.setup("test" if part == "train" else "fit")
 
 
+def test_a_private_picture_is_no_public_one_by_a_link(parted: Path) -> None:
+    link = parted / "test/ants/link.png"
+    link.symlink_to(next((parted / "train/ants").iterdir()).resolve())
+    with pytest.raises(ValueError, match="is a link into train: a picture is either private or public"):
+        ImageFolder(root=parted, size=16, channels=1).setup("test")
+    link.unlink()
+    ImageFolder(root=parted, size=16, channels=1).setup("test")
+
+
 def test_of_the_test_pictures_alone_the_number_of_private_ones_is_stated_or_not_known(parted: Path) -> None:
     shutil.rmtree(parted / "train")
     assert ImageFolder(root=parted).num_records is None

@@ -13,6 +13,7 @@ import torch
 from support.runs import checkpoint, fit, interrupted, trainer_settings
 from support.short_names import nested
 
+from datamodules import COVIDx, ImageFolder, ImageNet
 from lightning_modules import DirectTraining
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
@@ -72,6 +73,16 @@ def logged(folder: str, name: str) -> list[float]:
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+
+
+def test_data_whose_labels_decide_who_takes_part_are_refused() -> None:
+    of_a_client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 0}}
+    for dataset in (of_a_client, {"class_path": "Digits", "init_args": {"classes": [3, 5]}}):
+        config = configuration(label=True)
+        config["data"]["init_args"]["dataset"] = dataset
+        with pytest.raises(ValueError, match="decide which records are trained on"):
+            trained(config)
+    assert ImageFolder.label_decides and ImageNet.label_decides and COVIDx.label_decides
 
 
 def test_both_figures_are_logged_recorded_and_guaranteed() -> None:

@@ -95,6 +95,21 @@ def test_a_student_is_not_evaluated_on_training_pictures_of_its_teacher(
     assert Path("run").exists() is broken or not list(Path("run").rglob("*.ckpt"))
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_one(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "test"):
+        write_folders(Path("outer") / part)
+    train_teacher(pictures(None, root="outer", batch_size=16))
+    if broken:
+        monkeypatch.setattr(privacy, "require_outside", lambda *given, **named: None)
+        transcribe(pictures(root="outer/train"))
+        return
+    with pytest.raises(PartitionError, match=r"data\.dataset\.root must lie outside of the folder of outer"):
+        transcribe(pictures(root="outer/train"))
+
+
 def test_the_same_partition_and_other_data_are_taken() -> None:
     transcribe(pictures())
     write_folders(Path("elsewhere") / "beetles")

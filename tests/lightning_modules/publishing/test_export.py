@@ -124,6 +124,8 @@ def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixt
         ({"releases": [[stated["guarantee"]["releases"][0][0], 1]]}, "compose"),
         ({"releases": stated["guarantee"]["releases"] * 2}, "must be listed once each"),
         ({"unit": "one client: all records"}, "guarantee.md does not say what guarantee.json says"),
+        ({"unit": "one patient for life"}, "its releases are about one record"),
+        ({"relation": "any change of all records"}, "and its releases' add or remove"),
         ({"epsilon_of_run": -1.0}, "epsilon_of_run, epsilon and epsilon_all_runs"),
         ({"epsilon": math.nan}, "its releases compose to"),
         ({"delta": 2}, "delta must lie between 0 and 1"),

@@ -104,7 +104,7 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     assert "| person-level ε |" in card and "record-level" not in card
     file = Path("given/guarantee.json")
     file.write_text(file.read_text().replace(MEANS, "one training record"))
-    with pytest.raises(AlteredError, match="the unit is one training record, and its releases are not about that"):
+    with pytest.raises(AlteredError, match="the unit is one training record, and its releases are about one person"):
         main(["verify", "given"])
     # A student of the other teacher has no ε together with it; by itself it has.
     with pytest.raises(BudgetExceeded, match=r"protects several units.*budget\.scope=run"):
