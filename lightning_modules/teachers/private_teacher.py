@@ -302,10 +302,13 @@ class PrivateEnsemble(PrivateModel):
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
-    """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash."""
+    """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash.
+
+    Floating-point numbers count as float32, and BatchNorm's counters not at all: a copy without them is no new teacher.
+    """
     digest = hashlib.sha256()
-    for name in sorted(weights):
-        value = weights[name]
+    for name in sorted(name for name in weights if not name.endswith("num_batches_tracked")):
+        value = weights[name].float() if weights[name].is_floating_point() else weights[name]
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(bytes_of(value))
     return digest.digest()

@@ -92,6 +92,18 @@ def test_charges_of_the_same_weights_count_under_any_name(
         assert (named.queries, named.epsilon_all_runs) == (spent.queries, spent.epsilon_all_runs)
 
 
+def test_a_copy_in_another_type_and_without_counters_is_no_new_teacher() -> None:
+    first, _ = used("weights.pt", private_data="faces")
+    weights = torch.load("weights.pt", weights_only=True)
+    assert any(name.endswith("num_batches_tracked") for name in weights)
+    copy = {name: value.double() for name, value in weights.items() if not name.endswith("num_batches_tracked")}
+    torch.save(copy, "copy.pt")
+    again, _ = used("copy.pt", private_data="faces")
+    assert again.queries == first.queries > 0
+    torch.save({name: value + 1e-3 for name, value in copy.items()}, "other.pt")
+    assert used("other.pt", private_data="faces")[0].training != first.training == again.training
+
+
 def test_other_weights_of_the_same_name_are_in_the_same_ledger() -> None:
     first, _ = used("weights.pt")
     torch.save(SmallCNN(**SHAPE).state_dict(), "weights.pt")
