@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from datamodules.images import ImageDataset
+
+#: Between two lines of progress.
+_SECONDS = 20
 
 
 class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
@@ -59,9 +64,15 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
         inputs[: len(first)] = first
 
+        told = time.monotonic()
+
         def fill(rows: Tensor) -> None:
+            nonlocal told
             if len(rows):
                 inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
+                if time.monotonic() > told + _SECONDS:  # minutes of nothing would look like a fit that hangs
+                    told = time.monotonic()
+                    rank_zero_info(f"{int(rows[-1]) + 1:,} of {len(records):,} images are done.")
 
         if workers == 1:
             for rows in parts[1:]:

@@ -168,6 +168,8 @@ class TeacherConfig:
             kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
         for state in (content.get("dp_sgd"), content.get("ensemble")):
             assumptions += [str(text) for text in (state or {}).get("assumptions", ())]
+            accesses = (state or {}).get("uncharged_queries", ())
+            assumptions += [f"ACCESSED WITHOUT CHARGE, in the teacher's training: {text}" for text in accesses]
         return {
             "private_data": named or (own_name if kept is None else known[kept]),
             "training": training,

@@ -275,6 +275,9 @@ def test_nothing_is_chosen_by_private_records(evaluation: str) -> None:
     teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=3)
     page = Path("teacher/public/guarantee.md").read_text()
     assert "ACCESSED WITHOUT CHARGE: accuracy on held-out private records" in page
+    student("run")  # inherits it with the teacher's ε
+    page = Path("run/public/guarantee.md").read_text()
+    assert "ACCESSED WITHOUT CHARGE, in the teacher's training: accuracy on held-out private records" in page
 
 
 # What the command line says on resuming is applied or refused.
