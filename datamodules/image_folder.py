@@ -225,4 +225,4 @@ class ImageFolder(PictureDataModule):
 
 
 def _some(names: Sequence[str]) -> str:
-    return f"its folders are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+    return f"its folders are {', '.join(names[:10]) or 'none'}{', ...' if len(names) > 10 else ''}"

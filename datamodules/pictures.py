@@ -159,7 +159,8 @@ def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
     """
     classes = subfolders(parts[0])
     if len(classes) < 2:
-        raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {', '.join(classes)}")
+        found = ", ".join(classes) or "none"
+        raise ValueError(f"{parts[0]} must have a folder for each class, and at least 2, got {found}")
     for part in parts[1:]:
         if unknown := [name for name in subfolders(part) if name not in classes]:
             raise ValueError(f"{part} has folders that {parts[0]} has not: {', '.join(unknown[:10])}")

@@ -101,7 +101,10 @@ class QueryPhase:
             check_whole_number(f"query_phase.{name}", getattr(self, name), least=1)
         check_choice("query_phase.selection", self.selection, get_args(Selection))
         if (self.selection == "confident") != (self.rounds > 1):
-            raise ValueError(f"query_phase.rounds must be 1, or 2 or more for 'confident', got {self.rounds}")
+            raise ValueError(
+                "query_phase.rounds must be 2 or more for query_phase.selection='confident', and 1 for others, got "
+                f"{self.rounds} for {self.selection!r}"
+            )
         if self.rounds > self.queries:
             raise ValueError(f"query_phase.rounds must be at most the {self.queries} queries, got {self.rounds}")
 

@@ -79,7 +79,9 @@ class Distillation(DataFreeDistillation):
             **shared,
         )
         if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
-            raise ValueError(f"annotator must be a (Mean)ResponseAnnotator, got {type(self.annotator).__name__}")
+            raise ValueError(
+                f"annotator must be a ResponseAnnotator or MeanResponseAnnotator, got {type(self.annotator).__name__}"
+            )
         check_whole_number("pool_size", pool_size, least=1)
         check_whole_number("queries", queries, least=2, null="one teacher")
         check_number("balance", balance, least=0, most=1)
@@ -89,8 +91,8 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"temperature must be 1 for loss={loss!r}, which has none, got {temperature}")
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
-                f"queries must be given for a MeanResponseAnnotator only, got {queries} with "
-                f"{type(self.annotator).__name__}"
+                "queries must be given for a MeanResponseAnnotator, and for no other, got "
+                f"{queries} with {type(self.annotator).__name__}"
             )
         self.pool_calls = -(-pool_size // self.batch_size)
         self.charged_calls = self.pool_calls if queries is None else -(-queries // self.batch_size)

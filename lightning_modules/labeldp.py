@@ -123,7 +123,9 @@ class LabelDP(DataFreeDistillation):
         if not isinstance(self.annotator, LabelAnnotator):
             raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")
         if self.annotator.smallest != 2:
-            raise ValueError(f"annotator.smallest must be 2, as a threshold leaves, got {self.annotator.smallest}")
+            raise ValueError(
+                f"annotator.smallest must be 2, the fewest candidates above a threshold, got {self.annotator.smallest}"
+            )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
         #: What the student is fitted to: images (N, C, H, W) in half precision, their noisy labels (N,), and the

@@ -61,5 +61,7 @@ class QuerySet:
         if pool is None or not len(pool) or not len(self.positions):
             return
         if int(self.positions.max()) >= len(pool):
-            raise CheckpointError(f"pool has {len(pool)} images, and the queries are of a larger one: take the same")
+            raise CheckpointError(
+                f"images.pool has {len(pool)} images, and the checkpoint's queries are of a larger one: give that pool"
+            )
         self.images = pool[self.positions].half()

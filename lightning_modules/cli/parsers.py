@@ -8,6 +8,7 @@ import re
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Expected a <class 'NoneType'>|Expected a path but"
     r"|Problem with given class_path '[^']+':$|Parser key \"[^\"]+\":$|does not correspond to a subclass of"
+    r"|Module\.__init__\(\) got an unexpected"
 )
 _WORDS = (
     (r"^Type .* expects a function or a callable class: ", ""),

@@ -129,7 +129,9 @@ class ReplayMemory:
         """
         capacity = state["capacity"]
         if capacity != self.settings.capacity:
-            raise CheckpointError(f"replay.capacity was {capacity} and is {self.settings.capacity}: resume with that")
+            raise CheckpointError(
+                f"replay.capacity was {capacity} and is {self.settings.capacity}: resume with {capacity}"
+            )
         self._kept = 0
         if len(state["images"]):
             self._next = 0

@@ -76,7 +76,10 @@ class Images:
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
-            raise ValueError(f"images.pool must be given for source 'pool' only, got {self.pool!r} for {self.source!r}")
+            raise ValueError(
+                "images.pool must be given for images.source='pool', and for no other, got "
+                f"pool={self.pool!r} with source={self.source!r}"
+            )
         if self.pool is not None and self.prior is not None:
             raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")
         if self.source in ("prior", "pool") and self.reset_every is not None:

@@ -144,5 +144,7 @@ def check_linear(network: nn.Module) -> nn.Linear:
     head = getattr(network, "head", None)
     learnt = [name for name, _ in network.named_parameters() if not name.startswith("head.")]
     if not isinstance(head, nn.Linear) or head.bias is None or learnt or not hasattr(network, "forward_features"):
-        raise ValueError(f"a closed form needs a linear head on fixed features, got {type(network).__name__}")
+        raise ValueError(
+            f"a closed form needs a linear head on fixed features (LinearOnFeatures), got {type(network).__name__}"
+        )
     return head

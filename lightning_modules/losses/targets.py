@@ -96,9 +96,14 @@ class GradientTargets:
         check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
         check_number("gradient_targets.dkd_beta", self.dkd_beta)
         if self.student_target != "targets" and self.outputs != "logits":
-            raise ValueError(f"gradient_targets.outputs must be logits for {self.student_target!r}: {self.outputs!r}")
+            raise ValueError(
+                f"gradient_targets.student_target={self.student_target!r} needs outputs='logits', got {self.outputs!r}"
+            )
         if self.student_target == "answers" and (self.loss, self.gamma) != ("kd", None):
-            raise ValueError(f"gradient_targets needs loss kd and no gamma for answers: {self.loss!r}, {self.gamma}")
+            raise ValueError(
+                "gradient_targets.student_target='answers' needs loss='kd' and gamma=null, got "
+                f"{self.loss!r} and {self.gamma}"
+            )
 
     def require(self, annotator: Annotator) -> None:
         """Refuses an annotator whose releases are no targets of this kind.
@@ -119,7 +124,10 @@ class GradientTargets:
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
         if annotator.stability < _LEAST_STABILITY:
-            raise ValueError(f"annotator.stability must be {_LEAST_STABILITY} or more here, got {annotator.stability}")
+            raise ValueError(
+                "gradient_targets.student_target='answers' needs an annotator.stability of "
+                f"{_LEAST_STABILITY} or more, got {annotator.stability}"
+            )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.

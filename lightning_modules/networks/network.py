@@ -148,7 +148,9 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
         ) from error
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"{name}: {type(network).__name__} must give (2, {num_classes}) for two images; got {found}")
+        raise ValueError(
+            f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two"
+        )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
 

@@ -49,7 +49,7 @@ def _imported(name: str) -> tuple[ModuleType, list[str]]:
             # Of a module that is there and imports what is not, that is the error.
             if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
                 raise ValueError(f"{name} cannot be imported: {error}") from error
-    raise ValueError(f"{name} cannot be imported: there is no module {parts[0]}. Or give path/to/file.py:Name")
+    raise ValueError(f"{name} cannot be imported: no module {parts[0]} is there; of a file give path/to/file.py:Name")
 
 
 def _module_of(file: Path, name: str) -> ModuleType:

@@ -150,8 +150,8 @@ class TeacherConfig:
             raise
         except (ValueError, TypeError) as error:
             raise TeacherError(
-                f"the architecture of teacher {file} cannot be built: {error}. For images of another size or other "
-                "channels set model.teacher.input"
+                f"the architecture of teacher {file} cannot be built: {error} (images of another size or channels: set "
+                "model.teacher.input)"
             ) from error
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:

@@ -424,7 +424,7 @@ class DPSGDTeacher(Teacher):
         self.own_training.load(checkpoint)
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
-            raise CheckpointError("the checkpoint is of no training by DP-SGD: begin anew without --ckpt_path")
+            raise CheckpointError("the checkpoint is not of a training by DP-SGD: begin anew without --ckpt_path")
         self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state["settings"].get(name)

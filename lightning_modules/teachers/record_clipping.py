@@ -116,7 +116,10 @@ class Clipping:
             )
         head = linear_head(network)
         if self.mode == "linear" and head is None:
-            raise ValueError(f"clipping.mode=linear needs a linear head alone, got {type(network).__name__}: take auto")
+            raise ValueError(
+                f"clipping.mode=linear needs a network that trains a linear head alone, got {type(network).__name__}: "
+                "take auto"
+            )
         if self.mode != "auto":
             return self.mode
         if head is not None and not self.needs_flat:

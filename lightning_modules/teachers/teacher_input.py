@@ -44,7 +44,10 @@ class TeacherInput:
         if len(ends) != 4 or not ends[0] < ends[1] < ends[2] < ends[3]:
             raise ValueError(f"teacher.input.range must be a lowest and a highest value, got {self.range}")
         if len(mean) != len(std) or not all(map(math.isfinite, [*mean, *std])) or min(std, default=1) <= 0:
-            raise ValueError(f"teacher.input needs as many mean as std, std above 0, got {self.mean} and {self.std}")
+            raise ValueError(
+                "teacher.input.mean and std must be finite and equally many (one, or one for each channel), std above "
+                f"0, got {self.mean} and {self.std}"
+            )
         sides = self.size if isinstance(self.size, list) else [1 if self.size is None else self.size]
         if len(sides) not in (1, 2) or any(type(one) is not int or one < 1 for one in sides):
             raise ValueError(f"teacher.input.size must be a side of 1 or more, or height and width, got {self.size}")

@@ -160,7 +160,7 @@ def test_dp_sgd_goes_on_from_nothing_but_dp_sgd(monkeypatch: pytest.MonkeyPatch)
     content = torch.load(f"private/{LAST}", weights_only=True)
     network = functools.partial(SmallCNN, width=4, hidden=8, norm="group", activation="tanh")
     module = DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=network)
-    with pytest.raises(CheckpointError, match="of no training by DP-SGD: begin anew"):
+    with pytest.raises(CheckpointError, match="not of a training by DP-SGD: begin anew"):
         module.on_load_checkpoint(content)
     # The mutant takes a missing history for an empty one: 3 for weights that nothing bounds.
     monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._parse_ckpt_path", lambda self: None)

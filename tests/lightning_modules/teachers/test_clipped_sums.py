@@ -238,7 +238,7 @@ def test_which_mode_is_chosen() -> None:
     assert mode(fixed) == "linear" and mode(fixed, granularity=0.1) == "flat"
     assert mode(deeper) == "flat" and mode(deeper, physical_batch_size=10**7) == "ghost"
     assert mode(fixed, mode="flat") == "flat" and mode(fixed, mode="ghost") == "ghost"
-    with pytest.raises(ValueError, match=r"clipping\.mode=linear needs a linear head alone"):
+    with pytest.raises(ValueError, match=r"clipping\.mode=linear needs a network that trains a linear head alone"):
         mode(deeper, mode="linear")
 
 
