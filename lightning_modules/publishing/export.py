@@ -92,6 +92,11 @@ def export_run(
     return Exported(folder=target, run=run, differences=differences)
 
 
+def _without_path(name: str) -> str:
+    """`my.py:Net` of a file anywhere."""
+    return name.rpartition("/")[2]
+
+
 def _description(run: FinishedRun) -> dict[str, Any]:
     """All that `load_student` needs. No teacher, no path, no setting of the training."""
     return {
@@ -99,7 +104,7 @@ def _description(run: FinishedRun) -> dict[str, Any]:
         "format_version": 1,
         "architecture": {
             **without_folders(asdict(run.architecture)),
-            "name": str(run.architecture.name).rpartition("/")[2],
+            "name": _without_path(str(run.architecture.name)),
         },
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),

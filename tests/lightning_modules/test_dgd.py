@@ -541,8 +541,8 @@ def _module(**settings: Any) -> DGD:
         ({"queries": 0}, "queries must be 1 or more"),
         ({"vae_steps": -1}, "vae_phase.steps must be 0 or more"),
         ({"query_selection": "best"}, "query_phase.selection must be random or confident"),
-        ({"query_selection": "confident"}, "rounds must be 1, or 2 or more for 'confident', got 1"),
-        ({"query_phase": {"rounds": 2}}, "2 or more for 'confident', got 2"),
+        ({"query_selection": "confident"}, "and 1 for others, got 1 for 'confident'"),
+        ({"query_phase": {"rounds": 2}}, "and 1 for others, got 2 for 'random'"),
         (
             {"query_phase": {"selection": "confident", "rounds": 9, "queries": 8}},
             "rounds must be at most the 8 queries",

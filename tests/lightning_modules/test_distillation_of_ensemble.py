@@ -409,8 +409,8 @@ def charges() -> int:
             {"annotator": MeanResponseAnnotator(noise_multiplier=1.0)},
             "queries must be given for a MeanResponseAnnotator",
         ),
-        ({"annotator": ResponseAnnotator(), "queries": 8}, "only, got 8 with ResponseAnnotator"),
-        ({"queries": 8}, "MeanResponseAnnotator only"),
+        ({"annotator": ResponseAnnotator(), "queries": 8}, "and for no other, got 8 with ResponseAnnotator"),
+        ({"queries": 8}, "MeanResponseAnnotator, and for no other"),
         (
             {"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 1},
             "queries must be 2 or more .* got 1",

@@ -20,7 +20,7 @@ def test_another_pool_is_refused_as_a_checkpoint_that_does_not_fit() -> None:
     resumed = QuerySet((1, 2, 2))
     resumed.load(chosen.state(of_pool=True), pool=pool)
     assert torch.equal(resumed.images, chosen.images) and torch.equal(resumed.labels, chosen.labels)
-    with pytest.raises(CheckpointError, match="pool has 6 images, and the queries are of a larger one"):
+    with pytest.raises(CheckpointError, match="pool has 6 images, and the checkpoint's queries are of a larger one"):
         QuerySet((1, 2, 2)).load(chosen.state(of_pool=True), pool=pool[:6])
 
 

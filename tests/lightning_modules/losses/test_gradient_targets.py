@@ -181,8 +181,11 @@ def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: 
     [
         ({"outputs": "scores"}, "gradient_targets.outputs must be logits or probabilities, got 'scores'"),
         ({"loss": "zhao"}, "gradient_targets.loss must be kd, dkd or dkd_as_printed, got 'zhao'"),
-        ({"outputs": "probabilities", "student_target": "gradients"}, "outputs must be logits for 'gradients'"),
-        ({"student_target": "answers"}, "needs loss kd and no gamma for answers: 'dkd', None"),
+        (
+            {"outputs": "probabilities", "student_target": "gradients"},
+            "student_target='gradients' needs outputs='logits'",
+        ),
+        ({"student_target": "answers"}, "needs loss='kd' and gamma=null, got 'dkd' and None"),
     ],
 )
 def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
@@ -231,7 +234,7 @@ def test_answers_of_several_teachers_are_what_they_agree_on() -> None:
         (LabelAnnotator(), "needs the data switch"),
         (GradientAnnotator(stability=0.3, bounding="clip"), "or ensemble, got 'clip' and 'per_sample'"),
         (GradientAnnotator(stability=0.3, release="batch_mean"), "got 'normalize' and 'batch_mean'"),
-        (GradientAnnotator(), r"annotator\.stability must be 0\.01 or more here, got 0\.0001"),
+        (GradientAnnotator(), r"annotator\.stability of 0\.01 or more, got 0\.0001"),
     ],
 )
 def test_answers_need_gradients_that_can_be_solved(annotator: Annotator, message: str) -> None:

@@ -197,13 +197,14 @@ def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # the control
-        monkeypatch.setattr("lightning_modules.publishing.export.without_folders", lambda value: value)
-    (place / "nets").mkdir()
-    (place / "nets" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
-    name = f"{place}/nets/own.py:Net"
+        for shortening in ("without_folders", "_without_path"):
+            monkeypatch.setattr(f"lightning_modules.publishing.export.{shortening}", lambda value: value)
+    (place / "HIV study (2024)").mkdir()
+    (place / "HIV study (2024)" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
+    name = f"{place}/HIV study (2024)/own.py:Net"
     built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["arguments"]
     own = {key: value for key, value in built.items() if key not in SHAPE}
     changed(STUDENT, student={"network": told(name, **own)})
     export("--network", name)
     files = [file for folder in ("bounded/public", "out") for file in Path(folder).rglob("*") if file.is_file()]
-    assert any(str(place).encode() in file.read_bytes() for file in files) is broken
+    assert any(b"HIV study" in file.read_bytes() for file in files) is broken
