@@ -77,7 +77,7 @@ class ImageDataModule(LightningDataModule, ABC):
         official_validation: whether `read` has a part `validation`.
         states_bound: whether `num_records` is a bound that a user states, so that N itself is not public.
         label_decides: whether a record's label has a say in its id, its place or its taking part, as where folders are
-            classes: a bound for labels would hold of no such data.
+            classes or not all classes are kept: a bound for labels would hold of no such data.
         subfolder: of `root`, where the files are expected.
         site: where the files can be had, for messages.
         downloadable: whether `download` can fetch them.
@@ -144,6 +144,7 @@ class ImageDataModule(LightningDataModule, ABC):
             choice = ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name)
             self._choice, self.num_classes, self.class_names = choice, len(choice.kept), choice.names
             self.class_aliases = ()
+            self.label_decides = True
             self.name = f"{self.name}-{choice.label}"
         self._splits: dict[Split, ImageDataset] = {}
         self._numbered = False

@@ -12,19 +12,15 @@ from datamodules.images import ImageDataset, own_share
 from datamodules.splits import selection_halves
 from privacy.checks import check_count
 
-_FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics")
+_FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides")
+_OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
 
 
 def _take_facts(module: Any, dataset: Any) -> None:
     """Gives a data module another data set's public facts, and the data set itself."""
     if not isinstance(dataset, ImageDataModule):
         raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
-    own = (
-        ("class_aliases", "official_validation", "states_bound", "label_decides")
-        if isinstance(module, ImageDataModule)
-        else ()
-    )
-    for fact in (*own, *_FACTS):
+    for fact in _OF_DATASETS if isinstance(module, ImageDataModule) else _FACTS:
         setattr(module, fact, getattr(dataset, fact))
     module.dataset = dataset
 

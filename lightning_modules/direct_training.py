@@ -155,10 +155,9 @@ class DirectTraining(Teacher):
             raise ValueError(f"direct training needs an image data set or PoissonSampled, got {type(data).__name__}")
         if isinstance(self.annotator, DirectGradientAnnotator) and not isinstance(data, PoissonSampled):
             raise ValueError(f"DirectGradientAnnotator needs data.class_path PoissonSampled, got {type(data).__name__}")
-        records = getattr(data, "dataset", data)
-        if records.label_decides or records.kept_classes is not None:
+        if data.label_decides:
             raise ValueError(
-                f"direct training bounds labels, and those of {records.name} decide which records are trained on, or "
+                f"direct training bounds labels, and those of {data.name} decide which records are trained on, or "
                 "in which order: it needs data whose files do not name classes, and all of their classes"
             )
         data.number_records()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from support.runs import checkpoint, fit, interrupted, trainer_settings
 from support.short_names import nested
 
-from datamodules import COVIDx, ImageFolder, ImageNet
+from datamodules import COVIDx, Digits, ImageFolder, ImageNet
 from lightning_modules import DirectTraining
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
@@ -75,14 +76,30 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
 
 
-def test_data_whose_labels_decide_who_takes_part_are_refused() -> None:
+def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of_a_client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 0}}
-    for dataset in (of_a_client, {"class_path": "Digits", "init_args": {"classes": [3, 5]}}):
-        config = configuration(label=True)
-        config["data"]["init_args"]["dataset"] = dataset
+    chosen = {"class_path": "Digits", "init_args": {"classes": [3, 5]}}
+    shadowed = {"class_path": "datamodules.shadowed.Shadowed", "init_args": {"dataset": chosen, "number": 0}}
+    for dataset, poisson in itertools.product((of_a_client, chosen, shadowed), (True, False)):
+        config = configuration(label=True, poisson=poisson)
+        if poisson:
+            config["data"]["init_args"]["dataset"] = dataset
+        else:
+            config["data"] = dataset
         with pytest.raises(ValueError, match="decide which records are trained on"):
             trained(config)
     assert ImageFolder.label_decides and ImageNet.label_decides and COVIDx.label_decides
+    # The control: unrefused, another label of one record shows in the count, at one stated ε.
+    monkeypatch.setattr(Digits, "label_decides", property(lambda _: False, lambda *_: None))
+    config = {**configuration(label=True, poisson=False, epochs=1), "data": chosen}
+    before = trained(config).guarantee()
+    read, records = Digits.read, Digits().read("train")
+    records.labels[(records.labels == 3).nonzero()[:20]] = 4  # some may be held out
+    monkeypatch.setattr(Digits, "read", lambda self, part: records if part == "train" else read(self, part))
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")  # two worlds, and no two runs in one
+    after = trained({**config, "trainer": trainer_settings("again", 1)}).guarantee()
+    assert before.labels is not None and after.labels is not None
+    assert before.labels.epsilon == after.labels.epsilon and before.mechanism != after.mechanism
 
 
 def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
