@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,9 +93,9 @@ def export_run(
     return Exported(folder=target, run=run, differences=differences)
 
 
-def _without_path(name: str) -> str:
-    """`my.py:Net` of a file anywhere."""
-    return name.rpartition("/")[2]
+def _without_paths(architecture: Any) -> Any:
+    """With `my.py:Net` for that of a file anywhere, whatever its folders are called."""
+    return json.loads(re.sub(r'"[^"]*/([^"/]+\.py:)', r'"\1', json.dumps(architecture)))
 
 
 def _description(run: FinishedRun) -> dict[str, Any]:
@@ -102,10 +103,7 @@ def _description(run: FinishedRun) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": 1,
-        "architecture": {
-            **without_folders(asdict(run.architecture)),
-            "name": _without_path(str(run.architecture.name)),
-        },
+        "architecture": without_folders(_without_paths(asdict(run.architecture))),
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),

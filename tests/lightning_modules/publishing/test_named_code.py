@@ -16,6 +16,7 @@ from support.runs import configuration
 from lightning_modules.cli import main
 from lightning_modules.dpdfd import DPDFD
 from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.publishing import export as export_module
 from lightning_modules.teachers.config import TeacherConfig
 
 MARKER = Path("marker")
@@ -197,7 +198,7 @@ def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # the control
-        for shortening in ("without_folders", "_without_path"):
+        for shortening in ("without_folders", "_without_paths"):
             monkeypatch.setattr(f"lightning_modules.publishing.export.{shortening}", lambda value: value)
     (place / "HIV study (2024)").mkdir()
     (place / "HIV study (2024)" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
@@ -207,4 +208,6 @@ def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest
     changed(STUDENT, student={"network": told(name, **own)})
     export("--network", name)
     files = [file for folder in ("bounded/public", "out") for file in Path(folder).rglob("*") if file.is_file()]
+    nested = export_module._without_paths({"features": {"class_path": name}, "files": ["a/b.csv"]})
+    assert broken or nested == {"features": {"class_path": "own.py:Net"}, "files": ["a/b.csv"]}
     assert any(b"HIV study" in file.read_bytes() for file in files) is broken
