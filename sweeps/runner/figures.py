@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
-from typing import Any
+from typing import Any, cast
 
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lightning_modules.runtime.figures import TOP, accuracy_axis
+from sweeps.runner.reported import Reported, reported
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import REACHED, Spec
 
@@ -44,7 +45,8 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
 
     A panel below has the ε of each point, record-level and published. A paper that counts one label of the whole run,
     or one row of one batch, draws its figure at one ε: what that leaves out grows along the axis. Over the ε that was
-    reached there is no panel, and no point of an infinite ε.
+    reached there is no panel, and no point of an infinite ε; over a record-level one stands what other papers print
+    for the same data sets without public images.
     """
     axis = spec.figure["x"]
     along = spec.figure.get("along", axis)
@@ -60,7 +62,10 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
             lines.setdefault(name, _Line()).add(x, row.mean, row.std or 0.0, row)
         if row.printed is not None and axis not in REACHED:
             lines.setdefault(f"{name} (paper)", _Line(printed=True)).add(float(str(value)), row.printed.accuracy)
-    figure, axes = plt.subplots(figsize=(6, 4))
+    for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
+        name = f"{entry.dataset}: {entry.method} ({entry.table})"
+        lines.setdefault(name, _Line(printed=True)).add(cast(float, entry.epsilon), entry.accuracy)
+    figure, axes = plt.subplots(figsize=(10 if axis in REACHED else 6, 4))
     colors = {}
     for name, line in lines.items():
         style, spread = "--s" if line.printed else "-o", line.std if any(line.std) else None
@@ -73,12 +78,25 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
     accuracy_axis(axes)
     axes.set_title(fill(spec.title, 70), fontsize=10)
     if lines:
-        axes.legend(fontsize=8)
+        beside = axis in REACHED
+        axes.legend(fontsize=8, loc="center left" if beside else "best", bbox_to_anchor=(1.02, 0.5) if beside else None)
     figure.tight_layout()
     measured = {name: line for name, line in lines.items() if not line.printed}
     if measured and axis not in REACHED:
         _add_panel(figure, measured, colors)
     return figure
+
+
+def _elsewhere(datasets: Collection[str]) -> list[Reported]:
+    """What other papers print at a record-level ε, without public images."""
+    return [
+        entry
+        for entry in reported()
+        if not entry.paper
+        and (entry.unit, entry.dataset in datasets) == ("record", True)
+        and entry.epsilon is not None
+        and "anchor-public" not in entry.notes
+    ]
 
 
 def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:

@@ -81,6 +81,15 @@ def test_accuracy_is_in_per_cent_over_what_was_reached(spec: Spec) -> None:
     assert [list(one[0].get_xdata()) for one in axes.containers] == [[27.0], [9.0]]  # type: ignore[index]
 
 
+def test_over_a_record_level_epsilon_stands_what_others_print_without_public_images(spec: Spec) -> None:
+    over = replace(spec, figure={"x": "epsilon_record", "along": "size"})
+    found = replace(row(1, "prior", (1.0, 3.0)), labels=(("dataset", "MNIST"), ("size", "1")))
+    (axes,) = drawn(over, [found]).axes
+    names = {text.get_text() for text in axes.get_legend().get_texts()}  # type: ignore[union-attr]
+    assert {"MNIST", "MNIST: DP-FETA (DPImageBench)"} <= names
+    assert not any("CIFAR10" in name or "PrivImage" in name for name in names)
+
+
 def test_what_claims_nothing_has_no_claim_and_no_legend_of_one(spec: Spec) -> None:
     for claim, shown in ((1.0, {RECORD, CLAIMED}), ("inf", {RECORD})):
         legend = drawn(spec, [row(1, "prior", (claim, 27.0))]).axes[1].get_legend()
