@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_modules.runtime.names import look_in_current_folder, named_object
 
@@ -21,6 +23,8 @@ DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""
 
 _OURS = "lightning_modules.networks"
+#: Weights and buffers of the networks of this process that are still there.
+_handed_out = WeakTensorKeyDictionary()
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -118,7 +122,26 @@ class Network:
         built = _called(target, first, given, offered)
         if not isinstance(built, nn.Module):
             raise ValueError(f"{setting} must build a torch.nn.Module, got {type(built).__name__}")
+        _refuse_shared(built, f"{setting}: {self.name}")
         return built
+
+
+def _refuse_shared(network: nn.Module, what: str) -> None:
+    """Refuses a network with a weight or buffer of another: loading a private teacher would write into a student.
+
+    Raises:
+        ValueError: naming the weight.
+    """
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is that of no numbers
+    for name, tensor in tensors.items():
+        if _address(tensor) in taken:
+            raise ValueError(f"{what} must build each network anew, and {name!r} is another's as well: return a copy")
+    _handed_out.update(dict.fromkeys(tensors.values()))
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if is_lazy(tensor) else tensor.untyped_storage().data_ptr()
 
 
 def build_network(given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> nn.Module:

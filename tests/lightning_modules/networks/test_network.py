@@ -106,3 +106,23 @@ def test_a_file_that_fails_says_why(file: Path) -> None:
     file.write_text("import not_installed_anywhere\n")
     with pytest.raises(ValueError, match=r"my\.py:Net cannot be imported: .*not_installed_anywhere"):
         build(f"{file}:Net")
+
+
+def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time() -> None:
+    """One of the two may be the private teacher: loading it would write into the student."""
+    kept = nn.Linear(64, 5)
+    anew, whole, part = (Network(name=made) for made in (lambda: nn.Linear(64, 5), lambda: kept, lambda: Reusing(kept)))
+    first = [network.build(setting="model.teacher.network") for network in (anew, whole)]
+    anew.build(setting="model.student.network")
+    for network in (whole, part):
+        with pytest.raises(ValueError, match="must build each network anew, and 'weight' is another's"):
+            network.build(setting="model.student.network")
+    assert first[1] is kept
+
+
+class Reusing(nn.Module):
+    """A parameter of its own, of another's numbers."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(other.weight)
