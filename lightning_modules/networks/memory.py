@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from lightning_modules.priors import ImagePrior
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
+_numbers = count()
 
 
 def same_module(one: nn.Module, other: nn.Module) -> bool:
@@ -49,7 +51,7 @@ def digest_of(module: nn.Module) -> str:
 def settings_of_parts(module: nn.Module) -> list[str]:
     """Class and attributes of a module and of each part, in words: a custom module need not print them.
 
-    Objects without a description are distinguished by their address.
+    What a few characters do not describe stands for its pickled bytes; what cannot be pickled is like nothing else.
     """
     return [
         f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} {key} = {_said(value)}"
@@ -60,8 +62,15 @@ def settings_of_parts(module: nn.Module) -> list[str]:
 
 
 def _said(value: object) -> str:
-    # What a tensor prints leaves most of it out.
-    return f"{value.dtype} {value.tolist()}" if isinstance(value, Tensor) else repr(value)
+    if _is_plain(value):
+        return repr(value)
+    # What a tensor, an array or a fitted model prints leaves most of it out.
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {value.tolist()}"
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()
+    except Exception:  # an object may raise anything
+        return f"number {next(_numbers)}"
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:

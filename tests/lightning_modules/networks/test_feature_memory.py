@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import yaml
 from support.features import linear_spec, whitened
 from support.runs import watched
+from torch import nn
 
 from lightning_modules.cli import main
 from lightning_modules.networks import Patches
 from lightning_modules.networks import memory as module
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.networks.memory import feature_memory
+from lightning_modules.networks.memory import digest_of, feature_memory
 from lightning_modules.priors import StrokePrior
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -121,3 +124,34 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
         images[fits] = sum(computed)
     assert images[1] >= 1000  # the training records and the test split
     assert images[2] == images[1]
+
+
+@dataclasses.dataclass
+class Fitted:
+    """Prints alike whatever it was fitted to, as scikit-learn's models do."""
+
+    found: object
+
+    def __repr__(self) -> str:
+        return "Fitted()"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda value: numpy.full(2000, 0.0) + value * numpy.eye(1, 2000)[0],
+        lambda value: [torch.arange(2000.0) == value],
+        lambda value: Fitted(numpy.array([value])),
+        lambda value: lambda images: images + value,
+    ],
+    ids=["array", "tensors", "model", "function"],
+)
+def test_what_prints_alike_is_not_taken_for_the_same(kept: Callable[[float], object]) -> None:
+    """Statistics of a teacher's private extractor would become those of a student's public one."""
+
+    def of(value: float) -> str:
+        network = nn.Identity()
+        network.kept = kept(value)  # type: ignore[assignment]
+        return digest_of(network)
+
+    assert of(3.0) != of(4.0)
