@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors.base import full_float32
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
-from lightning_modules.teachers.clipping_trial import ClippingTrial, Extracts, changed, digests, logits_after
+from lightning_modules.teachers.clipping_trial import (
+    ClippingTrial,
+    Extracts,
+    changed,
+    digests,
+    logits_after,
+    refuse_gradient_hooks,
+)
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, by_all
@@ -113,6 +120,7 @@ class ClippedNetwork:
         `counts` are the records of each person, as `PoissonSampled.sample_persons` has them.
         """
         assert self._clipped is not None and self.by_person == (counts is not None)
+        refuse_gradient_hooks(self.network)  # those that came after the trial as well
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
@@ -128,6 +136,7 @@ class ClippedNetwork:
                     total += part
         for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None
+            vars(parameter).pop("_norm_sample", None)
         return sums
 
     def refuse_written_state(self) -> None:

@@ -67,6 +67,17 @@ def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Ten
     return logits
 
 
+def refuse_gradient_hooks(network: nn.Module) -> None:
+    """Refuses hooks on parameters: they see gradients of records, and what ghost clipping sums up passes through them.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(f"model.network: {name!r} has a hook on its gradient, which is not clipped: remove it")
+
+
 @dataclass(frozen=True)
 class ClippingTrial:
     """The form of a training's records.
@@ -97,10 +108,7 @@ class ClippingTrial:
             ValueError: None holds, the network draws at random in train mode, or writes into its own state.
         """
         device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
-        for name, parameter in network.named_parameters():
-            # A copy has none of them, and what ghost clipping sums up passes through them.
-            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise ValueError(f"model.network: {name!r} has a hook on its gradient, which is not clipped: remove it")
+        refuse_gradient_hooks(network)  # a copy has none of them
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             double = True
             try:

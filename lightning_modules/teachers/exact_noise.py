@@ -7,9 +7,10 @@ the batch: once, at the end.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from opacus.optimizers import DPOptimizerFastGradientClipping
-from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.noise import NoiseSource
@@ -31,13 +32,27 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
     processes: Processes = ALONE
     sums: list[torch.Tensor]
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._charged = (self.noise_multiplier, self.max_grad_norm)
+
     def accumulate(self) -> None:
-        """Takes the sums over as they are."""
+        """Takes the sums over as they are.
+
+        Raises:
+            ValueError: Sums of other parameters, or noise or norm are no longer what each step is charged for.
+        """
+        if (now := (self.noise_multiplier, self.max_grad_norm)) != self._charged:
+            raise ValueError(
+                "noise_multiplier and max_grad_norm of the optimizer must stay what they are charged as, "
+                f"{self._charged}, got {now}: without Opacus's schedulers of either"
+            )
         for parameter, total in zip(self.params, self.sums, strict=True):
             kind = torch.float64 if self.lattice is None else torch.int64
             if total.dtype != kind or total.shape != parameter.shape:
                 raise ValueError(f"sums must be {kind} and {tuple(parameter.shape)}, got {total.dtype} {total.shape}")
             parameter.summed_grad = total
+        self.sums = []
 
     def add_noise(self) -> None:
         """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch, rounds once.
@@ -45,8 +60,6 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         Of several processes the first adds up the sums of all and draws the noise, once, for the sum is one release of
         one batch: shares drawn by each process would have to be assumed independent.
         """
-        for parameter in self.params:
-            _check_processed_flag(parameter.summed_grad)
         sums = [parameter.summed_grad.cpu() for parameter in self.params]
         if self.processes.size > 1:
             given = self.processes.gather(sums)
@@ -56,7 +69,8 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         )
         for parameter, gradient in zip(self.params, drawn, strict=True):
             parameter.grad = gradient.to(parameter.device).view_as(parameter)
-            _mark_as_processed(parameter.summed_grad)
+            # It has no noise, and a parameter's attributes are pickled with it.
+            parameter.summed_grad = None
 
     def _released(self, parameter: torch.nn.Parameter, total: torch.Tensor) -> torch.Tensor:
         std = self.noise_multiplier * self.max_grad_norm

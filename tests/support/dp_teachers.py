@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from support.runs import fit, trainer_settings
 
 from datamodules import Digits
@@ -68,11 +68,13 @@ def train(
     precision: Any = "32-true",
     resume: str | None = None,
     save: str | None = None,
+    callbacks: list[Callback] | None = None,
 ) -> None:
     """One fit as a script would have it."""
     trainer = Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, precision=precision, default_root_dir="script",
+        callbacks=callbacks,
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=resume)
     if save is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning import Callback, LightningModule, Trainer
 from opacus.validators import ModuleValidator
 from support.dp_teachers import train
 from torch import nn
@@ -25,7 +26,7 @@ from datamodules.images import keep_batch
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.networks.stacked import fixed_extractor
-from lightning_modules.teachers import clipping_trial, dp_sgd
+from lightning_modules.teachers import clipped_network, clipping_trial, dp_sgd
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial
@@ -205,6 +206,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
+    monkeypatch.setattr(clipped_network, "refuse_gradient_hooks", lambda network: None)
 
 
 REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
@@ -399,3 +401,19 @@ def test_networks_of_libraries_pass_the_trial(name: str, settings: dict[str, Any
     network = ModuleValidator.fix(build(num_classes=10, **settings))  # GroupNorm in place of BatchNorm
     trial = ClippingTrial(image_shape=(3, 32, 32), num_classes=10, physical=4, criterion=PriorCrossEntropy())
     assert trial(network, "flat") == ("flat", None)
+
+
+class Watches(Callback):
+    """As W&B's `watch` does, after the trial."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for parameter in pl_module.parameters():
+            parameter.register_hook(lambda gradient: print(gradient.norm()))
+
+
+def test_a_hook_that_comes_after_the_trial_is_refused_before_it_sees_a_gradient(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match="has a hook on its gradient"):
+        fitted(made(Plain), callbacks=[Watches()])
+    assert "tensor(" not in capsys.readouterr().out

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from opacus.optimizers.optimizer import _check_processed_flag
+from opacus.schedulers import ExponentialNoise
 from scipy import stats
 from support.dp_teachers import teacher_by_dp_sgd
 from support.seeded import Seeded
@@ -32,6 +33,8 @@ def noisy(
     made.accumulate()
     made.add_noise()
     assert weight.grad is not None and weight.grad.dtype == torch.float32
+    if kind is ExactNoise:
+        assert weight.summed_grad is None and not made.sums  # without noise, they would be pickled with the network
     made.sums = [torch.zeros(count)]
     with pytest.raises(ValueError, match="sums must be"):
         made.accumulate()
@@ -91,3 +94,13 @@ def test_discrete_noise_end_to_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     plain = teacher_by_dp_sgd("plain", target_epsilon=3.0)
     assert teacher.noise_multiplier is not None and plain.noise_multiplier is not None
     assert plain.noise_multiplier < teacher.noise_multiplier < 1.6 * plain.noise_multiplier
+
+
+def test_a_schedule_of_noise_or_norm_is_refused_before_a_step() -> None:
+    """Opacus's write into the optimizer; what a step is charged would stay."""
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(2))])
+    made = ExactNoise(sgd, noise_multiplier=4.0, max_grad_norm=C, expected_batch_size=1)
+    made.sums = [torch.zeros(2, dtype=torch.float64)]
+    ExponentialNoise(made, gamma=0.5).step()
+    with pytest.raises(ValueError, match=r"charged as, \(4.0, 0.3\), got \(2.0, 0.3\)"):
+        made.accumulate()
