@@ -182,6 +182,13 @@ class SyntheticSource(ImageSource):
             # The statistics that a layer begins with outlast dozens of steps: images would be flat in evaluation mode.
             update_bn([self.latents(step, draws.common)], network)
 
+    def assumptions(self) -> list[str]:
+        """What a prior that is not of this project draws, nothing here looks at."""
+        prior = self._public_prior
+        parts = {type(part) for part in (prior, *getattr(prior, "priors", ()))}
+        foreign = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
+        return [f"images of {name} depend on no private record" for name in foreign]
+
     def networks(self) -> dict[str, nn.Module]:
         """Networks of it that are published, by name."""
         return {} if self.generator is None else {"generator": self.generator}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -222,7 +222,13 @@ class CandidateSchedule(nn.Module, ABC):
             that follow from the student, which earlier responses have trained, are charged as the smallest possible.
     """
 
-    fixed_beforehand: ClassVar[bool]
+    fixed_beforehand: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # What a class says of its own sizes does not hold for those of a class made of it.
+        if {"size", "sizes"} & vars(cls).keys() and "fixed_beforehand" not in vars(cls):
+            cls.fixed_beforehand = False
 
     @abstractmethod
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:

@@ -283,9 +283,9 @@ class DPSGDTeacher(Teacher):
                 "and Zhang 2019)"
             ),
             noise=noise,
-            assumption=f"the settings and the initial weights were chosen without the private data; each {unit} was "
-            f"sampled by a coin of its own; gradients of other {unit}s do not depend on who else is in a batch, up to "
-            "the rounding of float32",
+            assumption="the settings, the initial weights and fixed features were chosen without the private data; "
+            f"which records are read depends on no other record; each {unit} was sampled by a coin of its own; "
+            f"gradients of other {unit}s do not depend on who else is in a batch, up to the rounding of float32",
         )
 
     @property

@@ -259,3 +259,17 @@ def test_a_schedule_of_the_rate_is_stepped_with_the_student(folder: Path) -> Non
     adam = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}
     model = run(annotator=LABEL, student_optimizer=adam, student_lr_scheduler=rates, steps=2).model
     assert [group["lr"] for group in model.optimizers()[0].param_groups] == [pytest.approx(0.005)]
+
+
+class BySurest(LinearCandidates):
+    """Follows the student, and says nothing of it."""
+
+    def size(self, probabilities: torch.Tensor, *, step: int, smallest: int) -> int:
+        return smallest if probabilities.max() > 0.5 else 10
+
+
+def test_a_schedule_made_of_a_fixed_one_is_not_fixed_by_inheritance() -> None:
+    class Renamed(LinearCandidates):
+        pass
+
+    assert Renamed.fixed_beforehand and not BySurest.fixed_beforehand

@@ -106,3 +106,13 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step() -> None:
 def test_bad_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         _source(**settings)
+
+
+class _OfAHospital(StrokePrior):
+    """Might draw whatever it likes."""
+
+
+def test_a_prior_from_elsewhere_is_an_assumption() -> None:
+    assert _source(source="prior", prior=MixturePrior(priors=[DeadLeavesPrior(), StrokePrior()])).assumptions() == []
+    own = _source(source="prior", prior=MixturePrior(priors=[DeadLeavesPrior(), _OfAHospital()])).assumptions()
+    assert own == ["images of _OfAHospital depend on no private record"]
