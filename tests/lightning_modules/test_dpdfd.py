@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, distil, equal, fit, grouped, networks
+from support.runs import BATCH_SIZE, distil, fit, grouped, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
@@ -219,14 +219,3 @@ def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_t
     monkeypatch.setattr(DPDFD, "read_teacher", lambda self: teacher)
     module.prepare_fit()
     assert module._teacher is teacher and module.images.rows == 4
-
-
-def test_the_published_snippet_is_bounded_by_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    noise = {"annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 1.0}}}
-    kept, zeroed = (
-        distil(name, f"--model.keep={keep}", class_path="dpdfd_snippet.SnippetDPDFD", steps=1, model=noise)
-        for name, keep in (("kept", "true"), ("zeroed", "false"))
-    )
-    assert kept.model.guarantee().epsilon == zeroed.model.guarantee().epsilon == math.inf
-    assert not equal(networks(kept), networks(zeroed))
