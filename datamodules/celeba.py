@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ _ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partit
 _PICTURES = "img_align_celeba"
 _HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair")
 _WIDTH = 178
-
-Value = TypeVar("Value")
 
 
 class CelebA(PictureDataModule):
@@ -74,14 +72,14 @@ class CelebA(PictureDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""
         self.require_files(part)
-        parts = self._table(_PARTITION, lambda words: int(words[0]))
-        names = sorted(name for name, number in parts.items() if number == _PARTS[part])
+        parts = self._table(_PARTITION)
+        with reading(self.folder / _PARTITION, "table of names such as 000001.jpg and parts"):
+            names = sorted(name for name, (number,) in parts.items() if number == _PARTS[part])
+            ids = torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
         files = [self.folder / _PICTURES / name for name in names]
         there = {file.name for file in (self.folder / _PICTURES).iterdir()}
         if not set(names) <= there:
             raise self.missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
-        with reading(self.folder / _PARTITION, "table of names such as 000001.jpg"):
-            ids = torch.tensor([int(name.partition(".")[0]) for name in names], dtype=torch.int64)
         labels, identities = self._labels(names), self._identities(names)
         images = read_pictures(files, self.preparation)
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
@@ -104,15 +102,11 @@ class CelebA(PictureDataModule):
     def _labels(self, names: list[str]) -> Tensor:
         """(N,) int64; -1 for a face without a class in the task."""
         path = self.folder / _ATTRIBUTES
-        with path.open(encoding="utf-8") as handle:
-            handle.readline()
-            header = handle.readline().split()
-        wanted = ("Male",) if self.task == "gender" else _HAIR
-        with reading(path, "table with the attributes in its second line"):
-            columns = [header.index(name) for name in wanted]
-        rows = self._table(_ATTRIBUTES, lambda words: [int(words[column]) == 1 for column in columns], skip=2)
-        with reading(path, "table with a line for each face"):
-            has = torch.tensor([rows[name] for name in names], dtype=torch.bool).reshape(len(names), len(wanted))
+        rows = self._table(_ATTRIBUTES, skip=2)
+        with reading(path, "table with the attributes in its second line, and a line for each face"):
+            header = path.read_text(encoding="utf-8").splitlines()[1].split()
+            columns = [header.index(name) for name in (("Male",) if self.task == "gender" else _HAIR)]
+            has = torch.tensor([[rows[name][column] == 1 for column in columns] for name in names])
         if self.task == "gender":
             return has[:, 0].long()
         return torch.where(has.sum(dim=1) == 1, has.long().argmax(dim=1), -1)
@@ -121,18 +115,13 @@ class CelebA(PictureDataModule):
         path = self.folder / _IDENTITIES
         if not path.is_file():
             return None
-        rows = self._table(_IDENTITIES, lambda words: int(words[0]))
+        rows = self._table(_IDENTITIES)
         with reading(path, "table with a line for each face"):
-            return torch.tensor([rows[name] for name in names], dtype=torch.int64)
+            return torch.tensor([rows[name][0] for name in names], dtype=torch.int64)
 
-    def _table(self, file: str, value: Callable[[list[str]], Value], *, skip: int = 0) -> dict[str, Value]:
-        """By file name what a function makes of the words that follow it."""
-        found: dict[str, Value] = {}
-        with (self.folder / file).open(encoding="utf-8") as handle:
-            for number, line in enumerate(handle, start=1):
-                if number <= skip or not line.strip():
-                    continue
-                name, *words = line.split()
-                with reading(self.folder / file, f"table: line {number}, {line.strip()[:80]!r}"):
-                    found[name] = value(words)
-        return found
+    def _table(self, file: str, *, skip: int = 0) -> dict[str, list[int]]:
+        """By file name the whole numbers that follow it."""
+        path = self.folder / file
+        with reading(path, "table of names and whole numbers"):
+            lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines()[skip:])
+            return {name: [int(word) for word in words] for name, *words in map(str.split, lines)}
