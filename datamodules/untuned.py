@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,29 +53,22 @@ def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -
 
     `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels.
     `overlaid`: characters of 28×28 pixels made of two or three digits each, see `overlaid`. What is in a set's `train`
-    is made only of MNIST's training file, and what is in `test` only of its test file. All is written, or nothing is.
+    is made only of MNIST's training file, and what is in `test` only of its test file.
 
     Raises:
         MissingDataError: MNIST's files are not in `root`.
         FileExistsError: `to` is there already.
     """
-    place = Path(to).expanduser()
-    if place.exists():
-        raise FileExistsError(f"to must be a folder that is not there yet, got {place}: take it away, or name another")
-    source = MNIST(root=root)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    place, source = Path(to).expanduser(), MNIST(root=root)
+    parts = [source.read(part) for part in _PARTS]
+    place.mkdir(parents=True)
     (first, size, num_cropped), (second, _, num_overlaid) = SETS
-    try:
-        for number, part in enumerate(_PARTS):
-            records = source.read(part)
-            digits, labels = records.images[:, 0].numpy(), records.labels.numpy()
-            kept = num_cropped[number]
-            _write([cropped(digit, size=size) for digit in digits[:kept]], labels[:kept], temporary / first / part)
-            images, classes = overlaid(digits, labels, count=num_overlaid[number], draw=1 + number)
-            _write(images, classes, temporary / second / part)
-        temporary.rename(place)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    for number, (part, records) in enumerate(zip(_PARTS, parts, strict=True)):
+        digits, labels = records.images[:, 0].numpy(), records.labels.numpy()
+        kept = num_cropped[number]
+        _write([cropped(digit, size=size) for digit in digits[:kept]], labels[:kept], place / first / part)
+        images, classes = overlaid(digits, labels, count=num_overlaid[number], draw=1 + number)
+        _write(images, classes, place / second / part)
     return place
 
 
@@ -186,16 +177,8 @@ def _draws(purpose: int) -> np.random.RandomState:
     return np.random.RandomState([0, purpose])
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """The command `python -m datamodules.untuned --to FOLDER`; what is wrong ends it with a message."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m datamodules.untuned", description=__doc__)
     parser.add_argument("--root", default="data", help="folder that holds MNIST/raw/*-ubyte (default: %(default)s)")
     parser.add_argument("--to", default="data/untuned", help="folder to make (default: %(default)s)")
-    try:
-        print(build_untuned(**vars(parser.parse_args(args))))
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()
+    print(build_untuned(**vars(parser.parse_args())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import torch
 from sklearn.datasets import load_digits
 from support.idx_files import write_idx
 
-from datamodules import ImageFolder
-from datamodules.untuned import FORMS, NUM_CLASSES, Labels, Pixels, build_untuned, cropped, main, overlaid
+from datamodules import ImageFolder, MissingDataError
+from datamodules.untuned import Labels, Pixels, build_untuned, cropped
 
 #: Between dark ground and bright ink.
 SOME_INK = 32
@@ -110,35 +109,6 @@ def test_training_and_test_characters_are_of_the_digits_of_their_own_part(tmp_pa
     assert all(leaking[f"{name}/{darker}"] == {120, 240} for name in ("cropped", "overlaid"))
 
 
-def test_characters_of_a_class_are_alike_and_classes_differ() -> None:
-    """Each character is closest to the mean of its own class and form, found on others; drawn means say nothing."""
-    digits, labels = handwriting()
-    known, known_labels = overlaid(digits[:900], labels[:900], count=600, draw=1)
-    new, new_labels = overlaid(digits[900:], labels[900:], count=200, draw=2)
-    form = np.arange(600) // NUM_CLASSES % FORMS
-
-    def accuracy(groups: Labels) -> float:
-        means = np.stack([known[groups == group].mean(axis=0) for group in range(FORMS * NUM_CLASSES)])
-        distances = ((new[:, None].astype(float) - means) ** 2).sum(axis=(2, 3))
-        return float((new_labels == distances.argmin(axis=1) // FORMS).mean())
-
-    groups = FORMS * known_labels + form
-    assert accuracy(groups) > 0.8
-    assert accuracy(np.random.RandomState(0).permutation(groups)) < 0.3
-
-
-def test_what_fails_half_way_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **settings: Any) -> None:
-        # The cropped digits for training are written by now.
-        assert len(list(tmp_path.glob(".untuned.*/cropped/train/*/*.png"))) == 30
-        raise OSError("disk full")
-
-    monkeypatch.setattr("datamodules.untuned.overlaid", fail)
-    with pytest.raises(OSError, match="disk full"):
-        build_untuned(root=root, to=tmp_path / "untuned")
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
 def test_cropped_characters_are_the_first_digits(root: Path, tmp_path: Path) -> None:
     made = contents(build_untuned(root=root, to=tmp_path / "made"))
     labels = handwriting()[1]
@@ -148,13 +118,9 @@ def test_cropped_characters_are_the_first_digits(root: Path, tmp_path: Path) -> 
     assert made == contents(build_untuned(root=root, to=tmp_path / "again"))
 
 
-def test_the_command_says_what_it_made_or_what_is_wrong(
-    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--root", str(root), "--to", str(tmp_path / "untuned")]
-    with pytest.raises(SystemExit, match=r"(?s)train-images-idx3-ubyte.*set `root`"):
-        main(["--root", str(tmp_path / "nowhere"), "--to", str(tmp_path / "untuned")])
-    main(command)
-    assert str(tmp_path / "untuned") in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="to must be a folder that is not there yet"):
-        main(command)
+def test_what_is_there_is_kept(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"(?s)train-images-idx3-ubyte.*set `root`"):
+        build_untuned(root=tmp_path, to=tmp_path / "untuned")
+    build_untuned(root=root, to=tmp_path / "untuned")
+    with pytest.raises(FileExistsError, match="untuned"):
+        build_untuned(root=root, to=tmp_path / "untuned")
