@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.class_choice import ClassChoice
 from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, require_md5
-from datamodules.images import ImageDataset, keep_batch, own_share
+from datamodules.images import ImageDataset, keep_batch
 from datamodules.splits import id_fraction
 from privacy.checks import check_count
 from privacy.processes import share_size
@@ -389,11 +389,11 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def val_dataloader(self) -> Batches:
         """Returns the validation batches, in order."""
-        return own_share(self.evaluation_loader(self.validation_records), self.trainer)
+        return self.evaluation_loader(self.validation_records)
 
     def test_dataloader(self) -> Batches:
         """Returns the test batches, in order."""
-        return own_share(self.evaluation_loader(self.test_records), self.trainer)
+        return self.evaluation_loader(self.test_records)
 
     def evaluation_loader(self, records: ImageDataset) -> Batches:
         """Returns batches of some of the records, in order, loaded as the test batches are."""

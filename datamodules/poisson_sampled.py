@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule
-from datamodules.images import ImageDataset, keep_batch, own_share
+from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
@@ -287,5 +287,4 @@ class PoissonSampled(WrappedDataset):
         mapped = self._mapped.get("validation")
         if mapped is None:
             return super().val_dataloader()
-        loader = DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
-        return own_share(loader, self.trainer)
+        return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)

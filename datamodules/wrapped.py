@@ -8,7 +8,7 @@ from typing import Any
 from lightning import LightningDataModule
 
 from datamodules.base import Batches, ImageDataModule, Part
-from datamodules.images import ImageDataset, own_share
+from datamodules.images import ImageDataset
 from datamodules.splits import selection_halves
 from privacy.checks import check_count
 
@@ -93,12 +93,10 @@ class WrappedDataset(LightningDataModule):
 
     def val_dataloader(self) -> Batches:
         """Returns what is evaluated while fitting, in order."""
-        return self._in_order(self.evaluated)
+        return self.dataset.evaluation_loader(self.evaluated)
 
     def test_dataloader(self) -> Batches:
         """Returns the batches of the figure that is reported, in order."""
         records = self.dataset.test_records
-        return self._in_order(records if self.evaluation != "selection" else selection_halves(records)[1])
-
-    def _in_order(self, records: ImageDataset) -> Batches:
-        return own_share(self.dataset.evaluation_loader(records), self.trainer)
+        reported = selection_halves(records)[1] if self.evaluation == "selection" else records
+        return self.dataset.evaluation_loader(reported)

@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from datamodules.images import whole
 from lightning_modules.callbacks.config import resolved_config
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.figures import Curves
@@ -69,7 +68,7 @@ class ResultRecord(Callback):
             "wall_seconds": round(self.seconds, 2),
         }
         data.setup("test")
-        loader = whole(data.test_dataloader())  # only this process measures
+        loader = data.test_dataloader()  # only this process measures
         guarantee: Guarantee | None = None
         uncharged: list[str] | None = None  # whatever is measured of a private model
         if is_data_free(pl_module):

@@ -20,9 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from support.ensembles import ensemble_file
 from support.processes import TWO, command_line, fit_in_processes, in_processes, result, saved_by
 from support.runs import QUIET, checkpoint, configuration, distil, fit
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from datamodules.images import own_share, whole
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
 from lightning_modules.runtime.processes import check_kind_of_strategy, check_launcher, check_strategy
@@ -326,23 +324,6 @@ def test_one_device_is_used_unless_more_are_asked_for(place: Path, monkeypatch: 
     distil(steps=1)
     distil(steps=1, trainer={"devices": 1})
     assert asked == [1, None]
-
-
-# --- evaluation ---
-
-
-@pytest.mark.parametrize("records", [5, 8])
-def test_each_record_is_evaluated_by_one_process(records: int) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(records)), batch_size=2)
-    trainers: list[Any] = [SimpleNamespace(world_size=3, global_rank=rank) for rank in range(3)]
-    shares = [own_share(loader, trainer) for trainer in trainers]
-    seen = [int(record) for share in shares for (batch,) in share for record in batch]
-    assert sorted(seen) == list(range(records))
-    assert own_share(shares[0], trainers[0]) is shares[0]
-    assert [int(record) for (batch,) in whole(shares[1]) for record in batch] == list(range(records))
-    # The negative control: Lightning's own counts some records twice.
-    filled = [DistributedSampler(loader.dataset, 3, rank, shuffle=False) for rank in range(3)]  # type: ignore[arg-type]
-    assert (sum(map(len, filled)) == records) is (records % 3 == 0)
 
 
 # --- as it is typed ---
