@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule, Trainer, seed_everything
@@ -45,28 +45,26 @@ from privacy import Budget
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.files import write_atomically
 
-# As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
-# steps here, and is looked at in each.
-BUDGET: dict[str, Any] = {"budget": Budget(target_epsilon=1e6, accounting="published", scope="run")}
-GRADIENTS: dict[str, Any] = {"norm_bound": 1e-3, "noise_multiplier": 100.0, **BUDGET}
+
+class Size(NamedTuple):
+    """How much is measured: images of a step and their side, steps that do not count and that do, turns."""
+
+    batch_size: int = 256
+    side: int = 28
+    warm_up: int = 3
+    steps: int = 10
+    rounds: int = 9
 
 
 class PlainDistillation(DPDFD):
     """The same step without privacy: the student follows the teacher's own probabilities."""
 
+    next_calls = 0
+    is_logged = False  # there is no epsilon to compose
+
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Nothing is bounded, noised or charged."""
         return Annotation(F.softmax(self.teacher.logits(images), dim=1))
-
-    @property
-    def next_calls(self) -> int:
-        """None."""
-        return 0
-
-    @property
-    def is_logged(self) -> bool:
-        """Never: there is no epsilon to compose."""
-        return False
 
 
 def _group_norm(**settings: Any) -> nn.Module:
@@ -74,31 +72,20 @@ def _group_norm(**settings: Any) -> nn.Module:
     return SmallCNN(norm="group", **settings)
 
 
-def _prior() -> Images:
-    return Images(source="prior", prior=StrokePrior())
-
-
 CLASSES = 10
-METHODS: dict[str, Callable[..., LightningModule]] = {
-    "DPDFD": lambda **given: DPDFD(annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given),
-    "DPSD, gradients": lambda **given: DPSD(
-        annotator=GradientAnnotator(top_k=3, **GRADIENTS), images=_prior(), **given
-    ),
-    "DPSD, labels": lambda **given: DPSD(
-        annotator=LabelAnnotator(smallest=3, epsilon=2.0, **BUDGET), images=_prior(), **given
-    ),
-    "plain distillation": lambda **given: PlainDistillation(
-        annotator=GradientAnnotator(**GRADIENTS), images=_prior(), **given
-    ),
-    "DPDFD, group norm": lambda **given: DPDFD(
-        annotator=GradientAnnotator(**GRADIENTS),
-        images=_prior(),
-        student=StudentConfig(network=Network(name=_group_norm)),
-        **given,
-    ),
-}  # fmt: skip
-"""By name: what builds the module that `Trainer.fit` is given."""
-OPACUS = "Opacus DP-SGD, group norm"
+# As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
+# steps here, and is looked at in each.
+BUDGET: dict[str, Any] = {"budget": Budget(target_epsilon=1e6, accounting="published", scope="run")}
+_gradients = partial(GradientAnnotator, norm_bound=1e-3, noise_multiplier=100.0, **BUDGET)
+PLAIN, GROUP_NORM, OPACUS = "plain distillation", "DPDFD, group norm", "Opacus DP-SGD, group norm"
+METHODS: dict[str, tuple[type[DPDFD | DPSD], Callable[[], Any]]] = {
+    "DPDFD": (DPDFD, _gradients),
+    PLAIN: (PlainDistillation, _gradients),
+    "DPSD, gradients": (DPSD, partial(_gradients, top_k=3)),
+    "DPSD, labels": (DPSD, partial(LabelAnnotator, smallest=3, epsilon=2.0, **BUDGET)),
+    GROUP_NORM: (DPDFD, _gradients),
+}
+"""By name: the module that `Trainer.fit` is given, and its annotator."""
 
 
 def now() -> float:
@@ -122,41 +109,43 @@ class Clock(Callback):
         self.marks.append(now())
 
 
-def module_of(name: str, options: argparse.Namespace, *, folder: Path) -> LightningModule:
-    """A fresh module of a method, its teacher read from a file as in a real run: with a ledger beside it."""
-    shape = (1, options.side, options.side)
+def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
+    """Seconds per step of a method in a separate fit, after its first steps.
+
+    Its teacher is read from a file as in a real run: with a ledger beside it.
+    """
+    shape = (1, size.side, size.side)
     seed_everything(0, verbose=False)
-    file = folder / f"teacher_{CLASSES}_{options.side}.pt"
+    file = folder / "teacher.pt"
     if not file.is_file():
         torch.save(SmallCNN(num_classes=CLASSES, image_shape=shape).state_dict(), file)
-    return METHODS[name](
+    kind, annotator = METHODS[name]
+    module = kind(
         num_classes=CLASSES,
         image_shape=shape,
-        batch_size=options.batch_size,
+        batch_size=size.batch_size,
         teacher=TeacherConfig(
             path=str(file), network="SmallCNN", private_data=f"benchmark {name} {time.monotonic_ns()}"
         ),
+        annotator=annotator(),
+        images=Images(source="prior", prior=StrokePrior()),
+        student=StudentConfig(network=Network(name=_group_norm)) if name == GROUP_NORM else StudentConfig(),
     )
-
-
-def seconds_of_method(name: str, options: argparse.Namespace, *, folder: Path) -> float:
-    """Seconds per step of a method in a separate fit, after its first steps."""
-    clock = Clock()
-    module = module_of(name, options, folder=folder)
     # Figures are drawn when a fit ends: no step pays for them.
     module.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    clock = Clock()
     trainer = Trainer(
         max_epochs=1, accelerator="auto", devices=1, logger=CSVLogger(folder, name="runs"), enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0,
         callbacks=[PrivacyCourse(), clock], default_root_dir=folder,
     )  # fmt: skip
-    trainer.fit(module, train_dataloaders=StepIndices(options.warm_up + options.steps + 1))
-    return float((clock.marks[-1] - clock.marks[options.warm_up]) / options.steps)
+    trainer.fit(module, train_dataloaders=StepIndices(size.warm_up + size.steps + 1))
+    return float((clock.marks[-1] - clock.marks[size.warm_up]) / size.steps)
 
 
-def seconds_of_opacus(options: argparse.Namespace) -> float:
+def seconds_of_opacus(size: Size) -> float:
     """Seconds per step of DP-SGD by Opacus in the plainest loop, on images that are there already."""
-    shape = (1, options.side, options.side)
+    shape = (1, size.side, size.side)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(0, verbose=False)
     student = GradSampleModule(_group_norm(num_classes=CLASSES, image_shape=shape).to(device))
@@ -164,19 +153,19 @@ def seconds_of_opacus(options: argparse.Namespace) -> float:
         torch.optim.Adam(student.parameters(), lr=1e-3),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
-        expected_batch_size=options.batch_size,
+        expected_batch_size=size.batch_size,
     )
     draw = torch.Generator().manual_seed(0)
-    images = StrokePrior().sample(options.batch_size, image_shape=shape, generator=draw, device=device)
-    labels = torch.randint(CLASSES, (options.batch_size,), generator=draw).to(device)
+    images = StrokePrior().sample(size.batch_size, image_shape=shape, generator=draw, device=device)
+    labels = torch.randint(CLASSES, (size.batch_size,), generator=draw).to(device)
     start = 0.0
-    for step in range(options.warm_up + options.steps):
-        if step == options.warm_up:
+    for step in range(size.warm_up + size.steps):
+        if step == size.warm_up:
             start = now()
         optimizer.zero_grad()
         F.cross_entropy(student(images), labels).backward()
         optimizer.step()
-    return float((now() - start) / options.steps)
+    return float((now() - start) / size.steps)
 
 
 def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -193,18 +182,17 @@ def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
     return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
 
 
-def measure_methods(options: argparse.Namespace, *, folder: Path) -> list[dict[str, Any]]:
+def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
     """Every method against plain distillation, and the one with Opacus's student against Opacus."""
-    names = ["DPDFD", "plain distillation", "DPSD, gradients", "DPSD, labels", "DPDFD, group norm", OPACUS]
-    measured = {name: partial(seconds_of_method, name, options, folder=folder) for name in names if name != OPACUS}
-    found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, options)}, options.rounds)
+    measured = {name: partial(seconds_of_method, name, size, folder=folder) for name in METHODS}
+    found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, size)}, size.rounds)
     rows: list[dict[str, Any]] = []
-    for name in names:
-        row: dict[str, Any] = {"step": name, "ms": 1e3 * statistics.median(found[name])}
-        if name == "DPDFD, group norm":
+    for name, seconds in found.items():
+        row: dict[str, Any] = {"step": name, "ms": 1e3 * statistics.median(seconds)}
+        if name == GROUP_NORM:
             row["ratio_opacus"] = ratio(found, name, OPACUS)
-        elif name not in (OPACUS, "plain distillation"):
-            row["ratio_plain"] = ratio(found, name, "plain distillation")
+        elif name not in (OPACUS, PLAIN):
+            row["ratio_plain"] = ratio(found, name, PLAIN)
         rows.append(row)
     return rows
 
@@ -225,16 +213,10 @@ def table(result: dict[str, Any]) -> str:
 def main(args: list[str] | None = None) -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10, help="of one turn")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps of each turn that do not count")
-    parser.add_argument("--rounds", type=int, default=9, help="turns")
-    parser.set_defaults(batch_size=256, side=28)
     parser.add_argument("--quick", action="store_true", help="a few small steps of each, which say nothing of speed")
     parser.add_argument("--output", type=Path, default=Path("results/benchmarks/step.json"))
     options = parser.parse_args(args)
-    if options.quick:
-        small = {"steps": 1, "warm_up": 1, "rounds": 1, "batch_size": 4, "side": 8}
-        options = argparse.Namespace(**{**vars(options), **small})
+    size = Size(batch_size=4, side=8, warm_up=1, steps=1, rounds=1) if options.quick else Size()
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -242,11 +224,10 @@ def main(args: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as temporary:
-            methods = measure_methods(options, folder=Path(temporary))
+            methods = measure(size, folder=Path(temporary))
     finally:
         torch.set_num_threads(threads)
-    settings = {key: vars(options)[key] for key in ("batch_size", "side", "steps", "rounds")}
-    measured = {**settings, "threads": 1, "classes": CLASSES, "methods": methods}
+    measured = {**size._asdict(), "threads": 1, "classes": CLASSES, "methods": methods}
     result = {**measured, "hardware": hardware(), "versions": versions(), "commit": commit()}
     print(table(result))
     write_atomically(options.output, json.dumps(result, indent=2) + "\n")
