@@ -19,8 +19,8 @@ class ImageNet(PictureDataModule):
 
     Files are looked for as `root/<folder>/train/<wnid>/*` and `root/<folder>/val/<wnid>/*`; the labels of the official
     test part were never published. Classes are the folders, in the order of their WordNet ids, and have names where
-    `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`) or `classes.tsv` (id, tab, name) lies beside `train`;
-    `classes` takes either. A record's id is a hash of `<wnid>/<file name>`.
+    `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`) lies beside `train`; `classes` takes either. A
+    record's id is a hash of `<wnid>/<file name>`.
 
     No class of the official training part has more than 1300 images, so that `num_records` is known without counting.
 
@@ -84,10 +84,7 @@ class ImageNet(PictureDataModule):
 
 
 def _names(place: Path) -> dict[str, str]:
-    """Names by WordNet id, of the files that may say them."""
-    for file, mark in (("LOC_synset_mapping.txt", " "), ("classes.tsv", "\t")):
-        path = place / file
-        if path.is_file():
-            lines = (line.partition(mark) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-            return {wnid: name.strip() for wnid, _, name in lines if name.strip()}
-    return {}
+    """Names by WordNet id, where there is a file of them."""
+    path = place / "LOC_synset_mapping.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {wnid: name.strip() for wnid, _, name in (line.partition(" ") for line in lines) if name.strip()}
