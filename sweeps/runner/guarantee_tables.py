@@ -95,7 +95,7 @@ def papers_table() -> str:
         rows.append((f"DGD, {queries} Laplace votes, b=40, without the baseline", published, votes))
     lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
     lines += [
-        f"| {name} | {_claim(published)} | {short_figure(_epsilon(counts))} |" for name, published, counts in rows
+        f"| {name} | {short_claim(published)} | {short_figure(_epsilon(counts))} |" for name, published, counts in rows
     ]
     return "\n".join(lines) + "\n"
 
@@ -116,5 +116,6 @@ def _cell(counts: Counts | None) -> str:
     return "–" if counts is None else short_figure(_epsilon(counts))
 
 
-def _claim(value: float) -> str:
+def short_claim(value: float) -> str:
+    """A paper's figure for a table: four digits, or a whole number from 1000 on; rounded to the nearest."""
     return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

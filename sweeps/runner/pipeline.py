@@ -23,6 +23,7 @@ from lightning_modules.runtime.figures import comparison, save_figure
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.fit import RunnerError
+from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.queue import Plan, Run, Store, run_plan
 from sweeps.runner.spec import Spec
 
@@ -34,7 +35,7 @@ A teacher that was trained without differential privacy has no bound at all (inf
 
 
 def pipeline(args: Sequence[str], *, run: Run) -> None:
-    """The command `pipeline FILE [--force] [--jobs N]`.
+    """The command `pipeline FILE [--jobs N]`.
 
     Raises:
         RunnerError: The file makes no sense, or a fit failed in another process; errors in this one pass through.
@@ -45,7 +46,6 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
         description="Run fits in order, each once, in folders of their own.",
     )
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
-    parser.add_argument("--force", action="store_true", help="Run every fit again.")
     parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     parser.add_argument("--folder", type=Path, help="Where the fits' folders lie, in place of the file's own.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
@@ -53,10 +53,8 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     spec = Spec.read(options.file)
     folder: Path = options.folder or spec.folder
     plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
-    for name in plan.tasks if options.force else ():
-        plan.store.clear(name)
-    again = ["pipeline", *(arg for arg in args if arg != "--force")]
-    progress = run_plan(plan, run, jobs=options.jobs, command=again, say=rank_zero_info, strict=True)
+    command = ["pipeline", *args]
+    progress = run_plan(plan, run, jobs=options.jobs, command=command, say=rank_zero_info, strict=True)
     if progress.failed:
         name, error = next(iter(progress.failed.items()))
         raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
@@ -115,4 +113,4 @@ def _claim(record: Mapping[str, Any]) -> str | None:
     """The published ε of a record, where there is a claim."""
     if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None
-    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+    return short_claim(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning_modules.runtime.figures import save_figure
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.figures import figure_of
+from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import footnotes, reported
 from sweeps.runner.rows import Row, read_rows
 from sweeps.runner.spec import MEASURES, Spec, list_specs
@@ -255,11 +255,7 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    if math.isinf(value):
-        return "inf"
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+    return "–" if value is None else short_claim(value)
 
 
 def _bound(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Pipelines: command lines, what is skipped and forced, files that make no sense, and a real one."""
+"""Pipelines: command lines, what is skipped, files that make no sense, and a real one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_command_lines(fits: Fits) -> None:
     assert asked["other"][-2:] == ["--model.gradient_targets.gamma=2.0", "--model.images.prior=null"]
 
 
-def test_what_is_done_is_skipped_unless_changed_or_forced(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_skipped_unless_changed(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("sweeps.runner.pipeline.rank_zero_info", said.append)
     run(fits)
@@ -69,7 +69,6 @@ def test_what_is_done_is_skipped_unless_changed_or_forced(fits: Fits, monkeypatc
     assert list(run(fits)) == ["student", "other"]
     assert [line.split()[1] for line in said if "charged again" in line] == ["student:", "other:"]
     assert all("charged again" in line for line in said[:2])
-    assert list(run(fits, "--force")) == ["teacher", "student", "other"]
 
 
 def test_an_error_ends_it_and_is_let_through(fits: Fits) -> None:
