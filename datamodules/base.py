@@ -24,9 +24,8 @@ from privacy.checks import check_count
 from privacy.processes import share_size
 
 Part = Literal["train", "validation", "test"]
-Split = Part
 
-_STAGE_SPLITS: dict[str, tuple[Split, ...]] = {
+_STAGE_SPLITS: dict[str, tuple[Part, ...]] = {
     "fit": ("train", "validation"),
     "validate": ("validation",),
     "test": ("test",),
@@ -146,7 +145,7 @@ class ImageDataModule(LightningDataModule, ABC):
             self.class_aliases = ()
             self.label_decides = True
             self.name = f"{self.name}-{choice.label}"
-        self._splits: dict[Split, ImageDataset] = {}
+        self._splits: dict[Part, ImageDataset] = {}
         self._numbered = False
 
     @property
@@ -324,11 +323,9 @@ class ImageDataModule(LightningDataModule, ABC):
             stage: `fit` (train and validation), `validate` (validation), `test` or `predict` (test).
 
         Raises:
-            ValueError: `stage` is none of these, or a split would be empty.
+            ValueError: A split would be empty.
             MissingDataError: Files are missing.
         """
-        if stage not in _STAGE_SPLITS:
-            raise ValueError(f"stage must be one of {', '.join(_STAGE_SPLITS)}, got {stage!r}")
         needed = [split for split in _STAGE_SPLITS[stage] if split not in self._splits]
         for part in self._parts(needed):
             records = self.read_private() if part == "train" else self.records(part)
@@ -399,14 +396,14 @@ class ImageDataModule(LightningDataModule, ABC):
         """Returns batches of some of the records, in order, loaded as the test batches are."""
         return self._loader(records, self.eval_batch_size)
 
-    def _parts(self, splits: Sequence[Split]) -> list[Part]:
+    def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that hold `splits`: train and validation may share one."""
         if self.official_validation:
             return list(splits)
         held = {split: "train" if split == "validation" else split for split in splits}
         return [part for part in ("train", "test") if part in held.values()]
 
-    def _opened(self, split: Split, *, stage: str) -> ImageDataset:
+    def _opened(self, split: Part, *, stage: str) -> ImageDataset:
         if split not in self._splits:
             raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")
         return self._splits[split]

@@ -173,9 +173,6 @@ class Plan:
         tasks: The fits; those of a name that is there already are left out.
         store: Their folders.
         title: Of all of them together, for people.
-
-    Raises:
-        ValueError: A parent comes after its child, or is missing.
     """
 
     def __init__(self, tasks: Iterable[Task], store: Store, *, title: str = "") -> None:
@@ -183,8 +180,6 @@ class Plan:
         self.store = store
         self.title = title
         for task in tasks:
-            if unknown := set(task.parents.values()) - set(self.tasks):
-                raise ValueError(f"tasks: {task.name} has the parents {sorted(unknown)}, which do not come before it")
             self.tasks.setdefault(task.name, task)
 
     def current(self, name: str) -> dict[str, Any] | None:

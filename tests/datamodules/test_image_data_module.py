@@ -57,11 +57,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         Digits(**settings)
 
 
-def test_an_unknown_stage_is_refused() -> None:
-    with pytest.raises(ValueError, match="stage must be one of fit, validate, test, predict, got 'train'"):
-        Digits().setup("train")
-
-
 def test_an_empty_split_is_refused() -> None:
     with pytest.raises(ValueError, match="val_fraction=1e-09 leaves the validation split of Digits empty"):
         Digits(val_fraction=1e-9).setup("fit")
