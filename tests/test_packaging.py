@@ -25,7 +25,6 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("datamodules", "lightning_modules", "privacy", "sweeps")
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # The extras whose packages are pinned; `oracle` is not, since it needs an older attrs than the rest.
 PINNED_EXTRAS = ("medmnist", "test")
 
@@ -39,48 +38,16 @@ def direct_requirements() -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def linux(python: str) -> dict[str, str]:
-    return {
-        "python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux",
-        "platform_system": "Linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython",
-    }  # fmt: skip
-
-
-def pins(text: str, python: str) -> dict[str, Version]:
-    """The pinned versions that a constraints file selects for one Python on Linux; two for one name are an error."""
-    chosen: dict[str, Version] = {}
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
-        requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate(linux(python)):
-            continue
-        (specifier,) = requirement.specifier
-        assert specifier.operator == "==", f"not pinned: {line}"
-        name = canonicalize_name(requirement.name)
-        assert name not in chosen, f"pinned twice for Python {python}: {name}"
-        chosen[name] = Version(specifier.version)
-    return chosen
-
-
-def unmet(text: str, python: str) -> list[str]:
-    """The direct requirements for which the constraints have no pin, or one outside the declared range."""
-    chosen = pins(text, python)
-    return [
-        str(requirement)
-        for requirement in direct_requirements()
-        if chosen.get(canonicalize_name(requirement.name)) not in requirement.specifier
-    ]
-
-
 def bounds_not_tested(text: str) -> list[str]:
     """The direct requirements whose lower bound is not the version that the file installs."""
-    chosen = pins(text, "3.10")
+    pinned = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
+    chosen = {canonicalize_name(one.name): str(one.specifier) for one in pinned}
     wrong = []
     for requirement in direct_requirements():
         (lower,) = (Version(s.version) for s in requirement.specifier if s.operator == ">=")
-        if chosen.get(canonicalize_name(requirement.name)) != lower:
-            wrong.append(f"{requirement} but {chosen.get(canonicalize_name(requirement.name))}")
+        found = chosen.get(canonicalize_name(requirement.name), "").removeprefix("==")
+        if not found or Version(found) != lower:
+            wrong.append(f"{requirement} but {found}")
     return wrong
 
 
@@ -111,35 +78,19 @@ def test_wheel_holds_all_of_the_packages_and_nothing_else(tmp_path: Path) -> Non
 
 
 def undeclared(source: str) -> set[str]:
-    """The imported packages that belong neither to Python nor to the project nor to its runtime dependencies.
-
-    What a function imports may also belong to an extra: nobody needs it to import the module.
-    """
-    tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    inside = {name for function in functions for name in imported_names(function)}
-    extras = {Requirement(line).name for lines in PROJECT["optional-dependencies"].values() for line in lines}
-    allowed = declared(PROJECT["dependencies"]) | set(PACKAGES) | sys.stdlib_module_names
-    at_the_top = imported_names(tree, nested=False)
-    return (at_the_top | (inside - declared(sorted(extras)))) - allowed
-
-
-def imported_names(tree: ast.AST, *, nested: bool = True) -> set[str]:
-    """Top-level packages that are imported somewhere in a tree; without `nested` none that functions in it import."""
-    found: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
+    """The packages imported at the top that belong neither to Python nor to the project nor to its dependencies."""
+    found = set()
+    for node in ast.parse(source).body:
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(str(node.module).split(".")[0])
-        elif nested or not isinstance(node, ast.FunctionDef):
-            found |= imported_names(node, nested=nested)
-    return found
+    return found - declared(PROJECT["dependencies"]) - set(PACKAGES) - sys.stdlib_module_names
 
 
 def declared(lines: list[str]) -> set[str]:
     """The modules that requirements bring."""
-    module_of = {"grpcio": "grpc", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+    module_of = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
     names = [canonicalize_name(Requirement(line).name) for line in lines]
     return {module_of.get(name, name) for name in names}
 
@@ -156,9 +107,6 @@ def test_every_import_is_a_declared_dependency(package: str) -> None:
 
 def test_an_undeclared_import_is_noticed() -> None:
     assert undeclared("import torch, pandas.core\nfrom yaml import safe_load\nfrom . import near") == {"pandas"}
-    later = "def load():\n    if True:\n        import medmnist, pandas"
-    assert undeclared(later) == {"pandas"} and undeclared("import medmnist") == {"medmnist"}
-    assert undeclared("try:\n    import medmnist\nexcept ImportError:\n    pass") == {"medmnist"}
 
 
 @pytest.mark.parametrize("name", ["LightningCLI", "transcribe"])
@@ -170,26 +118,11 @@ def test_console_scripts_run_the_command_line(name: str) -> None:
     assert entry.load() is main
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_constraints_pin_every_direct_dependency_within_its_range(python: str) -> None:
-    text = (ROOT / "constraints.txt").read_text()
-    assert unmet(text, python) == []
-    older = re.sub(r"(?m)^lightning==.*$", "lightning==2.6.3", text)
-    assert unmet(older, python) == ["lightning<2.7,>=2.6.4"]
-
-
 def test_lower_bounds_are_the_versions_that_test_lowest_installs() -> None:
     text = (ROOT / "constraints-lowest.txt").read_text()
     assert bounds_not_tested(text) == []
     newer = re.sub(r"(?m)^torch==.*$", "torch==2.11.0", text)
     assert bounds_not_tested(newer) == ["torch>=2.10 but 2.11.0"]
-
-
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-lowest.txt"])
-def test_what_torch_pins_for_itself_is_left_to_torch(name: str) -> None:
-    names = re.findall(r"(?m)^([a-z0-9-]+)==", (ROOT / name).read_text())
-    assert "torch" in names
-    assert not [entry for entry in names if re.match(r"nvidia|cuda|triton", entry)]
 
 
 def test_help_is_the_default_target_and_lists_every_target() -> None:
@@ -219,11 +152,3 @@ def test_version_is_the_same_everywhere() -> None:
     citation: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == PROJECT["version"]
     assert f"[{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_citation_names_the_four_papers() -> None:
-    citation: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert [re.match("Paper ([A-D])", entry["notes"]).group(1) for entry in citation["references"]] == list("ABCD")
-    for entry in citation["references"]:
-        assert entry["title"]
-        assert all(author["family-names"] and author["given-names"] for author in entry["authors"])
