@@ -9,7 +9,7 @@ from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from support.data_files import write_folders
 
-from datamodules import CIFAR10, FashionMNIST, SyntheticSteps
+from datamodules import FashionMNIST, SyntheticSteps
 
 QUIET = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
 
@@ -60,11 +60,3 @@ def test_facts_that_follow_from_settings_link_to_the_model() -> None:
     assert linked("--data=MedMNIST", "--data.subset=pathmnist", "--data.size=64").model.given == (9, (3, 64, 64), 128)
     assert linked("--data=SyntheticSteps", "--data.dataset=Digits").model.given == (10, (1, 8, 8), 256)
     assert linked("--data=COVIDx", "--data.channels=3").model.given == (4, (3, 64, 64), 128)
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"), [("[cat, dog]", (3, 5)), ("[5, 3]", (5, 3)), ('["truck", 0]', (9, 0)), ("null", None)]
-)
-def test_classes_are_given_by_name_or_position(given: str, kept: tuple[int, ...] | None) -> None:
-    data = linked("--data", "CIFAR10", f"--data.classes={given}").datamodule
-    assert isinstance(data, CIFAR10) and data.kept_classes == kept

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import Digits, ImageDataset
+from datamodules import Digits, ImageDataset, Shards
 from datamodules.base import Part
 
 
@@ -21,14 +21,47 @@ class ReadsCounted(Digits):
         return super().read(part)
 
 
+class ThreeParts(ReadsCounted):
+    """The digits with an official validation part, by row number."""
+
+    official_validation = True
+
+    def read(self, part: Part) -> ImageDataset:
+        if part == "test":
+            return super().read(part)
+        private = Digits.read(self, "train")
+        self.parts.append(part)
+        held_out = private.ids % 10 == 0
+        return private.select(held_out if part == "validation" else ~held_out)
+
+
 @pytest.mark.parametrize(
-    ("stage", "parts"), [("fit", ["train"]), ("validate", ["train"]), ("test", ["test"]), ("predict", ["test"])]
+    ("kind", "stage", "parts"),
+    [
+        (ReadsCounted, "fit", ["train"]),
+        (ReadsCounted, "validate", ["train"]),
+        (ReadsCounted, "test", ["test"]),
+        (ReadsCounted, "predict", ["test"]),
+        (ThreeParts, "fit", ["train", "validation"]),
+        (ThreeParts, "validate", ["validation"]),
+        (ThreeParts, "test", ["test"]),
+    ],
 )
-def test_a_stage_reads_only_its_part_and_only_once(stage: str, parts: list[Part]) -> None:
-    data = ReadsCounted()
+def test_a_stage_reads_only_its_parts_and_only_once(kind: type[ReadsCounted], stage: str, parts: list[Part]) -> None:
+    data = kind()
     data.setup(stage)
     data.setup(stage)
     assert data.parts == parts
+
+
+def test_nothing_is_held_out_of_a_training_part_beside_an_official_validation_part() -> None:
+    data = ThreeParts(val_fraction=0.5)
+    data.setup("fit")
+    assert torch.equal(data.train_records.ids, data.read("train").ids)
+    assert torch.equal(data.validation_records.ids, data.read("validation").ids)
+    shards = Shards(dataset=ThreeParts(), num_teachers=3)
+    shards.setup("fit")
+    assert not bool((shards.shards.records.ids % 10 == 0).any())  # type: ignore[union-attr]
 
 
 def test_validating_keeps_no_training_records() -> None:
@@ -43,10 +76,8 @@ def test_validating_keeps_no_training_records() -> None:
     ("settings", "message"),
     [
         ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1"),
-        ({"val_fraction": 1.0}, "val_fraction must lie between 0 and 1"),
         ({"val_fraction": float("nan")}, "val_fraction must lie between 0 and 1"),
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
         ({"eval_batch_size": -1}, "eval_batch_size must be"),
         ({"num_workers": -1}, "num_workers must be"),
         ({"root": ""}, "root must name a folder"),
@@ -62,13 +93,6 @@ def test_an_empty_split_is_refused() -> None:
         Digits(val_fraction=1e-9).setup("fit")
 
 
-def seen(batch_size: int) -> tuple[int, list[int]]:
-    """Size of the training split, and of every batch of one epoch."""
-    data = Digits(batch_size=batch_size)
-    data.setup("fit")
-    return len(data.train_records), [len(labels) for _, labels in data.train_dataloader()]
-
-
 def test_training_batches_are_shuffled_and_others_are_not() -> None:
     data = Digits(batch_size=2000)
     data.setup("fit")
@@ -80,5 +104,6 @@ def test_training_batches_are_shuffled_and_others_are_not() -> None:
 
 @pytest.mark.parametrize(("batch_size", "missed"), [(100, 0), (98, 1), (1, 0)])
 def test_every_record_is_seen_but_for_a_last_batch_of_one(batch_size: int, missed: int) -> None:
-    size, batches = seen(batch_size)
-    assert size == 1275 and sum(batches) == size - missed
+    data = Digits(batch_size=batch_size)
+    data.setup("fit")
+    assert sum(len(labels) for _, labels in data.train_dataloader()) == len(data.train_records) - missed
