@@ -22,7 +22,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of
 from lightning_modules.cli.fit import command_line
 from privacy import SampledGaussian, calibrate_noise, compose
-from sweeps.runner.guarantee_tables import methods_table, papers_table
+from privacy.formatting import json_number
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 
@@ -74,18 +74,10 @@ def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, fl
 
 
 def every_figure() -> dict[str, Any]:
-    """Those of all recipes, and the tables of `docs/privacy.md`."""
-    of_recipes = {_name(path): made for path in recipes() if (made := figures(path))}
-    plain = {name: {key: _plain(value) for key, value in made.items()} for name, made in of_recipes.items()}
-    return {"recipes": plain, "methods": methods_table().splitlines(), "papers": papers_table().splitlines()}
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(SWEEPS).with_suffix("").as_posix()
-
-
-def _plain(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
+    """Those of all recipes, by name."""
+    found = {path.relative_to(SWEEPS).with_suffix("").as_posix(): figures(path) for path in recipes()}
+    plain = {name: {key: json_number(value) for key, value in made.items()} for name, made in found.items() if made}
+    return {"recipes": plain}
 
 
 if __name__ == "__main__":
