@@ -37,12 +37,6 @@ def test_grey_and_colour_become_each_other(tmp_path: Path) -> None:
     assert np.array_equal(colour[0], colour[2]) and np.array_equal(colour[0], ramp(8, 8))
 
 
-@pytest.mark.parametrize("suffix", ["png", "webp", "bmp", "gif", "tif", "pgm", "jpg"])
-def test_formats(tmp_path: Path, suffix: str) -> None:
-    got = Preparation(size=16, channels=1)(picture(ramp(16, 16), tmp_path / f"a.{suffix}"))
-    assert np.abs(got[0].astype(int) - ramp(16, 16)).max() <= 12
-
-
 def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
     deep = ramp(8, 8).astype(np.uint16) * 257
     got = Preparation(size=8, channels=1)(picture(deep, tmp_path / "a.png"))

@@ -151,10 +151,8 @@ def test_only_a_fit_opens_the_private_part(monkeypatch: pytest.MonkeyPatch) -> N
     ("settings", "message"),
     [
         ({"num_teachers": 0}, "num_teachers"),
-        ({"batch_size": 0}, "batch_size"),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
         ({"evaluation": "train"}, "evaluation"),
-        ({"dataset": "Digits"}, "dataset"),
     ],
 )
 def test_settings_without_a_meaning(settings: dict[str, object], message: str) -> None:
