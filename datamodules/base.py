@@ -34,6 +34,8 @@ _STAGE_SPLITS: dict[str, tuple[Part, ...]] = {
 
 Batches = DataLoader[tuple[Tensor, Tensor]]
 
+_LISTED = 10  # missing files in a message
+
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "crop", "bits", "preparation", "num_records", "classes", "settings"}
@@ -299,14 +301,23 @@ class ImageDataModule(LightningDataModule, ABC):
         self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
     ) -> MissingDataError:
         """The error that names missing files or folders, why a download failed if it was tried, and how to get them."""
-        return MissingDataError(
-            dataset=getattr(self, "name", "") or type(self).__name__,
-            folder=folder or self.folder,
-            missing=missing,
-            source=self.site,
-            failure=failure,
-            downloadable=self.downloadable,
-        )
+        name = getattr(self, "name", "") or type(self).__name__
+        lines = [f"{name}: {len(missing)} file(s) missing in {folder or self.folder}:"]
+        lines += [f"  {name}" for name in missing[:_LISTED]]
+        if len(missing) > _LISTED:
+            lines.append(f"  ... and {len(missing) - _LISTED} more")
+        if failure:
+            lines.append(f"Downloading was tried and failed: {failure}")
+        nested = "(with the SyntheticSteps data module: --data.dataset."
+        lines += [
+            "Get them in one of these ways:",
+            "  - they lie elsewhere: set `root` to the folder that holds the data set's folder",
+            f"      --data.root PATH {nested}root PATH)",
+        ]
+        if self.downloadable:
+            lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
+        lines.append(f"  - by hand: take them from {self.site} and put them, uncompressed, under the names above")
+        return MissingDataError("\n".join(lines))
 
     def prepare_data(self) -> None:
         """Downloads what the coming stage needs, if `download` is set (called by Lightning, in one process)."""

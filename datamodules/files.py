@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -13,8 +13,6 @@ DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 """What a failed download raises, by cause and by library: `URLError` is an `OSError`, a wrong checksum a
 `RuntimeError`, a connection cut half-way an `HTTPException` or an `EOFError`, and a missing `gdown` an
 `ImportError`."""
-
-_LISTED = 10
 
 
 def require_md5(path: Path, published: str) -> None:
@@ -53,26 +51,5 @@ class MissingDataError(FileNotFoundError):
     """Files of a data set are missing and could not be downloaded.
 
     One class for every data set and for every way in which a library reports this: a user without a network reads what
-    to do, not a traceback of mirrors.
+    to do, not a traceback of mirrors. See `ImageDataModule.missing_data`.
     """
-
-    def __init__(
-        self, *, dataset: str, folder: Path, missing: Sequence[str], source: str, failure: str, downloadable: bool
-    ) -> None:
-        """Composes the message; see `ImageDataModule.missing_data`."""
-        lines = [f"{dataset}: {len(missing)} file(s) missing in {folder}:"]
-        lines += [f"  {name}" for name in missing[:_LISTED]]
-        if len(missing) > _LISTED:
-            lines.append(f"  ... and {len(missing) - _LISTED} more")
-        if failure:
-            lines.append(f"Downloading was tried and failed: {failure}")
-        nested = "(with the SyntheticSteps data module: --data.dataset."
-        lines += [
-            "Get them in one of these ways:",
-            "  - they lie elsewhere: set `root` to the folder that holds the data set's folder",
-            f"      --data.root PATH {nested}root PATH)",
-        ]
-        if downloadable:
-            lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
-        lines.append(f"  - by hand: take them from {source} and put them, uncompressed, under the names above")
-        super().__init__("\n".join(lines))

@@ -91,10 +91,6 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         """Returns the number of records."""
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns input (...) float32 and label () int64 of one position."""
-        return self.inputs[index].float(), self.labels[index]
-
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Returns inputs (B, ...) float32 and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64)

@@ -46,8 +46,6 @@ def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset)
     images, labels = records.__getitems__([3, 1400, 3])
     inputs, same = mapped.__getitems__([3, 1400, 3])
     assert inputs.shape == (3, 16) and torch.equal(inputs, Watched()(images)) and torch.equal(same, labels)
-    one, label = mapped[1400]
-    assert torch.equal(one, inputs[1]) and torch.equal(label, labels[1])
     # By a tensor as by a list.
     assert torch.equal(mapped.__getitems__(torch.tensor([3, 1400, 3]))[0], inputs)
     # A mutant whose rows are out of step is another set of records.
