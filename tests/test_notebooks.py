@@ -32,10 +32,6 @@ def unclean(book: Any) -> list[str]:
     return found
 
 
-def test_both_are_there() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["private_teacher", "transcribe_digits"]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_clean(path: Path) -> None:
     assert unclean(nbformat.read(path, as_version=4)) == []

@@ -48,7 +48,6 @@ BEGUN = "TRANSCRIPTION_BEGUN"
 """Environment variable: when the command began that this process helps."""
 PROGRAM = ("-m", "lightning_modules")
 POLL_SECONDS = 0.5
-AGAIN = "is made again, and whatever it asks of private data is charged again"
 
 Run = Callable[[Sequence[str]], Any]
 """Takes the arguments of one command."""
@@ -272,7 +271,7 @@ def run_plan(
         run(plan.command(os.environ[MAKING]))
         return Progress(0, {}, len(plan.tasks))
     for line in plan.made_before():
-        say(f"[{plan.title}] {line}: it {AGAIN}")
+        say(f"[{plan.title}] {line}: it is made again, and whatever it asks of private data is charged again")
     course = _Course(plan, run, say=say, after=after, strict=strict)
     if jobs == 1 and BEGUN not in os.environ:
         with feature_memory():  # of several processes each would hold its own

@@ -88,25 +88,22 @@ def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: s
     """Copies the record of a cell whose fit has ended."""
     if error is not None:
         # An earlier figure of a cell that now fails is not this cell's.
-        return _write({"error": error, "seed": cell.seed}, spec, cell, preset=preset, results=results)
-    record = _result(plan, cell.task.name)
-    parent = cell.task.parents.get("teacher")
-    if TEACHER in spec.measures and TEACHER not in record and parent is not None:
-        # As its own fit has measured it: the student's needs no look at its teacher for it.
-        record[TEACHER] = _result(plan, parent)["accuracy"]
-    return _write(record, spec, cell, preset=preset, results=results)
+        record: dict[str, Any] = {"error": error, "seed": cell.seed}
+    else:
+        record = _result(plan, cell.task.name)
+        parent = cell.task.parents.get("teacher")
+        if TEACHER in spec.measures and TEACHER not in record and parent is not None:
+            # As its own fit has measured it: the student's needs no look at its teacher for it.
+            record[TEACHER] = _result(plan, parent)["accuracy"]
+    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.task.digest}
+    path = results / spec.name / preset / "records" / f"{cell.name}.json"
+    # First, and not what the record of another table says of its own place.
+    write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
 
 
 def _result(plan: Plan, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
     return found
-
-
-def _write(record: Mapping[str, Any], spec: Spec, cell: Cell, *, preset: str, results: Path) -> None:
-    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.task.digest}
-    path = results / spec.name / preset / "records" / f"{cell.name}.json"
-    # First, and not what the record of another table says of its own place.
-    write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
 
 
 def tables(args: Sequence[str], *, run: Run) -> None:

@@ -21,10 +21,7 @@ def moved(assign_by_id: bool, removed: int) -> int:
 
 def test_removing_a_record_moves_no_other() -> None:
     assert all(moved(True, removed) == 0 for removed in (0, 17, 1000, 1999))
-
-
-def test_a_split_by_position_would_be_noticed() -> None:
-    assert moved(False, 17) > 100
+    assert moved(False, 17) > 100  # a split by position would be noticed
 
 
 def test_fractions_are_fixed_for_all_time() -> None:

@@ -97,18 +97,6 @@ def test_each_record_is_there_before_the_next_fit_begins(specs: list[Spec]) -> N
     assert seen[:4] == [0, 0, 1, 3]
 
 
-def test_what_was_interrupted_keeps_what_is_finished_and_the_same_command_goes_on(specs: list[Spec]) -> None:
-    fits = Fits()
-    fits.errors["3"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        measured(specs, fits)
-    assert ran(fits) == ALL[:3] and records("first") == ["1_seed0", "2_seed0"] and records("second") == ["2_seed0"]
-    assert "| 2 | 50.00 % | 1 |" in Path("results/tables/second.md").read_text()
-    again = Fits()
-    measured(specs, again)
-    assert ran(again) == ALL[2:] and "ckpt_path" in again.asked[0]
-
-
 def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Spec]) -> None:
     fits = Fits()
     fits.errors["2"] = ValueError("no such thing")
