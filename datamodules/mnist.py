@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from torchvision import datasets
 from torchvision.datasets.mnist import read_image_file, read_label_file
-from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import DOWNLOAD_ERRORS, reading
+from datamodules.files import reading
 from datamodules.images import ImageDataset
 
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
@@ -30,7 +29,7 @@ class MNIST(ImageDataModule):
     class_names = tuple("0123456789")
     subfolder = "MNIST/raw"
     site = str(datasets.MNIST.mirrors[0])
-    source: ClassVar[Any] = datasets.MNIST  # the torchvision class whose mirrors and checksums are used
+    source: ClassVar[Any] = datasets.MNIST  # the torchvision class that downloads
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the two files of one part."""
@@ -46,21 +45,8 @@ class MNIST(ImageDataModule):
         return {f"{_PREFIX[part]}-images-idx3-ubyte": None, f"{_PREFIX[part]}-labels-idx1-ubyte": None}
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
-        """Downloads files from torchvision's mirrors, checksums verified."""
-        checksums = dict(self.source.resources)
-        for name in missing:
-            failures = []
-            for mirror in self.source.mirrors:
-                archive = f"{name}.gz"
-                try:
-                    download_and_extract_archive(
-                        f"{mirror}{archive}", download_root=str(self.folder), filename=archive, md5=checksums[archive]
-                    )
-                    break
-                except DOWNLOAD_ERRORS as error:
-                    failures.append(f"{mirror}{archive}: {error}")
-            else:
-                raise OSError("; ".join(failures))
+        """Downloads both parts by torchvision, checksums verified."""
+        self.source(str(self.root), train=part == "train", download=True)
 
 
 class FashionMNIST(MNIST):

@@ -78,7 +78,7 @@ class SyntheticSteps(WrappedDataset):
         self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
 
     def prepare_data(self) -> None:
-        """Downloads the files to evaluate on, if the data set's `download` is set; never more than those."""
+        """Downloads the files to evaluate on, if the data set's `download` is set."""
         if self.dataset.download:
             self.dataset.fetch("test")
 
