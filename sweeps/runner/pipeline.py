@@ -47,12 +47,10 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     )
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
-    parser.add_argument("--folder", type=Path, help="Where the fits' folders lie, in place of the file's own.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     options = parser.parse_args(list(args))
     spec = Spec.read(options.file)
-    folder: Path = options.folder or spec.folder
-    plan = Plan(spec.pipeline(), Store(folder), title=spec.name)
+    plan = Plan(spec.pipeline(), Store(spec.folder), title=spec.name)
     command = ["pipeline", *args]
     progress = run_plan(plan, run, jobs=options.jobs, command=command, say=rank_zero_info, strict=True)
     if progress.failed:
@@ -60,12 +58,12 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
         raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
     if progress.left:
         return  # a process that helps with one fit
-    folders = {name: folder / name for name in plan.tasks}
-    rank_zero_info(_summary(folders, title=spec.title if spec.kind == "figure" else None, folder=folder))
+    folders = {name: spec.folder / name for name in plan.tasks}
+    rank_zero_info(_summary(folders, title=spec.title if spec.kind == "figure" else None, folder=spec.folder))
     if options.results is not None:
         for name, place in folders.items():
             write_atomically(options.results / f"{spec.name}_{name}.json", (place / "result.json").read_bytes())
-        if (figure := folder / "figure.png").is_file():
+        if (figure := spec.folder / "figure.png").is_file():
             write_atomically(options.results / f"{spec.name}.png", figure.read_bytes())
 
 

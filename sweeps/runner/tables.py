@@ -140,8 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     run.add_argument("--dry-run", action="store_true", help="Show what would be run; run nothing.")
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
-    render.add_argument("--results", default=RESULTS, help="Where the records are.")
-    render.add_argument("--document", default="docs/results.md", help="The index.")
     render.add_argument("--check", action="store_true", help="Write nothing; fail where a page is out of date.")
     return parser
 
@@ -210,8 +208,8 @@ def _dry_run(turns: Sequence[Turn], options: argparse.Namespace) -> None:
 
 
 def _render(options: argparse.Namespace) -> None:
-    document, results = Path(options.document), Path(options.results)
-    stale = render_index(document, results=results, write=not options.check)
+    document = Path("docs/results.md")
+    stale = render_index(document, results=Path(RESULTS), write=not options.check)
     if options.check and stale:
-        sys.exit(f"error: {stale[0]} is not as the records in {results} have it, run `LightningCLI tables render`")
+        sys.exit(f"error: {stale[0]} is not as the records in {RESULTS} have it, run `LightningCLI tables render`")
     print(document)

@@ -114,14 +114,15 @@ def test_a_real_pipeline_from_another_folder(folder: Path) -> None:
     small = {argument.split("=")[0][2:]: yaml.safe_load(argument.split("=")[1]) for argument in QUIET}
     quick = {"trainer.callbacks": None, "trainer.max_epochs": 1, **small}
     teacher = {"config": "sweeps/teacher_digits.yaml", "set": quick}
-    pipe = {"fits": {"teacher": teacher, "student": FITS["student"]}, "title": "two", "kind": "figure"}
+    fits = {"teacher": teacher, "student": FITS["student"]}
+    pipe = {"fits": fits, "title": "two", "kind": "figure", "folder": "made"}
     Path("pipe.yaml").write_text(yaml.safe_dump(pipe, sort_keys=False))
-    main(["pipeline", "pipe.yaml", "--folder", "made", "--results", "results"])
+    main(["pipeline", "pipe.yaml", "--results", "results"])
     assert {path.name for path in Path("results").iterdir()} == {
         "pipe_teacher.json", "pipe_student.json", "pipe.png",
     }  # fmt: skip
     record = json.loads(Path("results/pipe_student.json").read_text())
     assert record["steps"] == 2 and "made/teacher/checkpoints/last.ckpt" in json.dumps(record["config"])
     before = Path("made/student/result.json").stat().st_mtime_ns
-    main(["pipeline", "pipe.yaml", "--folder", "made"])
+    main(["pipeline", "pipe.yaml"])
     assert Path("made/student/result.json").stat().st_mtime_ns == before
