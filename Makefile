@@ -180,12 +180,6 @@ leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPEL
 	$(BIN)/python -m benchmarks.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
 	$(BIN)/LightningCLI render docs/attacks.md
 
-.PHONY: data
-data: ## where data sets are expected and how to get them
-	@echo "Digits come with scikit-learn: nothing to do (make demo uses them)."
-	@echo "Other data sets lie under ./data as torchvision expects them, e.g. data/MNIST/raw/train-images-idx3-ubyte"
-	@echo "(uncompressed). With a network, --data.download true fetches them."
-
 .PHONY: lock
 lock: pyproject.toml ## resolve both constraints files anew
 	$(call create_venv,$(PYTHON),$(LOCK))
