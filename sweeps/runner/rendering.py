@@ -28,13 +28,12 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-`make table-NAME PRESET=cpu` (`make figure-NAME`) measures a table or figure again.
+`make table-NAME PRESET=cpu` (`make figure-NAME`) measures one again.
 
-*Paper* is what the paper prints. *ε published* is what the paper's own theorem gives for our runs: a claim, which
-bounds no record; for methods that protect labels (LabelDP, DPSD's label switch) it is that of one response, however
-many there are. *ε record-level* is an upper bound for every single record of the teacher's training data; in
-the hundreds or above it protects nobody. Accuracies are of the last step, on the test split: both values of two seeds,
-mean and standard deviation from three on.
+*ε published* is what the paper's own theorem gives for our runs: a claim, which bounds no record; for methods that
+protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
+an upper bound for every single record of the teacher's training data; in the hundreds or above it protects nobody.
+Accuracies are of the last step, on the test split: both values of two seeds, mean and standard deviation from three on.
 """
 
 
