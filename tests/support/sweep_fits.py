@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,10 @@ class Fits:
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
         self.errors: dict[str, BaseException] = {}
-        self.seconds = 0.0
 
     def __call__(self, arguments: list[str]) -> None:
         asked = settings(arguments)
         self.asked.append(asked)
-        time.sleep(self.seconds)
         size = asked.get("size", "teacher")
         folder = Path(asked["trainer.default_root_dir"])
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
