@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any, cast
 
@@ -20,24 +19,8 @@ from sweeps.runner.spec import REACHED, Spec
 RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
 
-
-@dataclass
-class _Line:
-    """Points of one line; where a paper prints it, it is dashed and without ε."""
-
-    printed: bool = False
-    x: list[float] = field(default_factory=list)
-    mean: list[float] = field(default_factory=list)
-    std: list[float] = field(default_factory=list)
-    record: list[float | None] = field(default_factory=list)
-    published: list[float | None] = field(default_factory=list)
-
-    def add(self, x: float, mean: float, std: float = 0.0, row: Row | None = None) -> None:
-        self.x.append(x)
-        self.mean.append(mean)
-        self.std.append(std)
-        self.record.append(None if row is None else row.largest("epsilon_record"))
-        self.published.append(None if row is None else row.largest("epsilon_published"))
+_Line = list[tuple[float, float, float, Row | None]]
+"""Points of one line: x, mean and standard deviation of accuracy, and the row; None where a paper prints it."""
 
 
 def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
@@ -59,17 +42,18 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
         name = ", ".join(labels.values()) or "ours"
         infinite += x == math.inf
         if row.mean is not None and x is not None and x < math.inf:
-            lines.setdefault(name, _Line()).add(x, row.mean, row.std or 0.0, row)
+            lines.setdefault(name, []).append((x, row.mean, row.std or 0.0, row))
         if row.printed is not None and axis not in REACHED:
-            lines.setdefault(f"{name} (paper)", _Line(printed=True)).add(float(str(value)), row.printed.accuracy)
+            lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.printed.accuracy, 0.0, None))
     for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
         name = f"{entry.dataset}: {entry.method} ({entry.table})"
-        lines.setdefault(name, _Line(printed=True)).add(cast(float, entry.epsilon), entry.accuracy)
+        lines.setdefault(name, []).append((cast(float, entry.epsilon), entry.accuracy, 0.0, None))
     figure, axes = plt.subplots(figsize=(10 if axis in REACHED else 6, 4))
     colors = {}
     for name, line in lines.items():
-        style, spread = "--s" if line.printed else "-o", line.std if any(line.std) else None
-        drawn = axes.errorbar(line.x, line.mean, yerr=spread, fmt=style, markersize=4, capsize=2, label=name)
+        xs, means, spreads, of = zip(*line, strict=True)
+        style, spread = "--s" if of[0] is None else "-o", spreads if any(spreads) else None
+        drawn = axes.errorbar(xs, means, yerr=spread, fmt=style, markersize=4, capsize=2, label=name)
         colors[name] = drawn[0].get_color()
     if spec.figure.get("log"):
         axes.set_xscale("log")
@@ -81,7 +65,7 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
         beside = axis in REACHED
         axes.legend(fontsize=8, loc="center left" if beside else "best", bbox_to_anchor=(1.02, 0.5) if beside else None)
     figure.tight_layout()
-    measured = {name: line for name, line in lines.items() if not line.printed}
+    measured = {name: line for name, line in lines.items() if line[0][-1] is not None}
     if measured and axis not in REACHED:
         _add_panel(figure, measured, colors)
     return figure
@@ -111,8 +95,9 @@ def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, 
     figure.set_size_inches(6, 6)
     shown: dict[bool, None] = {}
     for name, line in lines.items():
-        for values, style, bound in ((line.record, "-o", True), (line.published, ":s", False)):
-            points = [(x, value) for x, value in zip(line.x, values, strict=True) if value is not None and value > 0]
+        for epsilon, style, bound in (("epsilon_record", "-o", True), ("epsilon_published", ":s", False)):
+            values = [(x, row.largest(epsilon)) for x, *_, row in line if row is not None]
+            points = [(x, value) for x, value in values if value is not None and value > 0]
             finite = [point for point in points if math.isfinite(point[1])]
             if finite:
                 panel.plot(*zip(*finite, strict=True), style, color=colors[name], markersize=3, linewidth=1)
