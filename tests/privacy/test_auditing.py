@@ -1,17 +1,14 @@
-"""The bounds of the game are valid and reach far; discrete mechanisms by enumeration, DPSD's Eq. (5) as printed too."""
+"""The bounds of the game are valid and reach far; a single answer by enumeration."""
 
 from __future__ import annotations
-
-import itertools
-import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from support.attacks import dpsd_eq5_table, randomized_response_table
-from support.auditing import Sampler, audit, worst_case_delta, worst_case_epsilon
+from support.attacks import randomized_response_table
+from support.auditing import Sampler, audit, worst_case_delta
 
 from privacy import RandomizedResponse, compose, gaussian_epsilon
 from privacy.attacks.audit import one_run_epsilon
@@ -63,29 +60,11 @@ def test_guesses_about_one_run_are_as_unlikely_as_the_paper_s_code_says(delta: f
         assert chance_of(right, guesses, records, found, delta) == pytest.approx(0.1, rel=1e-5)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 5.0])
-@pytest.mark.parametrize("size", [2, 3, 10])
-def test_selective_randomized_response_is_exactly_epsilon(epsilon: float, size: int) -> None:
-    table = randomized_response_table(epsilon, [True] * size + [False] * (10 - size))
-    assert worst_case_epsilon(table) == pytest.approx(epsilon, rel=1e-9)
-    assert worst_case_delta(table, epsilon * (1 + 1e-9)) < 1e-12 < worst_case_delta(table, 0.9 * epsilon)
-    # Negative control: an answer outside the candidates proves that the label is inside.
-    assert size == 10 or worst_case_epsilon(dpsd_eq5_table(epsilon, [True] * size + [False] * (10 - size))) == math.inf
-
-
 @given(st.floats(0.05, 4.0), st.floats(-9.0, -0.1), st.integers(2, 10))
 def test_the_composed_bound_covers_moves_out_of_the_set(epsilon: float, log_delta: float, size: int) -> None:
     """Teacher's label inside to inside, inside to outside and back: plain k-ary randomized response dominates."""
     table = randomized_response_table(epsilon, [True] * size + [False])
     bound = compose({RandomizedResponse(epsilon, size): 1}, 10.0**log_delta).epsilon
     assert worst_case_delta(table, bound) <= 10.0**log_delta * (1 + 1e-6) + 1e-12
-
-
-def test_two_answers_by_enumeration() -> None:
-    table = randomized_response_table(1.0, [True] * 3)
-    pair = np.array([[a * b for a, b in itertools.product(row, row)] for row in table])
-    one, two = ({RandomizedResponse(1.0, 3): count} for count in (1, 2))
-    for delta in (0.4, 0.2, 0.1, 0.03):
-        assert worst_case_delta(pair, compose(two, delta).epsilon) == pytest.approx(delta, rel=1e-6)
-    # Negative control: two answers sold at the price of one.
-    assert worst_case_delta(pair, compose(one, 0.1).epsilon) > 0.1 * 1.01
+    # Negative control: nine tenths of it are no bound.
+    assert bound == 0.0 or worst_case_delta(table, 0.9 * bound) > 10.0**log_delta
