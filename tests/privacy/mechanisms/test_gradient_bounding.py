@@ -1,4 +1,4 @@
-"""What one record can move where a batch of gradients is bounded as a whole, and that this is what is charged."""
+"""What one record can move where gradients are bounded, each or a batch as a whole: this is what is charged."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.seeded import Seeded
 from support.short_names import budgeted
 from support.threads import in_threads
 
+import privacy.annotators.gradient
 from privacy import Gaussian, GradientAnnotator
 from privacy.annotators.gradient import GradientBoundings
 from privacy.events.discrete import DiscreteGaussian
@@ -38,9 +39,32 @@ class Scattered(GradientAnnotator):
 class PricedPerSample(GradientAnnotator):
     """The mutant that charges for samples that are bounded by themselves."""
 
+    priced = "normalize"
+
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        mu = self.mechanism.mu(batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS["normalize"])
+        mu = self.mechanism.mu(batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS[self.priced])
         return Charge(release=Gaussian(mu=mu), claim=super()._charge_for(batch_size, num_classes).claim)
+
+
+class PricedAsWhole(PricedPerSample):
+    """The mutant that charges for a batch that is bounded as a whole."""
+
+    priced = "normalize_batch"
+
+
+class Loose(GradientAnnotator):
+    """The mutant that bounds nothing."""
+
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        return gradients.double()
+
+
+class MeanFirst(GradientAnnotator):
+    """The mutant that bounds the teachers' mean in place of each teacher's gradients."""
+
+    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+        teachers = gradients.unflatten(0, (-1, self.shape[0]))
+        return super()._bounded(teachers.mean(dim=0)).repeat(len(teachers), 1)
 
 
 def annotator(
@@ -79,12 +103,13 @@ def moved(release: str, pair: Neighbours, **more: Any) -> float:
         annotator(release, batch_size=batch_size, num_classes=num_classes, **more).annotate(rows[only]) for rows in pair
     )
     difference = one - other
+    scale = SIGMA * more.get("norm_bound", C)
     deviation = {
-        "per_sample": SIGMA * C / batch_size,
-        "per_sample_full": SIGMA * C,
-        "batch_mean": SIGMA * C / batch_size,
-        "batch_mean_rows": SIGMA * C / math.sqrt(batch_size),
-        "ensemble": SIGMA * C / teachers,
+        "per_sample": scale / batch_size,
+        "per_sample_full": scale,
+        "batch_mean": scale / batch_size,
+        "batch_mean_rows": scale / math.sqrt(batch_size),
+        "ensemble": scale / teachers,
     }[release]
     # hypot neither overflows nor rounds more than once.
     entries = difference[:1] if release in ONE_VECTOR else difference
@@ -107,22 +132,48 @@ def tight(release: str, pair: Neighbours, **more: Any) -> bool:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@settings(max_examples=60)
-@given(neighbours(), st.sampled_from([0.0, 1e-4]), st.sampled_from([None, 1]))
-@example(worst_neighbours(changed=1), 0.0, None)
+@pytest.mark.parametrize("bounding", GRADIENT_BOUNDINGS)
+@settings(max_examples=30)
+@given(
+    neighbours(),
+    st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
+    st.sampled_from([0.0, 1e-4]),
+    st.sampled_from([None, 1]),
+)
+@example(worst_neighbours(changed=1), C, 0.0, None)
 def test_one_record_moves_no_more_than_is_charged(
-    release: str, pair: Neighbours, stability: float, top_k: int | None
+    release: str, bounding: str, pair: Neighbours, norm_bound: float, stability: float, top_k: int | None
 ) -> None:
-    assert covered(release, pair, stability=stability, top_k=top_k)
+    assert covered(release, pair, bounding=bounding, norm_bound=norm_bound, stability=stability, top_k=top_k)
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_price_is_reached_and_a_wrong_one_is_refused(release: str) -> None:
-    """Negative controls: samples bounded by themselves at this price, and this bounding at their price."""
+    """Negative controls: samples bounded by themselves at the price of a whole batch, and the reverse."""
     pair = worst_neighbours(changed=1)
-    assert covered(release, pair) and tight(release, pair)
+    for bounding in GRADIENT_BOUNDINGS:
+        assert covered(release, pair, bounding=bounding) and tight(release, pair, bounding=bounding)
+    for bounding in ("normalize", "clip"):
+        assert not covered(release, pair, bounding=bounding, kind=PricedAsWhole)
     assert not covered(release, pair, kind=Scattered)
     assert covered(release, pair, kind=PricedPerSample) and not tight(release, pair, kind=PricedPerSample)
+
+
+def test_what_is_not_bounded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the mean of teachers, one loud one decides alone where it points."""
+    first, second = worst_neighbours(changed=1)
+    first[0], second[0] = 1e3 * first[0], 1e3 * second[0]
+    broken = first.clone()
+    broken[0, 0, 1] = math.inf
+
+    def holds(pair: Neighbours, **more: Any) -> bool:
+        return covered("ensemble", pair, bounding="normalize", norm_bound=7.3, **more)
+
+    assert holds((first, second)) and holds((first, broken))
+    assert not holds((first, second), kind=Loose) and not holds((first, second), kind=MeanFirst)
+    assert not holds(worst_neighbours(changed=2))  # shards that overlap
+    monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_samples", torch.Tensor.double)
+    assert not holds((first, broken))
 
 
 @pytest.mark.parametrize(
