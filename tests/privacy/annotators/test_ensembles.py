@@ -7,7 +7,7 @@ only what their own tests leave out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import example, given
 from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.plans import plan_of
-from support.seeded import Seeded
+from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.short_names import budgeted
 
 import privacy.annotators.mean_response
@@ -54,12 +54,6 @@ def added(made: Any, *, teachers: int = N, calls: int = 60) -> torch.Tensor:
     return torch.stack([made.annotate(rows) - directions(rows).mean(dim=0) for _ in range(calls)])
 
 
-def has_deviation(draws: torch.Tensor, deviation: float) -> bool:
-    """Two-sided chi-square test of the deviation; mean zero is part of it. Wrong once in 10⁶ for the right one."""
-    statistic = float((draws / deviation).square().sum())
-    return 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel())) > 1e-6
-
-
 @pytest.mark.parametrize("teachers", [2, 100])
 def test_the_noise_is_the_sums_divided_by_the_number_of_teachers(teachers: int) -> None:
     draws, right = added(annotator(), teachers=teachers), SIGMA / teachers
@@ -69,18 +63,6 @@ def test_the_noise_is_the_sums_divided_by_the_number_of_teachers(teachers: int) 
     for wrong in (right * teachers, right * math.sqrt(teachers), right * 0.95, right * 1.05):
         assert not has_deviation(draws, wrong)
     assert not has_deviation(added(annotator(noise=Seeded(factor=0.95)), teachers=teachers), right)
-
-
-class SharedRow(Seeded):
-    """A source that gives every row of a batch the same noise."""
-
-    def gaussian(self, shape: Sequence[int]) -> torch.Tensor:
-        return super().gaussian(shape[-1:]).expand(tuple(shape))
-
-
-def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
-    found = float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])
-    return abs(found) > 6.5 / math.sqrt(first.numel())
 
 
 def test_each_row_and_each_call_has_noise_of_its_own() -> None:

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.short_names import budgeted
 
 from privacy import Budget
 from privacy.account import BudgetExceeded
-from privacy.annotators import GradientAnnotator
+from privacy.annotators.gradient import GradientAnnotator, GradientBoundings, GradientReleases
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
 from privacy.journal import LedgerError
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
+from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 
-RELEASES: tuple[Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"], ...] = (
-    "per_sample",
-    "per_sample_full",
-    "batch_mean",
-    "batch_mean_rows",
-    "ensemble",
-)
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
 TEACHERS = 3  # of `ensemble`
@@ -43,6 +36,7 @@ DEVIATION = {
     "batch_mean_rows": SIGMA * C / math.sqrt(B),
     "ensemble": SIGMA * C / TEACHERS,
 }
+RELEASES = tuple(DEVIATION)
 
 
 def annotator(
@@ -64,23 +58,6 @@ def answers(release: str, rows: torch.Tensor) -> torch.Tensor:
     return rows if release != "ensemble" else torch.stack([rows, torch.zeros_like(rows), torch.zeros_like(rows)])
 
 
-class Scaled(SystemNoise):
-    """A source whose noise has the wrong deviation."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def gaussian(self, shape: Sequence[int]) -> torch.Tensor:
-        return super().gaussian(shape) * self.factor
-
-
-class SharedRow(SystemNoise):
-    """A source that gives every row of a batch the same noise."""
-
-    def gaussian(self, shape: Sequence[int]) -> torch.Tensor:
-        return super().gaussian(shape[-1:]).expand(tuple(shape))
-
-
 def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
     """What was added to the bounded gradients, shape (calls, B, c)."""
     rows = gradients().double()
@@ -90,12 +67,6 @@ def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
     if made.release == "ensemble":
         bounded = bounded / TEACHERS
     return torch.stack([made.annotate(answers(made.release, rows)) - bounded for _ in range(calls)])
-
-
-def scale_is(draws: torch.Tensor, deviation: float) -> bool:
-    """Two-sided chi-square test of the deviation, wrong once in 10⁸ for the right one; mean zero is part of it."""
-    statistic = float((draws / deviation).square().sum())
-    return 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel())) > 1e-8
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -109,37 +80,26 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
 
     right = draws(SystemNoise())
     assert right.numel() >= 4000
-    assert scale_is(right, DEVIATION[release])
-    assert not scale_is(right, DEVIATION[release] * 2 / 3)
-    assert not scale_is(right, DEVIATION[release] * 3 / 2)
+    assert has_deviation(right, DEVIATION[release])
+    assert not has_deviation(right, DEVIATION[release] * 2 / 3)
+    assert not has_deviation(right, DEVIATION[release] * 3 / 2)
     for factor in (2 / 3, 3 / 2):
-        assert not scale_is(draws(Scaled(factor)), DEVIATION[release])
+        assert not has_deviation(draws(Seeded(factor=factor)), DEVIATION[release])
     assert stats.kstest(right.flatten().numpy() / DEVIATION[release], "norm").pvalue > 1e-8
-
-
-def rows_are_independent(added: torch.Tensor) -> bool:
-    first, second = added[:, 0].flatten(), added[:, 1].flatten()
-    return abs(float(np.corrcoef(first.numpy(), second.numpy())[0, 1])) < 6 / math.sqrt(first.numel())
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_each_row_has_noise_of_its_own(release: str) -> None:
-    assert rows_are_independent(residuals(annotator(release=release), 100))
-    assert not rows_are_independent(residuals(annotator(release=release, noise=SharedRow()), 100))
-
-
-@pytest.mark.parametrize("release", ONE_VECTOR)
-def test_batch_means_release_one_vector(release: str) -> None:
-    out = annotator(release=release).annotate(gradients())
-    assert torch.equal(out, out[:1].expand(B, CLASSES))
-    assert not torch.equal(out[0], annotator(release=release).annotate(gradients())[0])
+    for noise, shared in ((SystemNoise(), False), (SharedRow(), True)):
+        added = residuals(annotator(release=release, noise=noise), 100)
+        assert correlated(added[:, 0], added[:, 1]) is shared
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str) -> None:
     """Which entries are kept depends on the teacher: noise on those alone would tell them."""
     rows = gradients().double()
-    kept = annotator(release=release, top_k=3, noise=Scaled(0.0), stability=0.0).annotate(answers(release, rows))
+    kept = annotator(release=release, top_k=3, noise=Seeded(factor=0.0), stability=0.0).annotate(answers(release, rows))
     share = 1 / TEACHERS if release == "ensemble" else 1.0
     assert ((kept != 0).sum(dim=1) == 3).all()
     assert torch.allclose(kept.norm(dim=1), torch.tensor(C * share, dtype=torch.float64))
@@ -148,9 +108,9 @@ def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str
     made = annotator(release=release, top_k=3, stability=0.0)
     added = torch.stack([made.annotate(answers(release, rows)) - kept for _ in range(7)])
     for entries in (added, added[:, kept == 0]):
-        assert scale_is(entries, DEVIATION[release])
+        assert has_deviation(entries, DEVIATION[release])
     masked = added * (kept != 0)  # the mutant, whose noise is masked as well
-    assert not scale_is(masked, DEVIATION[release])
+    assert not has_deviation(masked, DEVIATION[release])
     assert made.charge == annotator(release=release).charge
 
 
@@ -269,7 +229,7 @@ def test_broken_teachers_are_charged_and_released_like_any_other(
     assert torch.isfinite(out).all()
     assert out.shape == (B, CLASSES)
     assert failing.account.counts() == working.account.counts()
-    silent = annotator(release=release, bounding=bounding, noise=Scaled(0.0)).annotate(answers(release, rows))
+    silent = annotator(release=release, bounding=bounding, noise=Seeded(factor=0.0)).annotate(answers(release, rows))
     assert torch.isfinite(silent).all()
     if release not in ONE_VECTOR:
         assert (silent[~torch.isfinite(rows).all(dim=1)] == 0).all()
@@ -312,16 +272,15 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
         ("norm_bound", [0.0, -1.0, math.nan, math.inf, 1e-31, 1e31]),
         ("noise_multiplier", [-1.0, math.nan, math.inf, 1e-31]),
         ("stability", [-1e-9, math.nan, math.inf]),
-        ("release", ["rows"]),
+        ("release must be one of per_sample, ", ["per_row", "PER_SAMPLE", ""]),
         ("top_k", [0]),
-        ("bounding", ["none"]),
-        ("delta", [0.0, 1.0]),
+        ("bounding must be one of normalize, clip, normalize_batch, got", ["batch", "NORMALIZE", ""]),
     ],
 )
-def test_settings_without_meaning_are_refused(setting: str, values: list[Any]) -> None:
+def test_settings_without_meaning_or_price_are_refused(setting: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=setting):
-            GradientAnnotator(**budgeted({setting: value}))
+            GradientAnnotator(**{setting.split()[0]: value})
 
 
 @pytest.mark.parametrize(("records", "fits"), [(99_999, True), (100_000, False), (200_000, False), (None, True)])
@@ -375,38 +334,23 @@ def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
         annotator(ready=False, top_k=11)
 
 
-def test_a_mode_that_nobody_priced_is_refused() -> None:
-    for name in ("per_row", "PER_SAMPLE", ""):
-        with pytest.raises(ValueError, match="release must be one of per_sample, "):
-            GradientAnnotator(release=name)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="release must be one of"):
-            output_gradient_mu(name, 8, 100.0)
-    # What is priced is what its object says, and every object has a price of its own.
-    normalised = GRADIENT_BOUNDINGS["normalize"]
-    prices = {name: kind.mu(64, 20.0, bounding=normalised) for name, kind in GRADIENT_MECHANISMS.items()}
-    assert set(prices) == set(RELEASES)
-    assert all(annotator(release=name).charge.release.gaussian_mu == price for name, price in prices.items())  # type: ignore[arg-type]
+def test_every_way_has_a_price_and_is_tested() -> None:
+    assert set(get_args(GradientReleases)) == set(GRADIENT_MECHANISMS) == set(RELEASES)
+    assert set(get_args(GradientBoundings)) == set(GRADIENT_BOUNDINGS)
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_discrete_noise_lies_on_its_lattice_and_has_the_same_scale(release: Any) -> None:
-    made = annotator(release=release, granularity=1e-3)
+    made, plain = (annotator(release=release, granularity=spacing) for spacing in (1e-3, None))
     event = made.charge.release
-    assert isinstance(event, DiscreteGaussian) and event.mu == annotator(release=release).charge.release.gaussian_mu
-    assert made.account.epsilon_after(made.charge, 3) > annotator(release=release).account.epsilon_after(
-        annotator(release=release).charge, 3
-    )
-    given = torch.zeros((1, B, CLASSES) if release == "ensemble" else (B, CLASSES), dtype=torch.float64)
-    calls = 400 if release in ONE_VECTOR else 7
-    released = torch.cat([made.annotate(given) for _ in range(calls)]).double()
-    rows = released if release not in ("batch_mean", "batch_mean_rows") else released[::B]
-    unit = 2.0 ** math.floor(math.log2(1e-3 * 1e-3))
-    if release == "batch_mean" or release == "batch_mean_rows":
-        unit /= B
-    assert torch.equal(rows / unit, (rows / unit).round())
-    plain = annotator(release=release)
-    deviation = DEVIATION[release] * (TEACHERS if release == "ensemble" else 1)  # of a single teacher here
-    assert scale_is(rows, deviation)
-    assert not scale_is(rows, deviation * 2 / 3)
-    assert not scale_is(rows, deviation * 3 / 2)
+    assert isinstance(event, DiscreteGaussian) and event.mu == plain.charge.release.gaussian_mu
+    assert made.account.epsilon_after(made.charge, 3) > plain.account.epsilon_after(plain.charge, 3)
+    zeros = answers(release, torch.zeros(B, CLASSES, dtype=torch.float64))
+    released = torch.cat([made.annotate(zeros) for _ in range(400 if release in ONE_VECTOR else 7)])
+    rows = released[::B] if release in ONE_VECTOR else released
+    divided = B if release in ONE_VECTOR else TEACHERS if release == "ensemble" else 1
+    whole = rows * divided * 2.0**20
+    assert torch.allclose(whole, whole.round(), rtol=0, atol=1e-6)
+    for factor in (1, 2 / 3, 3 / 2):
+        assert has_deviation(rows, DEVIATION[release] * factor) is (factor == 1)
     assert "no low bits" in made.describe().noise and "float" in plain.describe().noise
