@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.short_names import budgeted
 
 from privacy import Budget
@@ -80,24 +78,6 @@ def test_an_account_that_stops_afterwards_is_noticed() -> None:
     late = Late(ledger=Ledger(path=None, private_data="d", run="r", block=1), budget=Budget(target_epsilon=target))
     assert spend(late, STEP, 100) == 6
     assert late.epsilon() > target
-
-
-@given(
-    target=st.floats(0.01, 60),
-    before=st.integers(0, 40),
-    block=st.integers(1, 50),
-    limit=st.integers(0, 300),
-    accounting=st.sampled_from(["record", "published"]),
-)
-def test_affordable_is_the_largest_that_fits(
-    target: float, before: int, block: int, limit: int, accounting: Any
-) -> None:
-    spender = account(target_epsilon=target, accounting=accounting, block=block)
-    spend(spender, STEP, before)
-    room = spender.affordable(STEP, limit=limit)
-    assert 0 <= room <= limit
-    assert spender.epsilon_after(STEP, room) <= target
-    assert room == limit or spender.epsilon_after(STEP, room + 1) > target
 
 
 def test_a_mixture_stops_too() -> None:

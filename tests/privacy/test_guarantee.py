@@ -54,14 +54,6 @@ def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -
     assert statement(annotator()).epsilon == 0
 
 
-def test_what_is_assumed_about_the_number_of_steps() -> None:
-    made = annotator(calls=1)
-    planned, unplanned = statement(made, planned=5), statement(made)
-    assert any("planned before the first release" in text for text in planned.assumptions)
-    assert not any("planned" in text for text in unplanned.assumptions)
-    assert any("not chosen by looking" in text for text in unplanned.assumptions)
-
-
 def test_other_runs(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     before = annotator(ledger=path, calls=179)

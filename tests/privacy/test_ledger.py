@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import fcntl
 import json
 import multiprocessing
 import os
 import pickle
-import signal
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,19 +86,6 @@ def test_settled_blocks_count_what_was_used_and_a_crash_the_whole_block(path: Pa
     assert after.counts() == {VOTE: 107}
     assert after.counts(run="two") == {VOTE: 100}
     assert after.runs() == ["one", "two"]
-
-
-def test_a_process_that_dies_has_spent_its_block(path: Path) -> None:
-    child = os.fork()
-    if not child:
-        try:
-            spend(opened(path, run="dead"), 130)
-            os.kill(os.getpid(), signal.SIGKILL)
-        finally:
-            os._exit(1)  # whatever goes wrong, nothing of pytest runs in the child
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    assert opened(path).counts(run="dead") == {VOTE: 200}
 
 
 @given(st.lists(st.sampled_from(["vote", "step", "settle", "crash", "refresh"]), max_size=25), st.integers(1, 4))
@@ -395,19 +379,6 @@ def test_processes_on_one_budget_do_not_overspend_it(path: Path) -> None:
     assert sum(made.values()) <= 50
     assert sum(made.values()) >= 50 - 3 * 6
     assert opened(path, run="reader").counts()[VOTE] == sum(made.values())
-
-
-def test_a_charge_waits_while_another_process_writes(path: Path) -> None:
-    ledger = opened(path)
-    thread = threading.Thread(target=ledger.charge, args=(VOTE,))
-    with path.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        thread.start()
-        thread.join(timeout=0.3)
-        assert thread.is_alive()
-        assert len(lines(path)) == 1
-    thread.join(timeout=60)
-    assert opened(path, run="reader").counts() == {VOTE: 100}
 
 
 def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,17 +74,6 @@ def test_what_does_not_compose_raises_however_it_is_asked(first: Release, second
             ask()
     # What has not happened is about nobody.
     assert compose({first: 1, second: 0}, DELTA) == compose({first: 1}, DELTA)
-
-
-@pytest.mark.parametrize(("unit", "relation"), list(itertools.product(Unit, Relation)))
-def test_neighbours_survive_being_written(unit: Unit, relation: Relation) -> None:
-    for event in (Gaussian(0.5, unit=unit, relation=relation), SampledGaussian(1.0, 0.1, unit=unit, relation=relation)):
-        for kept in (event, Repeated(event, 3)):
-            assert release_from_dict(kept.to_dict()) == kept
-            assert (kept.unit, kept.relation) == (unit, relation)
-    assert (Gaussian(0.5, unit=unit, relation=relation) == Gaussian(0.5)) == (
-        (unit, relation) == (Unit.RECORD, Relation.ANY_CHANGE)
-    )
 
 
 def test_what_was_written_without_neighbours_has_those_of_its_kind() -> None:

@@ -227,8 +227,3 @@ def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> No
         print(json.dumps({**line, "planned_charges": [1], "prev": book.head[2] if book.head else ""}), file=file)
     with pytest.raises(LedgerError, match="damaged"):
         book.refresh()
-
-
-def test_a_state_survives_its_checkpoint() -> None:
-    first = fit(None, GradientAnnotator, wanted=50, calls=3, **GRADIENTS, target_epsilon=40.0)
-    assert Plan.from_dict(json.loads(json.dumps(first.plan.to_dict()))) == first.plan

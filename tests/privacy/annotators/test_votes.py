@@ -152,12 +152,6 @@ def test_what_are_no_votes_is_refused_and_not_charged(votes: torch.Tensor) -> No
     assert not made.account.counts()
 
 
-def test_noise_that_can_be_drawn_again_voids_what_the_ledger_says() -> None:
-    made = annotator(noise=ReproducibleNoise(seed=1))
-    made.annotate(counts(3, 200))
-    assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 3))
-
-
 def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> None:
     codes = torch.zeros(400, 32)
     silent = annotator().perturb_latents(codes.requires_grad_())

@@ -229,39 +229,8 @@ def grid(sigma: float, shift: Sequence[int], reach: float) -> tuple[Array, Array
     return np.ravel(log_mass), np.ravel(log_ratio)
 
 
-def exact_delta(sigma: float, shift: Sequence[int], count: int, epsilon: float) -> float:
-    """Hockey-stick divergence of `count` draws against the same shifted, by summation over all of their sums."""
-    values, masses = mass_function(sigma)
-    one = np.ones(1)
-    for k in shift:
-        stretched = np.zeros(abs(k) * (values.size - 1) + 1)
-        stretched[:: abs(k) or 1] += masses if k else masses.sum()
-        one = np.convolve(one, stretched)
-    total = np.ones(1)
-    for _ in range(count):
-        total = np.convolve(total, one)
-    inner = np.arange(total.size) - total.size // 2
-    losses = (2 * inner + count * sum(k * k for k in shift)) / (2 * sigma**2)
-    above = losses > epsilon
-    return float(total[above] @ -np.expm1(epsilon - losses[above]))
-
-
 def length(shift: Sequence[int]) -> float:
     return math.sqrt(sum(k * k for k in shift))
-
-
-CASES = list(itertools.product([0.6, 1.0, 3.0, 8.3], [(1,), (3,), (1, 1), (2, -1), (3, 4)], [1, 4, 30]))
-
-
-@pytest.mark.parametrize(("sigma", "shift", "count"), CASES)
-def test_the_exact_delta_lies_below_the_claimed_one(sigma: float, shift: tuple[int, ...], count: int) -> None:
-    mu = length(shift) / sigma
-    for delta in (1e-2, 1e-5):
-        epsilon = compose({DiscreteGaussian(mu): count}, delta).epsilon
-        assert exact_delta(sigma, shift, count, epsilon) <= delta
-        # Negative control: an event that claims half of the sensitivity.
-        half = compose({DiscreteGaussian(mu / 2): count}, delta).epsilon
-        assert exact_delta(sigma, shift, count, half) > delta
 
 
 @pytest.mark.parametrize(("sigma", "shift"), list(itertools.product([0.4, 1.0, 6.5], [(1,), (2,), (1, -2)])))
