@@ -367,18 +367,12 @@ def together(path: Path, votes: int, target: float | None) -> dict[str, int]:
     return made
 
 
-def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
-    made = together(path, 100, None)
-    ledger = opened(path, run="reader")
-    assert {run: ledger.counts(run=run)[VOTE] for run in made} == made == dict.fromkeys(made, 100)
-
-
-def test_processes_on_one_budget_do_not_overspend_it(path: Path) -> None:
-    target = compose({VOTE.release: 50}, 1e-5).epsilon
+@pytest.mark.parametrize("target", [None, compose({VOTE.release: 50}, 1e-5).epsilon])
+def test_processes_that_write_at_once_lose_and_overspend_nothing(path: Path, target: float | None) -> None:
     made = together(path, 50, target)
-    assert sum(made.values()) <= 50
-    assert sum(made.values()) >= 50 - 3 * 6
-    assert opened(path, run="reader").counts()[VOTE] == sum(made.values())
+    ledger = opened(path, run="reader")
+    assert {run: ledger.counts(run=run)[VOTE] for run in made} == made
+    assert sum(made.values()) == 200 if target is None else 50 - 3 * 6 <= sum(made.values()) <= 50
 
 
 def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path) -> None:

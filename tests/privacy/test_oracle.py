@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.renyi import rdp_compose
 
 from privacy import (
     Gaussian,
@@ -117,17 +116,6 @@ def test_mixtures() -> None:
     counts: dict[Release, int] = {Gaussian(1.0): 1, LaplaceVotes(10.0): 10, RandomizedResponse(0.3, 10): 30}
     for delta in DELTAS:
         assert compose(counts, delta).epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
-
-
-@pytest.mark.parametrize(("sigma", "rate", "count"), [(1.1, 0.01, 1000), (4.0, 0.5, 100)])
-def test_renyi(sigma: float, rate: float, count: int) -> None:
-    orders = [2.0, 3.0, 8.0, 16.0, 24.0, 32.0, 64.0]
-    accountant = dp_accounting.rdp.RdpAccountant(orders)
-    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
-    accountant.compose(event, count)
-    release = SampledGaussian(sigma, rate)
-    assert count * release.rdp(orders) == pytest.approx(accountant._rdp, rel=1e-6)
-    assert rdp_compose({release: count}, 1e-5) <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
 
 
 def test_votes_with_the_true_sensitivity() -> None:

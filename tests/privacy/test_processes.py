@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.seeded import Seeded
+from support.seeded import Seeded, correlated, has_deviation
 from support.threads import in_threads
 
 from privacy import Budget
@@ -279,14 +279,9 @@ def test_what_another_run_spends_meanwhile_stops_all(tmp_path: Path) -> None:
 MANY = 6000
 
 
-def law_holds(shares: list[torch.Tensor], std: float) -> bool:
-    """Whether noise has this deviation in every share and no part of it is drawn twice; wrong once in a million."""
-    for share in shares:
-        # The variance of n normal numbers is off by sqrt(2/n) of itself.
-        if abs(float(share.var()) / std**2 - 1) > 5.5 * math.sqrt(2 / share.numel()):
-            return False
-    first, second = (share.flatten() / std for share in shares)
-    return abs(float((first * second).mean())) < 5.5 / math.sqrt(first.numel())
+def law_holds(first: torch.Tensor, second: torch.Tensor, std: float) -> bool:
+    """Whether noise has this deviation in every share and no part of it is drawn twice."""
+    return has_deviation(first, std) and has_deviation(second, std) and not correlated(first, second)
 
 
 class EqualSeeds(GradientAnnotator):
@@ -313,7 +308,7 @@ def test_noise_has_the_law_of_one_process(kind: type[GradientAnnotator], holds: 
         return annotator.annotate(torch.zeros(MANY // 2, CLASSES, dtype=torch.float64))
 
     std = 100.0 / MANY
-    assert law_holds(in_threads(act), std) is holds
+    assert law_holds(*in_threads(act), std) is holds
 
 
 @pytest.mark.parametrize("release", ["batch_mean", "batch_mean_rows"])

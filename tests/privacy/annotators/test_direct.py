@@ -16,13 +16,11 @@ from privacy import (
     Gaussian,
     RandomizedResponse,
     ReproducibleNoise,
-    RevealedGaussian,
     SampledGaussian,
     Unbounded,
     compose,
 )
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
-from privacy.events import LabelOnly
 from privacy.mechanisms.noise import NoiseSource
 from privacy.neighbours import Relation, Unit
 
@@ -237,14 +235,6 @@ def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_to
 
 
 # --- one event for both statements ---
-
-
-def test_the_event_is_unbounded_for_records_and_says_what_a_label_costs() -> None:
-    event = LabelOnly(RevealedGaussian(1.0, 0.01))
-    assert compose({event: 1}, DELTA).epsilon == math.inf
-    assert event.for_labels == RevealedGaussian(1.0, 0.01)
-    with pytest.raises(ValueError, match="replacing the label"):
-        LabelOnly(Gaussian(1.0))
 
 
 def test_releases_about_records_hold_for_labels_where_a_lemma_says_so() -> None:

@@ -112,14 +112,6 @@ def test_a_teacher_that_fails_is_charged_and_answers_all_the_same(value: float) 
     assert made.calls_made() == 1
 
 
-def test_the_published_figure_knows_no_number_of_answers() -> None:
-    made = annotator(epsilon=2.0, target_epsilon=2.0, accounting="published")
-    assert made.affordable(limit=10**6) == 10**6
-    for _ in range(3):
-        made.annotate(teacher(), sets(10))
-    assert made.account.epsilon_published() == 2.0 < made.account.epsilon()
-
-
 @pytest.mark.parametrize("kind", [GradientAnnotator, LabelAnnotator])
 def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Annotator]) -> None:
     made = kind()

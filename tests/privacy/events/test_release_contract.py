@@ -66,12 +66,6 @@ def test_every_kind_is_under_contract() -> None:
     assert covered == set(_REGISTRY)
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=repr)
-def test_nothing_costs_nothing(release: Release) -> None:
-    assert epsilon({}) == 0.0
-    assert epsilon({release: 0}) == 0.0
-
-
 @pytest.mark.parametrize(("louder", "quieter"), PAIRS, ids=repr)
 def test_monotone_in_noise(louder: Release, quieter: Release) -> None:
     for count in (1, 30, 1000):
@@ -82,18 +76,17 @@ def test_monotone_in_noise(louder: Release, quieter: Release) -> None:
 
 @pytest.mark.parametrize("release", RELEASES, ids=repr)
 def test_monotone_in_count_and_delta(release: Release) -> None:
-    values = [epsilon({release: n}) for n in (1, 2, 3, 10, 100, 1000)]
-    assert values == sorted(values)
+    values = [epsilon({release: n}) for n in (0, 1, 2, 3, 10, 100, 1000)]
+    assert values == sorted(values) and values[0] == 0.0
     assert values[-1] > values[-2]
     tails = [epsilon({release: 100}, delta) for delta in (1e-15, 1e-9, 1e-5, 1e-2)]
     assert tails == sorted(tails, reverse=True)
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=repr)
-def test_order_free_and_additive_in_counts(release: Release) -> None:
+def test_order_free(release: Release) -> None:
     other = Gaussian(0.05, unit=release.unit, relation=release.relation)
     assert compose({release: 7, other: 3}, DELTA) == compose({other: 3, release: 7}, DELTA)
-    assert np.allclose(10 * release.rdp([2.0, 5.5]), sum(release.rdp([2.0, 5.5]) for _ in range(10)))
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=repr)
@@ -219,6 +212,7 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
         lambda: DiscreteGaussian(-1.0),
         lambda: SampledDiscreteGaussian(1.0, 1.1),
         lambda: Unbounded(" "),
+        lambda: LabelOnly(Gaussian(1.0)),
         lambda: compose({Gaussian(1.0): -1}, DELTA),
         lambda: compose({Gaussian(1.0): 1.5}, DELTA),  # type: ignore[dict-item]
         lambda: compose({"gaussian": 1}, DELTA),  # type: ignore[dict-item]

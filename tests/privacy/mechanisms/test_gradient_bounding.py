@@ -19,7 +19,7 @@ from privacy import Gaussian, GradientAnnotator
 from privacy.events.discrete import DiscreteGaussian
 from privacy.mechanisms.bounding import normalize_per_sample
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_MECHANISMS, output_gradient_mu
+from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.plan import Charge
 from privacy.processes import Processes
 
@@ -173,25 +173,6 @@ def test_what_is_not_bounded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert not holds(worst_neighbours(changed=2))  # shards that overlap
     monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_samples", torch.Tensor.double)
     assert not holds((first, broken))
-
-
-@pytest.mark.parametrize(
-    ("release", "mu"),
-    [
-        ("per_sample", 2 * 256 / 100),
-        ("per_sample_full", 2 / 100),
-        ("batch_mean", 2 * 16 / 100),
-        ("batch_mean_rows", 2 / 100),
-        ("ensemble", 2 / 100),
-    ],
-)
-def test_the_price_by_hand_is_that_of_a_batch_by_samples_over_its_root(release: str, mu: float) -> None:
-    whole = output_gradient_mu(release, 256, 100.0, bounding="normalize_batch")
-    assert whole == pytest.approx(mu, rel=1e-12)
-    for bounding in ("normalize", "clip"):
-        assert output_gradient_mu(release, 256, 100.0, bounding=bounding) == pytest.approx(16 * whole, rel=1e-12)
-    single = {bounding: output_gradient_mu(release, 1, 100.0, bounding=bounding) for bounding in GRADIENT_BOUNDINGS}
-    assert len(set(single.values())) == 1  # a batch of one sample is that sample
 
 
 def test_the_batch_has_the_printed_norm() -> None:

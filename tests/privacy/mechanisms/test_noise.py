@@ -41,15 +41,6 @@ def test_two_runs_of_one_seed_draw_differently() -> None:
     assert equal_in_two_runs_of_one_seed(SeededNoise)
 
 
-def test_system_noise_leaves_the_runs_own_draws_alone() -> None:
-    seed_everything(3)
-    expected = torch.rand(4), np.random.rand()
-    seed_everything(3)
-    SystemNoise().gaussian((100,))
-    assert torch.equal(torch.rand(4), expected[0])
-    assert np.random.rand() == expected[1]
-
-
 def test_words_are_the_operating_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 

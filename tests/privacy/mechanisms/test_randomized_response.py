@@ -81,16 +81,6 @@ def test_sets_of_several_sizes_in_one_batch() -> None:
     assert p_value(second, np.array([(1 - kept[1]) / 2, kept[1], (1 - kept[1]) / 2, 0])) > 1e-3
 
 
-@given(seed=st.integers(0, 1000), k=st.integers(2, 6))
-def test_candidates_have_the_asked_size_and_answers_stay_inside(seed: int, k: int) -> None:
-    scores = torch.randn(50, 6, generator=torch.Generator().manual_seed(seed))
-    candidates = top_k_candidates(scores, k=k)
-    assert (candidates.sum(dim=1) == k).all()
-    labels = torch.randint(0, 6, (50,), generator=torch.Generator().manual_seed(seed + 1))
-    answers = randomized_response(labels, candidates, epsilon=1.0, noise=ReproducibleNoise(seed=seed))
-    assert candidates.gather(1, answers[:, None]).all()
-
-
 def test_threshold_candidates_are_topped_up_to_two() -> None:
     probabilities = torch.tensor([[0.97, 0.01, 0.02], [0.4, 0.3, 0.3]])
     assert threshold_candidates(probabilities).tolist() == [[True, False, True], [True, True, True]]

@@ -46,17 +46,12 @@ def test_dgd_formula(queries: int, epsilon: float) -> None:
     assert published_dgd_epsilon(queries, 1 / 20, 1e-5, 0.01) == pytest.approx(epsilon + 0.01, abs=5e-5)
 
 
-def test_whole_run_claims_do_not_count() -> None:
-    assert (
-        published_epsilon({WholeRun("LabelDP", 1.0): 1}, 1e-5)
-        == published_epsilon({WholeRun("LabelDP", 1.0): 99}, 1e-5)
-        == 1.0
-    )
-
-
-def test_nothing_claims_nothing() -> None:
-    assert published_epsilon({}, 1e-5) == 0.0
+def test_what_no_theorem_counts_again() -> None:
+    """Nothing, a claim for a whole run, and the noise on latent codes."""
     assert published_epsilon({WholeRun("LabelDP", 1.0): 0, RdpSlope("DPDFD", 1.0): 0}, 1e-5) == 0.0
+    assert published_epsilon({WholeRun("LabelDP", 1.0): 99}, 1e-5) == 1.0
+    votes = NoisyVotesClaim("DGD", 0.05, 0.01)
+    assert published_epsilon({votes: 400}, 1e-5) == published_dgd_epsilon(400, 0.05, 1e-5, 0.01)
 
 
 def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
@@ -66,11 +61,6 @@ def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
     assert published_epsilon({a: 1, other: 1}, 1e-5) == math.inf
     assert published_epsilon({a: 1, NoisyVotesClaim("DGD", 0.05): 1}, 1e-5) == math.inf
     assert published_epsilon({NoisyVotesClaim("DGD", 0.05): 1, NoisyVotesClaim("DGD", 0.06): 1}, 1e-5) == math.inf
-
-
-def test_votes_pay_the_latent_noise_once() -> None:
-    votes = NoisyVotesClaim("DGD", 0.05, 0.01)
-    assert published_epsilon({votes: 400}, 1e-5) == published_dgd_epsilon(400, 0.05, 1e-5, 0.01)
 
 
 @pytest.mark.parametrize(
