@@ -31,7 +31,7 @@ from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.neighbours import Relation, Unit
-from privacy.numerics.gaussian import gaussian_delta, gaussian_epsilon
+from privacy.numerics.gaussian import gaussian_epsilon
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 __all__ = [
@@ -71,7 +71,6 @@ __all__ = [
     "calibrate_count",
     "calibrate_noise",
     "compose",
-    "gaussian_delta",
     "gaussian_epsilon",
     "published_dgd_epsilon",
     "published_dpdfd_epsilon",

@@ -65,36 +65,10 @@ def _log_delta(mu: float, epsilon: float) -> float:
     return log_density + math.log(gap) if gap > 0.0 else -math.inf
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The exact δ, in [0, 1], of a μ-GDP mechanism at `epsilon`.
-
-    Args:
-        mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
-        epsilon: natural-log privacy parameter, 0 to inf.
-
-    Raises:
-        ValueError: `mu` or `epsilon` is negative or not a number.
-
-    >>> f"{gaussian_delta(78.2, 3388.1):.5e}"
-    '1.12489e-05'
-    >>> gaussian_delta(0.0, 0.0), gaussian_delta(float("inf"), 1.0)
-    (0.0, 1.0)
-    """
-    mu = check_nonnegative("mu", mu, infinite=True)
-    epsilon = check_nonnegative("epsilon", epsilon, infinite=True)
-    if mu == 0.0:
-        return 0.0
-    if math.isinf(mu):
-        return 1.0
-    if math.isinf(epsilon):
-        return 0.0
-    return min(1.0, math.exp(_log_delta(mu, epsilon)))
-
-
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest ε at which a μ-GDP mechanism is (ε, δ)-DP: 0 where δ suffices by itself, inf for an infinite `mu`.
 
-    Rounded up by 1e-12 relative, so that `gaussian_delta(mu, gaussian_epsilon(mu, delta)) <= delta`.
+    Rounded up by 1e-12 relative, so that δ at it is never above `delta`.
 
     Args:
         mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.closed_forms import gaussian_delta
 
-from privacy import gaussian_delta, gaussian_epsilon
+from privacy import gaussian_epsilon
 from privacy.numerics import pld
 
 
