@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -39,7 +38,7 @@ class Journal:
         """Gives the function that appends a line and syncs it, with the file locked and all of it read.
 
         Args:
-            take: Given each line that others wrote, in their order; refuses one by a `ValueError`.
+            take: Given each line, whoever wrote it, in their order; refuses one by a `ValueError`.
             opening: Gives the first line of a new file, whose event is `open`.
 
         Raises:
@@ -58,7 +57,12 @@ class Journal:
                     self._append(descriptor, opening())
                 if first:
                     self._sync_folder()
-                yield functools.partial(self._append, descriptor)
+
+                def append(line: dict[str, Any]) -> None:
+                    self._append(descriptor, line)
+                    take(line)
+
+                yield append
             finally:
                 os.close(descriptor)
         except OSError as error:

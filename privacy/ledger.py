@@ -40,7 +40,7 @@ from privacy.plan import Charge, Plan, unmade
 Block: TypeAlias = tuple[str, Charge, int]
 """What one line reserves: its identity, a release, and how many."""
 Append: TypeAlias = Callable[[dict[str, Any]], None]
-"""Writes one line and syncs it."""
+"""Writes one line, syncs it and counts what it says."""
 
 _VERSION = 2
 RECORDS = "records"
@@ -150,7 +150,6 @@ class Ledger:
             plan = make(before)
             if plan != before:
                 append({"event": "plan", "run": self.run, **plan.to_dict()})
-                self._take_plan(self.run, plan)
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order in which they first did."""
@@ -251,7 +250,6 @@ class Ledger:
                     "teachers. Start again: this one will then have an identity of its own"
                 )
             append({"event": "saved", "training": training, "token": token})
-            self._saved[training] = token
 
     def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
         """Identity of a teacher whose file names none: the same for the same weights, by a keyed hash in this ledger.
@@ -289,7 +287,6 @@ class Ledger:
                 before = self._plans.get(owner)
                 if (joined := plan.joined(before)) != before:
                     append({"event": "plan", "run": owner, **joined.to_dict()})
-                    self._take_plan(owner, joined)
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -323,7 +320,6 @@ class Ledger:
             return
         with self._locked() as append:
             append({"event": "settle", "block": block[0], "used": used})
-            self._take_settled(block[0], used)
 
     def refresh(self) -> None:
         """Reads what other runs have appended since."""
@@ -355,9 +351,7 @@ class Ledger:
         check_count("count", count, minimum=1)
         self._serial += 1
         key, owner = f"{self._instance}-{self._serial}", run or self.run
-        line = {"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()}
-        append(line)
-        self._take_reserved(key, owner, charge, count)
+        append({"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()})
         return key, charge, count
 
     def _require_division(self, training: str, now: Mapping[str, Any]) -> None:
@@ -371,12 +365,9 @@ class Ledger:
                     )
 
     def _append_training(self, append: Append, **line: Any) -> None:
-        line = {"fingerprint": None, "division": {}, **line}
-        append({"event": "training", **line})
-        self._take_training(**line)
+        append({"event": "training", "fingerprint": None, "division": {}, **line})
 
     def _take_training(self, training: str, kind: str, fingerprint: str | None, division: Mapping[str, Any]) -> None:
-        self._changes += 1
         # A run of that name would no longer count as one.
         if training in self._totals and training not in self._trainings:
             raise ValueError(f"{training} is a run, and cannot be a training as well")
@@ -385,7 +376,6 @@ class Ledger:
             self._fingerprints[str(fingerprint)] = str(training)
 
     def _take_reserved(self, key: str, run: str, charge: Charge, count: int) -> None:
-        self._changes += 1
         if key in self._blocks:
             raise ValueError(f"block {key} is reserved twice")
         if run in self._trainings and (charge.training != run or charge.queries):
@@ -394,13 +384,11 @@ class Ledger:
         self._totals.setdefault(run, Counter())[charge] += count
 
     def _take_plan(self, run: str, plan: Plan) -> None:
-        self._changes += 1
         if run in self._trainings:
             raise ValueError(f"{run} is a training, and cannot be a run as well")
         self._plans[run] = plan
 
     def _take_settled(self, key: str, used: int) -> None:
-        self._changes += 1
         run, charge, count = self._blocks[key]
         unused = count - check_count("used", used)
         if unused < 0:
@@ -411,11 +399,12 @@ class Ledger:
     def _locked(self) -> contextlib.AbstractContextManager[Append]:
         """Gives the function that appends a line, with the file locked and all that others wrote read in."""
         if self._journal is None:
-            return contextlib.nullcontext(lambda line: None)
+            return contextlib.nullcontext(self._take)
         opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
         return self._journal.locked(take=self._take, opening=lambda: {**opening, "ledger": self.id, "key": self._key})
 
     def _take(self, entry: dict[str, Any]) -> None:
+        self._changes += 1
         event = entry["event"]
         if event == "open":
             self._check_header(entry)
@@ -426,7 +415,7 @@ class Ledger:
         elif event == "plan":
             self._take_plan(str(entry["run"]), Plan.from_dict(entry))
         elif event == "training":
-            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry.get("division", {}))
+            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry["division"])
         elif event == "settle":
             self._take_settled(entry["block"], entry["used"])
         else:
