@@ -6,9 +6,10 @@ repaired becomes a wrong guarantee.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -66,3 +67,14 @@ def named(setting: str, value: str, known: Mapping[str, _T]) -> _T:
     if value not in known:
         raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")
     return known[value]
+
+
+def registered(known: Mapping[str, type[_T]], data: Mapping[str, Any]) -> tuple[type[_T], dict[str, Any]]:
+    """The dataclass of the `kind` that plain values name, and the others, which must be its fields."""
+    values = dict(data)
+    kind = str(values.pop("kind", None))
+    cls = named("kind", kind, known)
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if set(values) != names:
+        raise ValueError(f"fields of {kind!r} must be {sorted(names)}, got {sorted(values)}")
+    return cls, values

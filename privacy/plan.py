@@ -48,12 +48,12 @@ class Charge:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Charge:
-        claim = values.get("claim")
+        claim = values["claim"]
         return cls(
             release=release_from_dict(values["release"]),
             claim=None if claim is None else claim_from_dict(claim),
             queries=check_count("queries", values["queries"]),
-            training=values.get("training"),
+            training=values["training"],
         )
 
 

@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative, check_probability
+from privacy.checks import check_nonnegative, check_probability, registered
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
 _REGISTRY: dict[str, type[Release]] = {}
+_ENUMS: dict[str, type[Unit | Relation]] = {"unit": Unit, "relation": Relation}
 
 
 @dataclass(frozen=True)
@@ -131,23 +132,11 @@ def release_from_dict(data: Mapping[str, Any]) -> Release:
     Raises:
         ValueError: The kind is unknown or the fields do not fit it.
 
-    >>> release_from_dict({"kind": "gaussian", "mu": 0.5})
+    >>> release_from_dict({"kind": "gaussian", "mu": 0.5, "unit": "record", "relation": "any change"})
     Gaussian(mu=0.5)
     """
-    values = dict(data)
-    kind = values.pop("kind", None)
-    if kind not in _REGISTRY:
-        raise ValueError(f"kind must be one of {sorted(_REGISTRY)}, got {kind!r}")
-    cls = _REGISTRY[kind]
-    names = {field.name for field in dataclasses.fields(cls)}
-    # What was written before events named their neighbours is of the default ones.
-    if not names - {"unit", "relation"} <= set(values) <= names:
-        raise ValueError(f"fields of a {kind!r} release must be {sorted(names)}, got {sorted(values)}")
-    made = {name: _from_plain(value) for name, value in values.items()}
-    for name, enum in (("unit", Unit), ("relation", Relation)):
-        if name in made:
-            made[name] = enum(made[name])
-    return cls(**made)
+    cls, values = registered(_REGISTRY, data)
+    return cls(**{name: _from_plain(value, name) for name, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -158,9 +147,11 @@ def _plain(value: Any) -> Any:
     return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
-def _from_plain(value: Any) -> Any:
+def _from_plain(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return release_from_dict(value)
+    if name in _ENUMS:
+        return _ENUMS[name](value)
     return math.inf if value == "inf" else value
 
 

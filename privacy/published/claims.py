@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privacy.checks import check_count, check_delta, check_nonnegative
+from privacy.checks import check_count, check_delta, check_nonnegative, registered
 from privacy.numerics.rdp import rdp_slope_epsilon
 from privacy.published import published_dgd_epsilon
 
@@ -80,14 +80,7 @@ def claim_from_dict(data: Mapping[str, Any]) -> Claim:
     Raises:
         ValueError: The kind is unknown or the fields do not fit it.
     """
-    values = dict(data)
-    kind = values.pop("kind", None)
-    if kind not in _REGISTRY:
-        raise ValueError(f"kind must be one of {sorted(_REGISTRY)}, got {kind!r}")
-    cls = _REGISTRY[kind]
-    names = {field.name for field in dataclasses.fields(cls)}
-    if set(values) != names:
-        raise ValueError(f"fields of a {kind!r} claim must be {sorted(names)}, got {sorted(values)}")
+    cls, values = registered(_REGISTRY, data)
     return cls(**values)
 
 

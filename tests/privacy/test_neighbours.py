@@ -68,8 +68,7 @@ def test_what_does_not_compose_raises_however_it_is_asked(first: Release, second
     assert compose({first: 1, second: 0}, DELTA) == compose({first: 1}, DELTA)
 
 
-def test_what_was_written_without_neighbours_has_those_of_its_kind() -> None:
-    old = {"kind": "sampled_gaussian", "noise_multiplier": 1.0, "sample_rate": 0.01}
-    assert release_from_dict(old).relation == Relation.ADD_OR_REMOVE
-    with pytest.raises(ValueError, match="Relation"):
-        release_from_dict({"kind": "gaussian", "mu": 0.5, "unit": "record", "relation": "friends"})
+def test_what_is_written_names_its_neighbours() -> None:
+    for values in ({}, {"unit": "record", "relation": "friends"}):
+        with pytest.raises(ValueError, match=r"Relation|fields of 'gaussian' must be"):
+            release_from_dict({"kind": "gaussian", "mu": 0.5, **values})

@@ -122,7 +122,7 @@ def test_a_batch_without_meaning_is_refused(release: Release, count: int) -> Non
 
 
 def test_round_trip_refuses_what_it_does_not_know() -> None:
-    for data in ({"kind": "magic"}, {}, {"kind": "gaussian"}, {"kind": "gaussian", "mu": 1.0, "sigma": 1.0}):
+    for data in ({"kind": "magic"}, {}, {"kind": "gaussian"}, {**Gaussian(1.0).to_dict(), "sigma": 1.0}):
         with pytest.raises(ValueError, match="must be"):
             release_from_dict(data)
 
