@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
@@ -53,15 +52,6 @@ ALONE = Alone()
 """The processes of a run that has one."""
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """What one process got, or the error that it met."""
-
-    value: Any = None
-    error: BaseException | None = None
-    state: Any = None
-
-
 def on_rank_zero(
     processes: Processes,
     act: Callable[[], T],
@@ -82,14 +72,14 @@ def on_rank_zero(
     """
     if processes.size == 1:
         return act()
-    outcome = None
+    value = error = state = None
     if processes.rank == 0:
-        outcome = _tried(act)
-        outcome = outcome if tell is None else replace(outcome, state=tell())
-    outcome = processes.broadcast(outcome)
+        value, error = _tried(act)
+        state = None if tell is None else tell()
+    value, error, state = processes.broadcast((value, error, state))
     if processes.rank and follow is not None:
-        follow(outcome.state)
-    return cast(T, _result(outcome))
+        follow(state)
+    return cast(T, _settled(value, error))
 
 
 def by_all(processes: Processes, act: Callable[[], T]) -> T:
@@ -102,9 +92,9 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     """
     if processes.size == 1:
         return act()
-    own = _tried(act)
-    errors = [error for error in processes.gather(own.error) if error is not None]
-    return cast(T, own.value if not errors else _result(_Outcome(error=errors[0])))
+    value, own = _tried(act)
+    errors = [error for error in processes.gather(own) if error is not None]
+    return cast(T, _settled(value, errors[0] if errors else None))
 
 
 def share_size(batch_size: int, processes: int) -> int:
@@ -132,17 +122,18 @@ def failed_everywhere(error: BaseException) -> bool:
     return bool(getattr(error, "raised_by_every_process", False))
 
 
-def _tried(act: Callable[[], Any]) -> _Outcome:
+def _tried(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What one process got, or the error that it met."""
     try:
-        return _Outcome(value=act())
+        return act(), None
     except Exception as error:
-        return _Outcome(error=_portable(error))
+        return None, _portable(error)
 
 
-def _result(outcome: _Outcome) -> Any:
-    if outcome.error is None:
-        return outcome.value
-    raise everywhere(outcome.error)
+def _settled(value: Any, error: Exception | None) -> Any:
+    if error is not None:
+        raise everywhere(error)
+    return value
 
 
 def _portable(error: Exception) -> Exception:
