@@ -338,6 +338,15 @@ class Annotator(ABC):
             raise RuntimeError("call bind(batch_size=..., num_classes=...) before the annotator is used")
         return self._shape
 
+    def _require_shape(self, name: str, given: torch.Tensor, *, teachers: bool = False) -> None:
+        """Refuses what is not of the shape that is charged for: (B, c), or (n, B, c) of several `teachers`."""
+        shape = tuple(given.shape)
+        if shape[-2:] != self.shape or len(shape) != 2 + teachers or 0 in shape:
+            raise ValueError(
+                f"{name} must have the shape {'(n, B, c) with ' if teachers else ''}(B, c) = {self.shape} that is "
+                f"charged for, got {shape}"
+            )
+
     def open(
         self,
         *,

@@ -184,7 +184,7 @@ class GradientAnnotator(Annotator):
         self._spend(self.charge)
 
     def _charged_release(self, gradients: torch.Tensor, bound: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        self._require_shape(gradients)
+        self._require_shape("gradients", gradients, teachers=self.mechanism.of_ensemble)
         self._spend(self.charge)
         batch_size, num_classes = self.shape
         rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
@@ -192,16 +192,6 @@ class GradientAnnotator(Annotator):
         released = self.mechanism.release(rows, lambda values: self._add_noise(values, std))
         # The dtype first: not every device has float64.
         return released.to(gradients.dtype).to(gradients.device)
-
-    def _require_shape(self, gradients: torch.Tensor) -> None:
-        expected, shape = self.shape, tuple(gradients.shape)
-        if not self.mechanism.of_ensemble and shape != expected:
-            raise ValueError(f"gradients must have the shape (B, c) = {expected} that is charged for, got {shape}")
-        if self.mechanism.of_ensemble and (len(shape) != 3 or shape[1:] != expected or shape[0] < 1):
-            raise ValueError(
-                f"gradients of an ensemble must have the shape (n, B, c) with (B, c) = {expected} that is charged for, "
-                f"got {shape}"
-            )
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
         """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""

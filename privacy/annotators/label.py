@@ -111,11 +111,8 @@ class LabelAnnotator(Annotator):
                 charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
-        for name, given in (("logits", logits), ("candidates", candidates)):
-            if tuple(given.shape) != self.shape:
-                raise ValueError(
-                    f"{name} must have the shape (B, c) = {self.shape} that is charged for, got {tuple(given.shape)}"
-                )
+        self._require_shape("logits", logits)
+        self._require_shape("candidates", candidates)
         sizes = candidates.sum(dim=1)
         least = self.smallest if size is None else size
         if int(sizes.min()) < least or least < self.smallest or (size is not None and int(sizes.max()) > size):

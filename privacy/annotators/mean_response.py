@@ -65,11 +65,7 @@ class MeanResponseAnnotator(Annotator):
             ValueError: Not of the shape that was bound: nothing is charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
-        if logits.ndim != 3 or tuple(logits.shape[1:]) != self.shape or len(logits) < 1:
-            raise ValueError(
-                f"logits must have the shape (n, B, c) with (B, c) = {self.shape} that is charged for, got "
-                f"{tuple(logits.shape)}"
-            )
+        self._require_shape("logits", logits, teachers=True)
         self._spend(self.charge)
         rows = zero_non_finite_samples(logits.cpu().flatten(0, 1))
         # Once more: the largest of numbers overflow in their mean.

@@ -37,10 +37,7 @@ class ResponseAnnotator(Annotator):
                 failed is a response as well.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
-        if tuple(logits.shape) != self.shape:
-            raise ValueError(
-                f"logits must have the shape (B, c) = {self.shape} that is charged for, got {tuple(logits.shape)}"
-            )
+        self._require_shape("logits", logits)
         self._spend(self.charge)
         if not bool(torch.isfinite(logits).all()):
             raise ValueError(
