@@ -13,7 +13,6 @@ from privacy.annotators.votes import VoteAnnotator
 from privacy.events import (
     DiscreteGaussian,
     Gaussian,
-    GaussianVotes,
     LabelOnly,
     LaplaceVotes,
     OneOf,
@@ -42,7 +41,6 @@ __all__ = [
     "DirectLabelAnnotator",
     "DiscreteGaussian",
     "Gaussian",
-    "GaussianVotes",
     "GradientAnnotator",
     "Guarantee",
     "LabelAnnotator",

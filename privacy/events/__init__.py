@@ -2,7 +2,7 @@
 
 from privacy.events.base import Release, release_from_dict
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.events.gaussian import Gaussian, GaussianVotes
+from privacy.events.gaussian import Gaussian
 from privacy.events.laplace import LaplaceVotes
 from privacy.events.randomized_response import RandomizedResponse
 from privacy.events.sampled import RevealedGaussian, SampledGaussian
@@ -12,7 +12,6 @@ from privacy.events.unbounded import LabelOnly, Unbounded
 __all__ = [
     "DiscreteGaussian",
     "Gaussian",
-    "GaussianVotes",
     "LabelOnly",
     "LaplaceVotes",
     "OneOf",

@@ -5,12 +5,13 @@ Teachers are trained on disjoint shards, so one record changes one teacher: two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from privacy.events import GaussianVotes, LaplaceVotes, Release
+from privacy.events import Gaussian, LaplaceVotes, Release
 from privacy.mechanisms.draws import laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
@@ -80,7 +81,8 @@ VOTE_MECHANISMS: dict[str, NoisyVote] = {
     # GNMax, which DGD calls DGD+.
     "gaussian": NoisyVote(
         noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
-        event=GaussianVotes,
+        # argmax is post-processing of counts whose L2 sensitivity is the root of 2.
+        event=lambda scale: Gaussian(mu=math.sqrt(2.0) / scale),
         claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
         source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
         published_source=f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",

@@ -12,7 +12,6 @@ from privacy.accounting.composition import compose
 from privacy.annotators import GradientReleases
 from privacy.events import (
     Gaussian,
-    GaussianVotes,
     LaplaceVotes,
     RandomizedResponse,
     Release,
@@ -52,7 +51,7 @@ def methods_table() -> str:
          {_GENERATOR: 1, **_answers(1000, 2)}, None),
         ("LabelDP on a prior, or with the generator against the student", _answers(1000, 2), None),
         ("DGD, votes on a prior: 400 queries, Laplace b=40", None, votes),
-        ("DGD, votes on a prior: 100 queries, Gaussian σ=40", None, {GaussianVotes(40.0): 100}),
+        ("DGD, votes on a prior: 100 queries, Gaussian σ=40", None, {Gaussian(2**0.5 / 40.0): 100}),
         ("DGD as published: generator against a baseline on all data, 400 Laplace votes",
          None, {Unbounded("baseline trained without privacy"): 1, **votes}),
         ("DPDFD Algorithm 3, direct training on private images, for records",

@@ -38,7 +38,7 @@ from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.annotators.votes import VoteAnnotator
-from privacy.events import GaussianVotes, LaplaceVotes, Release, SampledGaussian
+from privacy.events import Gaussian, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.published import published_dgd_epsilon
 
@@ -433,7 +433,7 @@ def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch
     seen = steps_of(monkeypatch)
     model = run(**POOL, vae_steps=0, votes={"mechanism": "gaussian"}).model
     assert model.vae is None and seen[:ASKING] == ["query"] * ASKING and set(seen[ASKING:]) == {"student"}
-    assert model.guarantee().epsilon == pytest.approx(compose({GaussianVotes(40.0): QUERIES}, 1e-5).epsilon)
+    assert model.guarantee().epsilon == pytest.approx(compose({Gaussian(2**0.5 / 40.0): QUERIES}, 1e-5).epsilon)
     assert list(Path("run/public/figures").glob("synthetic_*.png"))
 
 

@@ -17,7 +17,7 @@ from support.renyi import rdp_compose
 from support.seeded import Seeded
 
 from privacy import (
-    GaussianVotes,
+    Gaussian,
     GradientAnnotator,
     LaplaceVotes,
     RandomizedResponse,
@@ -187,7 +187,7 @@ CASES = [
     answers_case("dpsd_label", 20, sound=False),
     answers_case("labeldp", 20, sound=False, size=2),
     votes_case("laplace", 2.0, LaplaceVotes(2.0), published_dgd_epsilon(3, 1.0, DELTA)),
-    votes_case("gaussian", 4.0, GaussianVotes(4.0), None),
+    votes_case("gaussian", 4.0, Gaussian(math.sqrt(2) / 4.0), None),
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]

@@ -13,7 +13,6 @@ import pytest
 
 from privacy import (
     Gaussian,
-    GaussianVotes,
     LaplaceVotes,
     RandomizedResponse,
     Release,
@@ -122,9 +121,9 @@ def test_votes_with_the_true_sensitivity() -> None:
     """L2 = sqrt(2) under ADD_OR_REMOVE_ONE; REPLACE_ONE would double it for distributions only."""
     one = oracle.from_gaussian_mechanism(40.0, sensitivity=math.sqrt(2), value_discretization_interval=1e-4)
     theirs = from_oracle(one, 100, 1e-5)
-    assert agree(compose({GaussianVotes(40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
+    assert agree(compose({Gaussian(math.sqrt(2) / 40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
     # Negative control: noise as for L2 = 1.
-    assert not agree(compose({GaussianVotes(40.0 * math.sqrt(2)): 100}, 1e-5).epsilon, theirs, absolute=0.0)
+    assert not agree(compose({Gaussian(1 / 40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
 
 
 def epsilon_of_export(content: Mapping[str, Any]) -> float:

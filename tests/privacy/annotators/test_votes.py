@@ -56,7 +56,7 @@ def test_answers_have_the_noise_that_is_charged_for(mechanism: Any) -> None:
     draws = 20_000
     wins = int((made.annotate(torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())
     release = made.charge.release
-    charged = release.scale if isinstance(release, LaplaceVotes) else release.noise_std  # type: ignore[attr-defined]
+    charged = release.scale if isinstance(release, LaplaceVotes) else math.sqrt(2) / release.mu  # type: ignore[attr-defined]
 
     def p_value(scale: float) -> float:
         return float(stats.binomtest(wins, draws, winner_probability(mechanism, scale)).pvalue)

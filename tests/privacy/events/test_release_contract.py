@@ -14,7 +14,6 @@ from support.renyi import rdp_compose
 from privacy import (
     DiscreteGaussian,
     Gaussian,
-    GaussianVotes,
     LabelOnly,
     LaplaceVotes,
     OneOf,
@@ -34,7 +33,6 @@ DELTA = 1e-5
 # Each with a noisier neighbour, which must cost less.
 PAIRS: list[tuple[Release, Release]] = [
     (Gaussian(0.1), Gaussian(0.09)),
-    (GaussianVotes(40.0), GaussianVotes(41.0)),
     (RandomizedResponse(1.0, 10), RandomizedResponse(0.9, 10)),
     (RandomizedResponse(1.0, 3), RandomizedResponse(1.0, 4)),
     (LaplaceVotes(40.0), LaplaceVotes(41.0)),
@@ -132,7 +130,6 @@ def test_round_trip_refuses_what_it_does_not_know() -> None:
     [
         *UNBOUNDED,
         Gaussian(math.inf),
-        GaussianVotes(0.0),
         LaplaceVotes(0.0),
         SampledGaussian(0.0, 0.01),
         RandomizedResponse(math.inf, 10),
@@ -153,7 +150,6 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
     "free",
     [
         Gaussian(0.0),
-        GaussianVotes(math.inf),
         LaplaceVotes(math.inf),
         RandomizedResponse(0.0, 5),
         SampledGaussian(1.0, 0.0),
