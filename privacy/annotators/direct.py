@@ -151,7 +151,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             ValueError: Shapes, or a record twice: nothing is charged.
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
-        batch_size, num_classes = self.shape
+        num_classes = self.shape[1]
         if records is None or records.ndim != 1 or tuple(gradients.shape) != (len(records), num_classes):
             raise ValueError(
                 f"gradients must be (n, {num_classes}), and come with the numbers of their records (n,), got "
@@ -161,13 +161,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
             raise RuntimeError("call bind_sampling(...) before anything is released")
         if len(torch.unique(records)) != len(records):
             raise ValueError("records must be distinct within a batch: a label would move several rows")
-        self._spend(self.charge)
-        if not len(gradients):
-            return gradients.detach()
-        bounded = self._bounded(gradients.cpu()).unsqueeze(0)
-        std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
-        rows = self.mechanism.release(bounded, lambda values: self._add_noise(values, std))
-        return rows.to(gradients.dtype).to(gradients.device)
+        return self._charged_release(gradients, self._bounded)
 
     def describe(self) -> MechanismDescription:
         return MechanismDescription(

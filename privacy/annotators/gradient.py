@@ -163,6 +163,7 @@ class GradientAnnotator(Annotator):
             ValueError: Not of the shape that was bound: nothing is charged.
             BudgetExceeded: The target does not allow one more step: nothing is charged or released.
         """
+        self._require_shape("gradients", gradients, teachers=self.mechanism.of_ensemble)
         return self._charged_release(gradients, self._bounded)
 
     @uncompiled
@@ -173,6 +174,7 @@ class GradientAnnotator(Annotator):
         They are not trusted: what is longer than C is clipped to it, so that the cost holds for the others whatever one
         of them sent.
         """
+        self._require_shape("gradients", gradients, teachers=self.mechanism.of_ensemble)
         return self._charged_release(gradients, self._clipped)
 
     def charge_elsewhere(self) -> None:
@@ -184,11 +186,10 @@ class GradientAnnotator(Annotator):
         self._spend(self.charge)
 
     def _charged_release(self, gradients: torch.Tensor, bound: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        self._require_shape("gradients", gradients, teachers=self.mechanism.of_ensemble)
         self._spend(self.charge)
-        batch_size, num_classes = self.shape
-        rows = bound(gradients.cpu().flatten(0, -2)).view(-1, batch_size, num_classes)
-        std = self.mechanism.noise_std(batch_size, self.noise_multiplier) * self.norm_bound
+        teachers = gradients.cpu() if gradients.ndim == 3 else gradients.cpu().unsqueeze(0)
+        rows = bound(teachers.flatten(0, 1)).view(teachers.shape)
+        std = self.mechanism.noise_std(self.shape[0], self.noise_multiplier) * self.norm_bound
         released = self.mechanism.release(rows, lambda values: self._add_noise(values, std))
         # The dtype first: not every device has float64.
         return released.to(gradients.dtype).to(gradients.device)
@@ -197,12 +198,12 @@ class GradientAnnotator(Annotator):
         """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""
         groups = self._grouped(gradients)
         bounded = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
-        return self._on_lattice(bounded).view(len(gradients), -1)
+        return self._on_lattice(bounded).view(gradients.shape)
 
     def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
         """As `_bounded`, for what others have bounded: what is too long is clipped, the rest is unchanged."""
         clipped = clip_per_sample(self._grouped(gradients), norm_bound=self.norm_bound)
-        return self._on_lattice(clipped).view(len(gradients), -1)
+        return self._on_lattice(clipped).view(gradients.shape)
 
     def _grouped(self, gradients: torch.Tensor) -> torch.Tensor:
         """Masked gradients, one row for what is bounded jointly: a sample, or a teacher's whole batch."""

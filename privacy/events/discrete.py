@@ -100,10 +100,6 @@ class SampledDiscreteGaussian(Release):
     def loss_std(self) -> float:
         return self._continuous.loss_std
 
-    @property
-    def loss_reach(self) -> float:
-        return self._continuous.loss_reach
-
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """The continuous step's at whole orders, lines between them, and at most that of `RevealedGaussian`."""
         order = np.asarray(orders, dtype=np.float64)

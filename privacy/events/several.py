@@ -52,11 +52,6 @@ class Repeated(Release):
         return isinstance(planned, Repeated) and self.count == planned.count and self.release.covers(planned.release)
 
     @property
-    def gaussian_mu(self) -> float | None:
-        mu = self.release.gaussian_mu
-        return None if mu is None else math.sqrt(self.count) * mu
-
-    @property
     def bounded(self) -> bool:
         return self.release.bounded
 

@@ -113,8 +113,9 @@ def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: floa
     assert annotator.covered_epsilon(plan_of(annotator, steps)) == math.inf
 
 
-def test_an_empty_poisson_batch_is_charged_and_gives_nothing() -> None:
-    annotator = of_gradients()
+@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])
+def test_an_empty_poisson_batch_is_charged_and_gives_nothing(release: str) -> None:
+    annotator = of_gradients(release=release)
     assert annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
     assert sum(annotator.account.counts().values()) == 1
 
