@@ -12,18 +12,17 @@ from support.short_names import budgeted
 from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
-from privacy.events import Gaussian, RandomizedResponse, Unbounded
+from privacy.events import Gaussian, Unbounded
 from privacy.ledger import Ledger
 from privacy.plan import Charge
 from privacy.published import dpdfd_rdp_slope, published_dpdfd_epsilon
-from privacy.published.claims import RdpSlope, WholeRun
+from privacy.published.claims import RdpSlope
 
 STEP = Charge(
     release=Gaussian(mu=0.32),
     claim=RdpSlope(source="DPDFD Theorem 3", slope=dpdfd_rdp_slope(1e-3, 10, 256, 100.0)),
     queries=256,
 )
-LABEL = Charge(release=RandomizedResponse(epsilon=0.1, num_candidates=10), claim=WholeRun("LabelDP", 0.1))
 VOID = Charge(release=Unbounded(reason="the noise can be drawn again"), claim=STEP.claim)
 
 
@@ -78,14 +77,6 @@ def test_an_account_that_stops_afterwards_is_noticed() -> None:
     late = Late(ledger=Ledger(path=None, private_data="d", run="r", block=1), budget=Budget(target_epsilon=target))
     assert spend(late, STEP, 100) == 6
     assert late.epsilon() > target
-
-
-def test_a_mixture_stops_too() -> None:
-    spender = account(target_epsilon=3.0, block=4)
-    assert spend(spender, LABEL, 5) == 5
-    made = spend(spender, STEP, 50)
-    assert 0 < made < 50
-    assert spender.epsilon() <= 3.0 < compose({STEP.release: made + 1, LABEL.release: 5}, 1e-5).epsilon
 
 
 def test_the_refusal_names_figures_and_ways_out() -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.attacks import dpsd_eq5_table, gaussian_score, randomized_response_table, rounds, table_score
-from support.auditing import Audit, Method, Sampler, Score, audit, worst_case_epsilon
+from support.attacks import gaussian_score, randomized_response_table, rounds, table_score
+from support.auditing import Audit, Method, Sampler, Score, audit
 from support.renyi import rdp_compose
 from support.seeded import Seeded
 
@@ -229,24 +228,3 @@ def test_audited_lies_below_exact_and_exact_below_renyi(case: Case) -> None:
 @pytest.mark.parametrize("case", few(SMALL))
 def test_the_bracket_breaks_where_noise_is_missing(case: Case) -> None:
     assert attack(case, CUT, "gaussian" if case in GAUSSIAN else "any").fails
-
-
-@pytest.mark.parametrize("printed", [True, False])
-def test_dpsd_eq5_as_printed_fails_and_its_algorithm_2_does_not(printed: bool) -> None:
-    """The teacher's label leaves the candidates: Eq. (5) then stops answering outside of them."""
-    candidates = [True] * 3 + [False] * 7
-    table = (dpsd_eq5_table if printed else randomized_response_table)(1.0, candidates)
-    rng = np.random.default_rng(0)
-    inside, outside = table[0], table[9]
-    found = audit(
-        lambda count: rng.choice(10, count, p=inside),
-        lambda count: rng.choice(10, count, p=outside),
-        table_score(inside, outside),
-        trials=TRIALS,
-        delta=DELTA,
-        confidence=CONFIDENCE,
-        claimed_epsilon=1.0,
-    )
-    assert found.fails == printed
-    assert worst_case_epsilon(table) == (math.inf if printed else pytest.approx(1.0))
-    assert found.epsilon_lower > (5.0 if printed else 0.1)

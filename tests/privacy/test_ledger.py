@@ -195,22 +195,18 @@ def test_a_damaged_line_is_refused_again_and_again(path: Path, damage: bytes | d
     assert path.read_bytes() == before
 
 
-def test_a_ledger_without_its_header_is_refused(path: Path) -> None:
-    spend(opened(path), 1)
-    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
-    with pytest.raises(LedgerError, match="the first line"):
-        opened(path)
-
-
-def test_a_ledger_about_other_data_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"event": "settle"}, "the first line"),
+        ({"private_data": "faces/train"}, r"is about 'faces/train', not 'digits/train'; set `ledger`"),
+        ({"version": 3}, "has version 3, this code reads 2"),
+    ],
+)
+def test_another_first_line_is_refused(path: Path, header: dict[str, Any], message: str) -> None:
     opened(path)
-    with pytest.raises(LedgerError, match=r"is about 'digits/train', not 'faces/train'; set `ledger`"):
-        opened(path, data="faces/train")
-
-
-def test_another_version_is_refused(path: Path) -> None:
-    path.write_text('{"event":"open","version":3,"private_data":"digits/train"}\n')
-    with pytest.raises(LedgerError, match="has version 3, this code reads 2"):
+    path.write_text(json.dumps({**lines(path)[0], **header}) + "\n")
+    with pytest.raises(LedgerError, match=message):
         opened(path)
 
 

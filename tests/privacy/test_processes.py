@@ -322,12 +322,3 @@ def test_one_mean_is_one_draw(release: Any) -> None:
 
     first, second = in_threads(act)
     assert torch.equal(first, second) and torch.equal(first[0], first[-1])
-
-
-def test_rows_come_back_to_whose_they_are() -> None:
-    def act(processes: Processes) -> tuple[torch.Tensor, torch.Tensor]:
-        annotator = opened(ResponseAnnotator(), processes, None)
-        own = torch.randn(ROWS // 2, CLASSES) + processes.rank
-        return own, annotator.annotate(own)  # type: ignore[attr-defined]
-
-    assert all(torch.equal(own, released) for own, released in in_threads(act))

@@ -42,18 +42,3 @@ def randomized_response_table(epsilon: float, candidates: ArrayLike) -> Table:
     table[np.ix_(mask, mask)] = peak * math.exp(-epsilon)
     table[inside, inside] = peak
     return table
-
-
-def dpsd_eq5_table(epsilon: float, candidates: ArrayLike) -> Table:
-    """DPSD's Eq. (5) **as printed**: all c classes where the teacher's label is a candidate, else candidates only.
-
-    An answer outside the candidates proves that the label is inside: no ε holds.
-    """
-    mask = np.asarray(candidates, dtype=bool)
-    inside = np.flatnonzero(mask)
-    peak = 1.0 / (1.0 + (mask.size - 1) * math.exp(-epsilon))
-    table = np.zeros((mask.size, mask.size))
-    table[:, mask] = 1.0 / len(inside)
-    table[mask] = peak * math.exp(-epsilon)
-    table[inside, inside] = peak
-    return table

@@ -51,11 +51,8 @@ def test_numbers_of_any_size_are_composed_at_once() -> None:
     assert compose({EITHER: many}, DELTA).method == "rdp"
 
 
-def test_order_of_the_trainings_is_nothing() -> None:
+def test_order_of_the_trainings_is_nothing_and_it_is_about_what_they_are_about() -> None:
     assert OneOf.of([MANY, FEW]) == OneOf.of([FEW, MANY]) == OneOf.of([FEW, MANY, FEW])
-
-
-def test_it_is_about_what_its_trainings_are_about() -> None:
     assert (EITHER.unit, EITHER.relation) == (Unit.RECORD, Relation.ADD_OR_REMOVE)
 
 
