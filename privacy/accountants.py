@@ -9,7 +9,7 @@ Kept apart from `privacy` itself, which needs no Opacus and imports in a fractio
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,9 +83,7 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
 
     def state_dict(self, destination: Any = None) -> Any:
         """Plain values that `torch.load(weights_only=True)` reads; nothing is shared with the accountant."""
-        state = OrderedDict() if destination is None else destination
-        state["history"] = [tuple(entry) for entry in self.history]
-        state["mechanism"] = self.mechanism()
+        state = super().state_dict(destination)
         state["releases"] = [(release.to_dict(), count) for release, count in self._releases.items()]
         return state
 

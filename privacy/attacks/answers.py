@@ -93,7 +93,7 @@ class Shadows:
         )
 
 
-def moved(images: Tensor, *, by: float = 0.25) -> Tensor:
+def moved(images: Tensor) -> Tensor:
     """The image, and the image moved by a quarter of a pixel each way: (N, C, H, W) to (5, N, C, H, W).
 
     Whole pixels would be other images to a model that was trained without augmentation. Edges are repeated, pixels
@@ -103,7 +103,7 @@ def moved(images: Tensor, *, by: float = 0.25) -> Tensor:
     padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
     starts = [(0, 1), (2, 1), (1, 0), (1, 2)]
     shifted = torch.stack([padded[..., top : top + height, left : left + width] for top, left in starts])
-    return torch.cat([images[None], torch.lerp(images[None], shifted, by)])
+    return torch.cat([images[None], torch.lerp(images[None], shifted, 0.25)])
 
 
 @torch.no_grad()
@@ -134,7 +134,6 @@ def train_shadows(
     records: Records,
     *,
     count: int,
-    seed: int = 0,
     population: Records | None = None,
 ) -> Shadows:
     """Trains models on random halves of the records, each record in each half by a fair coin, and asks all of them.
@@ -143,14 +142,13 @@ def train_shadows(
         train: From records to a trained model: a teacher, or a student that was made of one.
         records: What halves are taken of, N.
         count: Number of models, K, at least 2.
-        seed: Of the coins.
         population: Further records of the same kind that no model is trained on; the answers on them come last.
 
     Raises:
         ValueError: Fewer than 2 models.
     """
     check_count("count", count, minimum=2)
-    coins = np.random.default_rng(seed).random((count, len(records))) < 0.5
+    coins = np.random.default_rng(0).random((count, len(records))) < 0.5
     asked, never = records, 0
     if population is not None:
         never = len(population)

@@ -191,14 +191,6 @@ def test_releases_without_noise_have_no_figure_of_a_paper() -> None:
     assert "There is none" not in noised and "cryptographic generator" in noised
 
 
-def test_writing(tmp_path: Path) -> None:
-    guarantee = statement(annotator(calls=1))
-    data, page = guarantee.write(tmp_path / "run")
-    assert json.loads(data.read_text(encoding="utf-8")) == json.loads(json.dumps(guarantee.to_dict()))
-    assert page.read_text(encoding="utf-8") == guarantee.to_markdown()
-    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == ["guarantee.json", "guarantee.md"]
-
-
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     file = write_atomically(tmp_path / "figures.json", "old")
