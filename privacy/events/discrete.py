@@ -101,21 +101,6 @@ class SampledDiscreteGaussian(Release):
         return self._continuous.loss_std
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """The continuous step's at whole orders, lines between them, and at most that of `RevealedGaussian`."""
-        order = np.asarray(orders, dtype=np.float64)
+        """The continuous step's, which is a line between whole orders, and at most that of `RevealedGaussian`."""
         mu = 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
-        revealed = RevealedGaussian(mu, self.sample_rate).rdp(order)
-        if not self.bounded or self.pure_epsilon == 0.0:
-            return revealed
-        below = np.floor(order)
-        rest = order - below
-        lower, upper = self._log_moments(below), self._log_moments(below + 1.0)
-        # A whole order needs nothing of the next one, which may be infinite.
-        with np.errstate(invalid="ignore"):
-            line = np.where(rest > 0.0, (1.0 - rest) * lower + rest * upper, lower)
-        return np.minimum(line / (order - 1.0), revealed)
-
-    def _log_moments(self, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(l - 1) rdp(l) at whole orders l: 0 at 1."""
-        curve = self._continuous.rdp(np.maximum(whole, 2.0))
-        return np.where(whole > 1.0, (np.maximum(whole, 2.0) - 1.0) * curve, 0.0)
+        return np.minimum(self._continuous.rdp(orders), RevealedGaussian(mu, self.sample_rate).rdp(orders))

@@ -86,8 +86,7 @@ class SampledGaussian(_Sampled):
             return Gaussian(self.gaussian_mu).losses(interval)
         if self._mu > _LARGEST_SAMPLED_MU:
             # Its grid would not fit into memory; composition falls back to RDP.
-            loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
-            return loss, loss
+            return super().losses(interval)
         return pld.sampled_gaussian_losses(self.noise_multiplier, self.sample_rate, interval)
 
 

