@@ -231,8 +231,8 @@ class PrivateEnsemble(PrivateModel):
 
     One changed record (replaced, or added or taken out, its id deciding its shard) changes one teacher arbitrarily and
     leaves the others equal to the last bit. So for any images chosen without looking at that record, **two of an
-    image's counts move by at most 1 each, and one teacher's logits by whatever they may**. That is what `LaplaceVotes`,
-    `LaplaceVotes` and the `ensemble` gradient release are computed for, under record-level replace-one or
+    image's counts move by at most 1 each, and one teacher's logits by whatever they may**. That is what noisy votes
+    and the `ensemble` gradient release are computed for, under record-level replace-one or
     add-or-remove neighbours alike.
 
     Args:
