@@ -70,12 +70,6 @@ def logged(folder: str, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(opened) if row.get(name)]
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
-
-
 def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     of_a_client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 0}}
     chosen = {"class_path": "Digits", "init_args": {"classes": [3, 5]}}

@@ -56,11 +56,10 @@ def linear_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, linear_teachers: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, linear_teachers: Path) -> Path:
     """A working folder with the ensemble's file, and no ledger yet."""
     (tmp_path / "teachers").mkdir()
     (tmp_path / "teachers" / "digits_linear_ensemble.ckpt").write_bytes(linear_teachers.read_bytes())
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -34,12 +34,6 @@ SHAPE = (1, 8, 8)
 SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a script writes, it writes where it is run."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ensemble of the digits, trained once."""

@@ -105,8 +105,7 @@ TEACHERS = {
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
-def test_a_teacher_s_area_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_teacher_s_area_is_logged(kind: str) -> None:
     arguments = ["support.variants.AskingTwoClasses" if argument == "DATA" else argument for argument in TEACHERS[kind]]
     epochs = "-1" if kind == "TeacherEnsemble" else "1"
     cli = main(["fit", *arguments, f"--trainer.max_epochs={epochs}", "--trainer.default_root_dir=run", *QUIET])

@@ -39,12 +39,6 @@ SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a script writes, it writes where it is run."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def trained_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three clients' teachers of the digits, trained once."""

@@ -60,11 +60,6 @@ def student(folder: str, teacher: str = TEACHER, *arguments: str, **annotator: A
     return distil(folder, *arguments, model={"teacher": teacher}, annotator={**OPEN, **annotator}, steps=2)
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher by DP-SGD, a private one and a student of it, with their ledger."""

@@ -42,9 +42,8 @@ def train_teacher(data: dict[str, Any]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def teacher(tmp_path: Path) -> None:
     """Of 80 pictures, about a fifth of which are for testing."""
-    monkeypatch.chdir(tmp_path)
     write_folders(tmp_path / "insects")
     train_teacher(pictures(batch_size=16))
 

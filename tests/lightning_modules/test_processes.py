@@ -331,8 +331,7 @@ def test_one_device_is_used_unless_more_are_asked_for(place: Path, monkeypatch: 
 
 # Processes that are forked, as above, go the same way without importing everything three times more.
 @pytest.mark.slow
-def test_the_command_line_starts_and_ends_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_line_starts_and_ends_two_processes() -> None:
     (done,) = command_line(
         *["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET, *TWO], seconds=200
     )

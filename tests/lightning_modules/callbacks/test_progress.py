@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ EPOCHS = 3
 
 
 @pytest.fixture(autouse=True)
-def every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     write = progress.ProgressLines.__init__
     monkeypatch.setattr(progress.ProgressLines, "__init__", lambda self: write(self, seconds=0.0))
 

@@ -64,10 +64,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(made: Path, tmp_path: Path) -> Path:
     """A working folder with a copy of them."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -81,14 +81,13 @@ def test_callbacks_of_the_users_own(folder: Path) -> None:
     assert sum(isinstance(callback, PrivacyCourse) for callback in both.trainer.callbacks) == 1
 
 
-def test_sweeps_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sweeps_are_found_from_anywhere() -> None:
     assert Path(find_config("sweeps/demo.yaml")).is_file()
     assert find_config("sweeps/none.yaml") == "sweeps/none.yaml" and find_config("other.yaml") == "other.yaml"
     found = find_configs(["fit", "--config=sweeps/demo.yaml", "-c", "sweeps/demo.yaml", "--x", "sweeps/demo.yaml"])
     assert found[1] == f"--config={found[3]}" and Path(found[3]).is_file() and found[5] == "sweeps/demo.yaml"
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "demo.yaml").write_text("fits: []")
+    Path("sweeps").mkdir()
+    Path("sweeps/demo.yaml").write_text("fits: []")
     assert find_config("sweeps/demo.yaml") == "sweeps/demo.yaml"
 
 

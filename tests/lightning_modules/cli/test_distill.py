@@ -44,11 +44,8 @@ def distil(*arguments: str) -> None:
     main(["distill", *arguments, *QUIET])
 
 
-def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.chdir(tmp_path)
     Path("my_own_network.py").write_text(NETWORK)
     space: dict[str, type[torch.nn.Module]] = {}
     exec(NETWORK, space)

@@ -94,8 +94,7 @@ def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: 
         asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "noise": None}}))  # type: ignore[dict-item]
 
 
-def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise() -> None:
     teacher_by_dp_sgd("dp", target_epsilon=2.0)
     held = TeacherConfig(path="dp/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
     asked = FederatedClient(name="one", teacher=held, trusts_server=True)

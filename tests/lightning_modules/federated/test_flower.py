@@ -42,7 +42,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.importorskip("flwr", reason="the extra flower is not installed: make test-flower")
     for part in ("flwr.client", "flwr.server"):  # which import each other in a circle: no two threads can do it at once
         importlib.import_module(part)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -265,8 +264,7 @@ def test_an_address_that_is_taken_is_said(workplace: Path) -> None:
         first.end()
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(FederationError, match=r"pip install 'private-model-transcription\[flower\]'"):
         fit(federation(by_flower(free_port()), rounds=1))

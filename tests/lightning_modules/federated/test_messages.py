@@ -254,9 +254,8 @@ def _begin(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path) -> Path:
     """The client's folder."""
-    monkeypatch.chdir(tmp_path)
     return tmp_path / "own"
 
 

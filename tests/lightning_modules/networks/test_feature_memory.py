@@ -104,10 +104,7 @@ def test_what_validation_leaves_can_be_trained_on() -> None:
     assert head.weight.grad is not None
 
 
-def test_a_pipeline_computes_the_features_of_a_teacher_once(
-    computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_pipeline_computes_the_features_of_a_teacher_once(computed: list[int]) -> None:
     network = linear_spec("Patches", whitening={"images": 30}, filters=10, patch=3)
     teacher = {
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},

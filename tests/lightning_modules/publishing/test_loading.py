@@ -73,7 +73,6 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(
 ) -> None:
     (tmp_path / "their_network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     spec = {"name": name, "arguments": {"width": 5, "act": "torch.nn.Tanh"}}
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     sys.modules.pop("their_network", None)
@@ -86,7 +85,6 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(
 
 def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text("def touch(*_, **__): pass\n")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     folder, _ = published(tmp_path / "out", "TwoConvNet", (1, 8, 8), 3)
     assert load_student(folder) is not None  # the control

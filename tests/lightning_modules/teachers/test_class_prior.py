@@ -75,12 +75,6 @@ def test_clipped_sums_are_those_of_the_adjusted_loss() -> None:
     assert not torch.allclose(without.float(), total, atol=1e-1)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_student_states_what_its_teachers_guarantee_rests_on() -> None:
     """A student's ε is the teacher's, and holds where the teacher's does."""
     prior = [0.19] + [0.09] * 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -330,13 +329,7 @@ def test_records_are_clipped_without_tf32() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_training_is_that_of_opacus_flat_clipping(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_is_that_of_opacus_flat_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal coins and noise, through the trainer; and `auto` goes on as a file of `flat` began."""
 
     def weights(name: str, *arguments: str, **model: Any) -> tuple[torch.Tensor, DPSGDTeacher]:

@@ -197,13 +197,6 @@ def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
     return teacher
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
-    return tmp_path
-
-
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
     monkeypatch.setattr(clipped_network, "refuse_gradient_hooks", lambda network: None)

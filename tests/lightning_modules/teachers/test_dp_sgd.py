@@ -49,20 +49,13 @@ def weights(config: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def first_weights(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def start(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """The weights before the first step: those of a run whose step has no length."""
     folder = tmp_path_factory.mktemp("still")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
         return weights(configuration(optimizer={"class_path": "torch.optim.SGD", "init_args": {"lr": 1e-30}}))
-
-
-@pytest.fixture
-def start(first_weights: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The weights before the first step, in an empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return first_weights.clone()
 
 
 def test_a_step_has_noise_of_the_stated_scale(start: torch.Tensor) -> None:
@@ -125,7 +118,7 @@ def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor) -> None:
     assert float(moved.std()) == pytest.approx(0.1 * math.sqrt(5), rel=0.2)
 
 
-def test_epsilon_is_that_of_opacus(start: torch.Tensor) -> None:
+def test_epsilon_is_that_of_opacus() -> None:
     cli = fit(configuration(epochs=2, steps=20, noise_multiplier=1.5))
     teacher = cli.model
     assert isinstance(teacher, DPSGDTeacher)
@@ -142,7 +135,7 @@ def test_epsilon_is_that_of_opacus(start: torch.Tensor) -> None:
     assert guarantee["published_claim"] is None
 
 
-def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(start: torch.Tensor) -> None:
+def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed() -> None:
     cli = fit(configuration(epochs=3, steps=2, noise_multiplier=None, target_epsilon=2.0))
     teacher = cli.model
     assert isinstance(teacher, DPSGDTeacher)
@@ -153,7 +146,7 @@ def test_noise_is_calibrated_to_the_plan_and_the_plan_is_what_is_guaranteed(star
     assert teacher.epsilon() < 1.5
 
 
-def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
+def test_a_student_inherits_the_smaller_epsilon() -> None:
     fit(configuration("teacher", epochs=2, steps=5, noise_multiplier=None, target_epsilon=3.0))
     teacher = "teacher/checkpoints/last.ckpt"
     # Much noise: the answers alone are cheaper than the teacher.
@@ -170,7 +163,7 @@ def test_a_student_inherits_the_smaller_epsilon(start: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"noise": REPRODUCIBLE}, {"same_coins": True}])
-def test_reproducible_noise_or_coins_void(start: torch.Tensor, settings: dict[str, Any]) -> None:
+def test_reproducible_noise_or_coins_void(settings: dict[str, Any]) -> None:
     fit(configuration(**settings))
     guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
     assert guarantee["epsilon"] == "inf"
@@ -178,7 +171,7 @@ def test_reproducible_noise_or_coins_void(start: torch.Tensor, settings: dict[st
 
 
 @pytest.mark.slow
-def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
+def test_what_was_void_stays_void_on_resume() -> None:
     fit(configuration("part", noise=REPRODUCIBLE))
     secure = configuration("part", epochs=2, noise={"class_path": "SystemNoise"})
     cli = fit(secure, "--ckpt_path=part/checkpoints/last.ckpt")
@@ -187,7 +180,7 @@ def test_what_was_void_stays_void_on_resume(start: torch.Tensor) -> None:
     assert fit(configuration("other", epochs=2)).model.epsilon() < math.inf
 
 
-def test_what_is_refused(start: torch.Tensor) -> None:
+def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.network: BatchNorm mixes the records.*GroupNorm.*LinearOnFeatures"):
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=SmallCNN)
     with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):

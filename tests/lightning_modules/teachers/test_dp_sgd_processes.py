@@ -97,7 +97,6 @@ def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, An
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ReproducibleNoise, "secure", True)  # charged as if it could not be drawn again
     return tmp_path
 

@@ -279,14 +279,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     uninterrupted: Run,
     hook: str,
     at: tuple[int, int],
     settings: dict[str, Any],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, hook, at, lambda: fit(configuration(**settings)))
     saved = checkpoint()["ensemble"]
     assert saved["done"] == at[0]
@@ -295,19 +293,15 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert len(resumed.trained) == 5 and differ(uninterrupted(**settings), resumed) == []
 
 
-def test_a_finished_run_has_nothing_left_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Run
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_finished_run_has_nothing_left_to_do(uninterrupted: Run) -> None:
     fit(configuration())
     again = fit(configuration(), LAST)
     assert differ(uninterrupted(), again.model) == [] and again.trainer.global_step == 18
 
 
 def test_the_comparison_notices_another_seed_after_the_interruption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Run
+    monkeypatch: pytest.MonkeyPatch, uninterrupted: Run
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     interrupt(monkeypatch, "on_train_batch_end", (2, 3), lambda: fit(configuration()))
     content = checkpoint()
     content["ensemble"]["draw_seed"] += 1
@@ -315,8 +309,7 @@ def test_the_comparison_notices_another_seed_after_the_interruption(
     assert differ(uninterrupted(), fit(configuration(), LAST).model) == [2, 3, 4]
 
 
-def test_other_shards_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_shards_are_refused_on_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(monkeypatch, "on_train_batch_end", (0, 3), lambda: fit(configuration()))
     content = checkpoint()
     # Used with other settings than it remembers, which would win over those of the command line.
@@ -332,10 +325,7 @@ def test_other_shards_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("settings", [RIDGE, HEADS, {}])
-def test_the_file_gives_the_same_votes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Tensor, settings: dict[str, Any]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_file_gives_the_same_votes(images: Tensor, settings: dict[str, Any]) -> None:
     cli = fit(configuration(**settings))
     logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     assert logged["ensemble/teachers_done"] == 5
@@ -357,8 +347,7 @@ def test_the_file_gives_the_same_votes(
     )
 
 
-def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_files_hold_nothing_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Tensor] = []
     end = TeacherEnsemble.on_fit_end
 
@@ -382,8 +371,7 @@ def test_the_files_hold_nothing_of_the_data(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_sweep_on_digits() -> None:
     config = ["--config", "sweeps/methods/ensemble_digits.yaml", "--trainer.default_root_dir=run", *QUIET]
     config += ["--data.num_teachers=8", "--model.steps=60"]
     cli = main(["fit", *config])
@@ -404,14 +392,12 @@ def test_the_sweep_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert float((decisions == labels).float().mean()) == pytest.approx(found["test/mean_accuracy"])
 
 
-def test_a_fit_that_ends_early_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_fit_that_ends_early_says_so() -> None:
     with pytest.warns(UserWarning, match="2 of 5 teachers are trained"):
         fit(configuration(), "--trainer.max_epochs=2")
 
 
-def test_settings_without_a_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_settings_without_a_meaning() -> None:
     for settings, message in (
         ({"steps": 0}, "steps"),
         ({"teachers_at_once": 0}, "teachers_at_once"),

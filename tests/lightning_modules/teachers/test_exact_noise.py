@@ -81,8 +81,7 @@ def test_the_noise_has_the_stated_scale(lattice: float | None) -> None:
 
 
 @pytest.mark.slow
-def test_discrete_noise_end_to_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_discrete_noise_end_to_end() -> None:
     teacher = teacher_by_dp_sgd("teacher", target_epsilon=3.0, clipping={"granularity": 1e-3})
     ((event, steps),) = teacher.releases.items()
     assert isinstance(event, SampledDiscreteGaussian) and steps == 6

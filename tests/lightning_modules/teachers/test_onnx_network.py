@@ -38,8 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]
 
 
 @pytest.fixture
-def network(exported: tuple[nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.chdir(tmp_path)
+def network(exported: tuple[nn.Module, Path], tmp_path: Path) -> nn.Module:
     for file in exported[1].parent.iterdir():
         shutil.copy(file, tmp_path)
     return copy.deepcopy(exported[0])

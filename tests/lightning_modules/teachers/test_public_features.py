@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,15 +65,11 @@ def differing(network: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_another_private_set_changes_no_bit_before_dp_sgd(
-    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_another_private_set_changes_no_bit_before_dp_sgd(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing(network, monkeypatch) == {"private images"}
 
 
-def test_the_mutant_that_whitens_by_the_records_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_mutant_that_whitens_by_the_records_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = DPSGDTeacher._precompute
 
     def of_the_records(self: DPSGDTeacher) -> None:

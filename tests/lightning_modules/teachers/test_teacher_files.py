@@ -38,8 +38,7 @@ class Loud(nn.Linear):
 
 
 @pytest.fixture
-def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.chdir(tmp_path)
+def network() -> nn.Module:
     torch.manual_seed(0)
     network = SmallCNN(**SHAPE)
     for layer in network.modules():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,8 +106,7 @@ def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
     assert torch.allclose(found, wanted, atol=1e-5) and found.abs().sum() > 0
 
 
-def test_private_teachers_and_ensembles_apply_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_private_teachers_and_ensembles_apply_it() -> None:
     networks = [SmallCNN(num_classes=4, image_shape=(1, 8, 8)).eval() for _ in range(3)]
     stated, images = TeacherInput(range=[0, 1]), torch.rand(5, 1, 8, 8) * 2 - 1
     expected = torch.stack([network((images + 1) / 2) for network in networks]).detach()

@@ -21,8 +21,7 @@ SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
 @pytest.fixture(autouse=True)
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
     torch.save(SmallCNN(**SHAPE).state_dict(), "weights.pt")
 

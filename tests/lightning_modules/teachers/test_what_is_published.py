@@ -46,8 +46,7 @@ def stated(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_bound_on_n_is_all_that_is_told(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # the control: q of N itself
         monkeypatch.setattr(ImageFolder, "states_bound", property(lambda _: False, lambda *_: None), raising=False)
     for folder, count in (("some", 12), ("more", 15)):
@@ -60,8 +59,7 @@ def test_a_bound_on_n_is_all_that_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert "near-duplicates of an image" in page.split("It does not cover:")[1]
 
 
-def test_a_clients_rate_is_of_the_bound_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_clients_rate_is_of_the_bound_as_well() -> None:
     pictures("some", 12)
     client = ClientRecords(
         dataset=ImageFolder(root="some", size=8, channels=1, num_records=400), client=0, num_clients=1
@@ -72,10 +70,7 @@ def test_a_clients_rate_is_of_the_bound_as_well(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_an_error_leaves_the_page_of_the_whole_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_error_leaves_the_page_of_the_whole_plan(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     pictures("some", 12)
     whole = stated("some")["epsilon"]
     if broken:
@@ -91,8 +86,7 @@ def test_an_error_leaves_the_page_of_the_whole_plan(
         assert not list(Path("interrupted/public").glob("*.pt"))
 
 
-def test_nothing_is_trained_before_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures("some", 12)
     config = settings("some", callbacks=[{"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}])
     with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit"):
