@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.ensembles import ensemble_file
 from support.fixtures import folder, quick_figures, quick_whitening, trained_teacher
+from support.runs import SMALL
 
 __all__ = ["folder", "quick_figures", "quick_whitening", "trained_teacher"]
 
@@ -12,3 +14,16 @@ __all__ = ["folder", "quick_figures", "quick_whitening", "trained_teacher"]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run or a script writes, it writes in a folder of its own test."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of three teachers of the digits, trained once."""
+    return ensemble_file(tmp_path_factory.mktemp("ensemble"), network=SMALL, num_teachers=3, steps=20)
+
+
+@pytest.fixture
+def place(folder: Path, trained_ensemble: Path) -> Path:
+    """A working folder with `teachers/digits.ckpt` and `teachers/ensemble.ckpt`."""
+    (folder / "teachers" / "ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
+    return folder

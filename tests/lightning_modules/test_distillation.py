@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from support.runs import BATCH_SIZE, checkpoint, fit, fit_script, trainer_settings
+from support.runs import BATCH_SIZE, SMALL, checkpoint, fit, fit_script, trainer_settings
 from support.short_names import grouped
 from torch import nn
 
@@ -23,7 +23,6 @@ from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 PRIVATE = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
 
 

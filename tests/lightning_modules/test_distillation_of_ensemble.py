@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, QUIET, checkpoint, equal, fit, interrupted, leaks, networks, trainer_settings
+from support.runs import (
+    BATCH_SIZE,
+    QUIET,
+    SMALL,
+    checkpoint,
+    equal,
+    fit,
+    interrupted,
+    leaks,
+    networks,
+    trainer_settings,
+    working_in,
+)
 from support.seeded import Seeded
 from support.short_names import grouped, nested
 from torch import Tensor, nn
@@ -29,7 +40,6 @@ from privacy.identity import CheckpointError
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 #: 20 images are three batches of 8.
 QUERIES, CALLS, STEPS = 20, 3, 4
 
@@ -44,14 +54,11 @@ SIGMA = calibrate_noise(lambda sigma: bound(CALLS, sigma=sigma), 10.0).value
 @pytest.fixture(scope="module")
 def linear_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 linear teachers of the digits, made once by the command that a user would type."""
-    folder, before = tmp_path_factory.mktemp("linear"), Path.cwd()
-    os.chdir(folder)
-    try:
+    folder = tmp_path_factory.mktemp("linear")
+    with working_in(folder):
         main(
             ["fit", "--config", "sweeps/methods/ensemble_linear_digits.yaml", "--trainer.default_root_dir=made", *QUIET]
         )
-    finally:
-        os.chdir(before)
     return folder / "teachers" / "digits_linear_ensemble.ckpt"
 
 

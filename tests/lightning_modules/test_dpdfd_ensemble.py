@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning import seed_everything
-from support.ensembles import ensemble_file
 from support.runs import BATCH_SIZE, distil, fit_script, watched
 from torch import nn
 
@@ -29,22 +28,8 @@ from privacy.published import published_dpdfd_epsilon
 
 PRIOR = Images(source="prior")
 
-TEACHERS, STEPS, SIGMA = 3, 3, 20.0
+STEPS, SIGMA = 3, 20.0
 SHAPE = (1, 8, 8)
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
-
-
-@pytest.fixture(scope="module")
-def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ensemble of the digits, trained once."""
-    return ensemble_file(tmp_path_factory.mktemp("ensemble"), network=SMALL, num_teachers=TEACHERS, steps=20)
-
-
-@pytest.fixture
-def place(folder: Path, trained_ensemble: Path) -> Path:
-    """A working folder with `teachers/digits.ckpt` and `teachers/ensemble.ckpt`."""
-    (folder / "teachers" / "ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
-    return folder
 
 
 def run(

@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, distil, interrupted
+from support.runs import checkpoint, distil, interrupted, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
@@ -64,9 +64,7 @@ def student(folder: str, teacher: str = TEACHER, *arguments: str, **annotator: A
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher by DP-SGD, a private one and a student of it, with their ledger."""
     folder = tmp_path_factory.mktemp("trained_once")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        patched.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+    with working_in(folder):
         teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
         private_teacher("private", optimizer=PLAIN_SGD)
         distil("run", model={"teacher": f"private/{LAST}"}, annotator={"release": "per_sample_full"}, steps=1)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.kills import Forked, released
-from support.runs import checkpoint, configuration
+from support.runs import checkpoint, configuration, working_in
 
 from lightning_modules.cli import main
 from privacy.accounting.composition import compose
@@ -58,16 +58,12 @@ FIT = ("fit", "--config", "given.json")
 @pytest.fixture(scope="module")
 def whole(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The last checkpoint of the same fit that nothing has interrupted."""
-    place, before = tmp_path_factory.mktemp("whole"), Path.cwd()
-    os.chdir(place)
-    try:
-        (place / "given.json").write_text(json.dumps(settings()), encoding="utf-8")
+    with working_in(tmp_path_factory.mktemp("whole")):
+        Path("given.json").write_text(json.dumps(settings()), encoding="utf-8")
         teacher = f"--model.teacher={trained_teacher}"
         main([*FIT, teacher, "--model.annotator.budget.ledger=own.jsonl"])
         assert released() == STEPS * EPOCHS
         return checkpoint()
-    finally:
-        os.chdir(before)
 
 
 def require_same_end(whole: dict[str, Any]) -> None:

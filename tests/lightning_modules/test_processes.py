@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections import Counter
@@ -17,7 +16,6 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from support.ensembles import ensemble_file
 from support.processes import TWO, command_line, fit_in_processes, in_processes, result, saved_by
 from support.runs import QUIET, checkpoint, configuration, distil, fit
 
@@ -28,7 +26,6 @@ from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
 STEPS = 2
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 LABELS = {"class_path": "LabelAnnotator", "init_args": {}}
 VOTES = {"class_path": "VoteAnnotator", "init_args": {}}
 MEANS = {"class_path": "MeanResponseAnnotator", "init_args": {"noise_multiplier": 10.0}}
@@ -113,19 +110,6 @@ def charges(folder: str, path: Path) -> Counter[str]:
             what = json.dumps([line["release"], line["claim"], line["queries"]])
             found[what] += used.get(line["block"], line["count"])
     return +found
-
-
-@pytest.fixture(scope="module")
-def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ensemble of the digits, trained once."""
-    return ensemble_file(tmp_path_factory.mktemp("ensemble"), network=SMALL, num_teachers=3, steps=2)
-
-
-@pytest.fixture
-def place(folder: Path, trained_ensemble: Path) -> Path:
-    """A working folder with `teachers/digits.ckpt` and `teachers/ensemble.ckpt`."""
-    shutil.copyfile(trained_ensemble, folder / "teachers" / "ensemble.ckpt")
-    return folder
 
 
 def differing(states: list[dict[str, Any]]) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Trainer, seed_everything
-from support.runs import QUIET, fit
+from support.runs import QUIET, fit, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataset, Shards
@@ -79,9 +78,7 @@ def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
 
 def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, steps: int) -> Path:
     """The checkpoint of an ensemble of the digits that the command line has trained in `folder`."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with working_in(folder):
         fit(
             {
                 "seed_everything": 0,
@@ -102,6 +99,4 @@ def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, s
             },
             *QUIET,
         )
-    finally:
-        os.chdir(before)
     return folder / "run" / "checkpoints" / "last.ckpt"

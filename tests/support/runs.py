@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ QUIET = [
     "--trainer.num_sanity_val_steps=0",
 ]
 BATCH_SIZE = 8
+SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Another working folder for a while, with its own ledgers, for runs that several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+        yield patch
 
 
 def trainer_settings(folder: str, epochs: int = 1, **settings: Any) -> dict[str, Any]:
@@ -53,22 +64,16 @@ def configuration(
     epochs: int = 1,
 ) -> dict[str, Any]:
     """A tiny DPDFD run on digits with tiny networks; the arguments override its settings."""
+    given: dict[str, Any] = {"teacher": "teachers/digits.ckpt", "student": SMALL}
+    if class_path == "Distillation":
+        given["pool_size"] = 30
+    else:
+        given["generator"] = {"name": "DAFLGenerator", "arguments": {"width": 4, "latent_dim": 8}}
+        given["annotator"] = {"class_path": "GradientAnnotator", "init_args": annotator or {}}
     return {
         "seed_everything": 3,
         "trainer": trainer_settings(folder, epochs, log_every_n_steps=1, **(trainer or {})),
-        "model": {
-            "class_path": class_path,
-            "init_args": grouped(
-                class_path,
-                **{
-                    "teacher": "teachers/digits.ckpt",
-                    "student": {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}},
-                    "generator": {"name": "DAFLGenerator", "arguments": {"width": 4, "latent_dim": 8}},
-                    "annotator": {"class_path": "GradientAnnotator", "init_args": annotator or {}},
-                    **(model or {}),
-                },
-            ),
-        },
+        "model": {"class_path": class_path, "init_args": grouped(class_path, **{**given, **(model or {})})},
         "data": {
             "class_path": "SyntheticSteps",
             "init_args": {"dataset": {"class_path": dataset}, "steps_per_epoch": steps, "batch_size": BATCH_SIZE},
@@ -136,6 +141,18 @@ def checkpoint(folder: str = "run") -> dict[str, Any]:
     return content
 
 
+def guarantee(folder: str = "run") -> dict[str, Any]:
+    """What a run's folder states."""
+    found: dict[str, Any] = json.loads(Path(folder, "public/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    return found
+
+
+def result(folder: str = "run") -> dict[str, Any]:
+    """What a finished fit wrote down."""
+    found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
+    return found
+
+
 def networks(cli: TranscriptionCLI) -> dict[str, Tensor]:
     """Every weight and buffer of a run's student and generator."""
     return {
@@ -161,7 +178,7 @@ def leaks(folder: str | Path, private: list[Tensor]) -> list[str]:
         content = file.read_bytes()
         inside = any(tensor.contiguous().numpy().tobytes() in content for tensor in private)
         if file.suffix == ".ckpt":
-            loaded = _tensors(torch.load(file, map_location="cpu", weights_only=True))
+            loaded = tensors(torch.load(file, map_location="cpu", weights_only=True))
             inside |= any(torch.equal(tensor, other) for tensor in private for other in loaded)
         elif file.suffix in (".yaml", ".json", ".csv", ".md"):
             # Round numbers, as a time in seconds and most pixels are, are no trace.
@@ -172,11 +189,12 @@ def leaks(folder: str | Path, private: list[Tensor]) -> list[str]:
     return found
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors of nested dictionaries and sequences."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
+        return [tensor for item in value.values() for tensor in tensors(item)]
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors(item)]
     return []

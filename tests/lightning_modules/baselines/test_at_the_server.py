@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, fit_script
+from support.runs import QUIET, checkpoint, fit_script, working_in
 from torch import nn
 
 from lightning_modules import FedDistillation
@@ -29,8 +29,7 @@ SHAPE = (1, 8, 8)
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of five clients' models."""
     place = tmp_path_factory.mktemp("clients")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
+    with working_in(place):
         main(
             ["fit", "--config", "sweeps/methods/clients_digits.yaml", "--model.steps=120", "--model.workers=1", *QUIET]
         )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.runs import QUIET
+from support.runs import QUIET, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
@@ -54,9 +54,7 @@ STUDENT: dict[str, Any] = {
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs, a teacher by DP-SGD in `t` and a student of it in `s`."""
     folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+    with working_in(folder):
         for name, config in (("t", TEACHER), ("s", STUDENT)):
             Path(f"{name}.yaml").write_text(json.dumps(config))
             main(["fit", "--config", f"{name}.yaml", "--trainer.default_root_dir", name, *QUIET])

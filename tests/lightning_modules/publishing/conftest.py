@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.dp_teachers import teacher_by_dp_sgd
 from support.fixtures import quick_figures, quick_whitening, trained_teacher
-from support.runs import distil
+from support.runs import distil, working_in
 
 __all__ = ["quick_figures", "quick_whitening", "trained_teacher"]
 
@@ -25,27 +23,20 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("made_runs")
     (folder / "teachers").mkdir()
     shutil.copyfile(trained_teacher, folder / "teachers" / "digits.ckpt")
-    before = Path.cwd()
-    os.chdir(folder)
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
-    patch.setattr("lightning_modules.callbacks.figures.save_figure", lambda figure, path: path)
-    patch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
-    try:
+    with working_in(folder) as patch:
+        patch.setattr("lightning_modules.callbacks.figures.save_figure", lambda figure, path: path)
+        patch.setattr("lightning_modules.callbacks.figures.image_grid", lambda *_, **__: None)
         teacher_by_dp_sgd("dp", target_epsilon=3.0)
         by_dp_sgd = {"teacher": "dp/checkpoints/last.ckpt"}
         distil("bounded", model={**by_dp_sgd, "images": "prior"})
         distil("generated", model=by_dp_sgd)
         distil("private", annotator={"noise_multiplier": 0.0})
-    finally:
-        patch.undo()
-        os.chdir(before)
     return folder
 
 
 @pytest.fixture
-def runs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of `made_runs` that a test may change, as the working folder."""
     shutil.copytree(made_runs, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
-    yield tmp_path / "work"
+    return tmp_path / "work"

@@ -13,7 +13,7 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
-from support.runs import distil, fit
+from support.runs import distil, fit, working_in
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import SmallCNN
@@ -52,9 +52,7 @@ def weights(config: dict[str, Any]) -> torch.Tensor:
 def start(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """The weights before the first step: those of a run whose step has no length."""
     folder = tmp_path_factory.mktemp("still")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+    with working_in(folder):
         return weights(configuration(optimizer={"class_path": "torch.optim.SGD", "init_args": {"lr": 1e-30}}))
 
 

@@ -14,7 +14,7 @@ import torch
 from support.dp_teachers import trainer_settings
 from support.ensembles import ADDED, Changed, differ, train_ensemble
 from support.features import linear, linear_spec
-from support.runs import QUIET, checkpoint, fit, leaks
+from support.runs import QUIET, checkpoint, fit, leaks, working_in
 from torch import Tensor, nn
 
 from datamodules import Digits, ShardedRecords, Shards, shard_of
@@ -255,8 +255,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(**settings: Any) -> TeacherEnsemble:
         if repr(settings) not in done:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(tmp_path_factory.mktemp("whole"))
+            with working_in(tmp_path_factory.mktemp("whole")):
                 done[repr(settings)] = fit(configuration(**settings)).model
         return done[repr(settings)]
 

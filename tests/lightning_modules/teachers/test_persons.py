@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.data_files import picture, pixels
 from support.dp_teachers import PLAIN_SGD, SMALL
-from support.runs import configuration, fit, trainer_settings
+from support.runs import configuration, fit, trainer_settings, working_in
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.cli import main
@@ -50,9 +50,7 @@ def stated(folder: str) -> dict[str, Any]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Teachers for records and for persons on the same pictures, of patients who have 1 to 5 of them."""
     folder = tmp_path_factory.mktemp("patients")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
+    with working_in(folder):
         for person in range(38):
             for number, (image, label) in enumerate(zip(*pixels(1 + person % 5, 8, 8, classes=2), strict=True)):
                 place = Path("pictures", "train" if person < 30 else "test", ("normal", "pneumonia")[label])

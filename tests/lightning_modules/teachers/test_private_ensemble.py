@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.runs import working_in
 from support.variants import MoodyTeacher
 from torch import nn
 
@@ -32,8 +33,7 @@ QUICK = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TeacherEnsemble]:
     """A checkpoint of five teachers, and the module that wrote it."""
     folder = tmp_path_factory.mktemp("ensemble")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with working_in(folder):
         cli = main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *QUICK])
     assert cli is not None
     return folder / "teachers" / "digits_ensemble.ckpt", cli.model
