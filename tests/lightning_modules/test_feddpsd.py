@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
-from support.ensembles import ensemble_file
 from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
-from support.runs import checkpoint, configuration, equal, fit, interrupted, leaks
+from support.runs import SMALL, checkpoint, configuration, equal, fit, interrupted, leaks
 from support.short_names import budgeted
 from torch import nn
 
@@ -35,35 +34,23 @@ from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
 
 DELTA, SIGMA = 1e-5, 20.0
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
 MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
-
-
-@pytest.fixture(scope="module")
-def trained_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three clients' teachers of the digits, trained once."""
-    return ensemble_file(tmp_path_factory.mktemp("clients"), network=SMALL, num_teachers=3, steps=20)
-
-
-@pytest.fixture
-def place(folder: Path, trained_clients: Path) -> Path:
-    (folder / "teachers" / "clients.ckpt").write_bytes(trained_clients.read_bytes())
-    return folder
 
 
 def gradients(release: Any = "ensemble", **settings: Any) -> GradientAnnotator:
     return GradientAnnotator(release=release, noise_multiplier=SIGMA, **budgeted(settings))
 
 
+def releasing(noise_multiplier: float) -> dict[str, Any]:
+    settings = {"release": "ensemble", "noise_multiplier": noise_multiplier}
+    return {"class_path": "GradientAnnotator", "init_args": settings}
+
+
 def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> FedDPSD:
     """A run from the command line, of the three clients of one file."""
-    config = configuration(
-        folder,
-        class_path="FedDPSD",
-        annotator={"release": "ensemble", "noise_multiplier": SIGMA},
-        model={"clients": {"class_path": "LocalClients", "init_args": {"teachers": "teachers/clients.ckpt"}}, **model},
-        epochs=epochs,
-    )
+    clients = {"class_path": "LocalClients", "init_args": {"teachers": "teachers/ensemble.ckpt"}}
+    model = {"clients": clients, "annotator": releasing(SIGMA), **model}
+    config = configuration(folder, class_path="FedDPSD", model=model, epochs=epochs)
     del config["model"]["init_args"]["teacher"]
     module = fit(config, *arguments).model
     assert isinstance(module, FedDPSD)
@@ -124,20 +111,19 @@ def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place:
     assert "client" not in said.relation
 
 
+def stated_by(client: str, folder: str = "run") -> dict[str, Any]:
+    """The guarantee that a client has written."""
+    content = Path(folder, "clients", client, "guarantee.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(content)["guarantee"]
+    return found
+
+
 def ledgers_of(module: FedDPSD) -> set[Path]:
     """Files that the clients of a run in this process have charged."""
     assert isinstance(module.clients, LocalClients)
     found = {client.teacher.ledger for client in module.clients.clients}
     assert all(path is not None and path.is_file() for path in found)
     return {path for path in found if path is not None}
-
-
-def test_clients_write_their_own_guarantees(place: Path) -> None:
-    module = run()
-    for number in range(3):
-        said = json.loads(Path(f"run/clients/client-{number}/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
-        assert said["epsilon"] == "inf" and said["private_data"] == f"Digits/train/client-{number}"
-    assert len(ledgers_of(module)) == 3
 
 
 # --- what one client moves ---
@@ -186,13 +172,10 @@ def moved(kind: type[Watching], reached: type[LocalClients]) -> float:
     return float((pair[0] - pair[1]).norm()) * 3 / (1e-3 * math.sqrt(BATCH_SIZE))
 
 
-@pytest.mark.parametrize("reached", [LocalClients, Shouting])
-def test_replacing_a_client_moves_no_more_than_is_charged(reached: type[LocalClients]) -> None:
-    assert 0 < moved(Watching, reached) <= 2 * (1 + 1e-5)
-
-
-def test_a_server_that_takes_clients_at_their_word_is_noticed() -> None:
-    assert moved(Unclipped, Shouting) > 100
+def test_replacing_a_client_moves_no_more_than_is_charged() -> None:
+    for reached in (LocalClients, Shouting):
+        assert 0 < moved(Watching, reached) <= 2 * (1 + 1e-5)
+    assert moved(Unclipped, Shouting) > 100, "a server that takes clients at their word is noticed"
 
 
 def noise_of_the_server(noise_multiplier: float) -> float:
@@ -315,50 +298,37 @@ def test_a_run_trains_student_and_generator(place: Path, source: str) -> None:
     said = json.loads(Path("run/public/guarantee.json").read_text(encoding="utf-8"))
     assert said["guarantee"]["private_data"] == "Digits/train"
     assert said["published_claim"]["source"].endswith("Theorem 1")
+    for number in range(3):
+        own = stated_by(f"client-{number}")
+        assert own["epsilon"] == "inf" and own["private_data"] == f"Digits/train/client-{number}"
+    assert len(ledgers_of(module)) == 3
+    held = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
+    private = [value for values in held.values() for value in values if value.is_floating_point() and value.numel() > 3]
+    assert private and leaks("run", private) == []
 
 
 def test_an_error_leaves_the_page_of_each_client(place: Path) -> None:
     interrupted(FedDPSD, 2, run)
     for client in ("client-0", "client-1"):
-        said = json.loads(Path("run/clients", client, "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
-        assert said["queries_of_run"] == 2 * BATCH_SIZE
-
-
-def test_no_file_holds_a_clients_teacher(place: Path) -> None:
-    run()
-    held = torch.load("teachers/clients.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
-    private = [value for values in held.values() for value in values if value.is_floating_point() and value.numel() > 3]
-    assert private and leaks("run", private) == []
+        assert stated_by(client)["queries_of_run"] == 2 * BATCH_SIZE
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path) -> None:
-    whole = run("whole", epochs=2, annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE})
-    run("run", annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE})
-    resumed = run(
-        "run",
-        "--ckpt_path=run/checkpoints/last.ckpt",
-        epochs=2,
-        annotator={"class_path": "GradientAnnotator", "init_args": NO_NOISE},
-    )
+    whole = run("whole", epochs=2, annotator=releasing(0.0))
+    run("run", annotator=releasing(0.0))
+    resumed = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=releasing(0.0))
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
     assert checkpoint("run")["absences"] == {}
 
 
 def test_more_noise_on_resuming_does_not_make_earlier_rounds_cheaper_on_a_clients_page(place: Path) -> None:
-    def noise(multiplier: float) -> dict[str, Any]:
-        settings = {"release": "ensemble", "noise_multiplier": multiplier}
-        return {"class_path": "GradientAnnotator", "init_args": settings}
-
-    run("run", annotator=noise(2.0))
-    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=noise(1e3)).guarantee()
-    said = json.loads(Path("run/clients/client-0/guarantee.json").read_text(encoding="utf-8"))["guarantee"]
+    run("run", annotator=releasing(2.0))
+    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=releasing(1e3)).guarantee()
+    said = stated_by("client-0")
     (text,) = [text for text in said["not_covered"] if "if that server is honest" in text]
     stated = float(text.split("epsilon = ")[1].split()[0])
     assert stated == pytest.approx(server.epsilon, rel=1e-3)
     assert stated >= compose({Gaussian(math.sqrt(BATCH_SIZE) * 2 / 2.0): 3}, DELTA).epsilon * (1 - 1e-3)
-
-
-NO_NOISE = {"release": "ensemble", "noise_multiplier": 0.0}
 
 
 def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path) -> None:
@@ -378,26 +348,16 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
 def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0) -> str:
     """The file of one client's teacher, by DP-SGD or, without a target, by nothing that bounds it."""
     folder = f"client{number}"
-    records = {
-        "dataset": {"class_path": "Digits"},
-        "client": number,
-        "num_clients": 3,
-        "alpha": 5.0,
-        "partition_seed": seed,
+    records = {"client": number, "num_clients": 3, "alpha": 5.0, "partition_seed": seed}
+    data: dict[str, Any] = {
+        "class_path": "ClientRecords",
+        "init_args": {"dataset": {"class_path": "Digits"}, **records},
     }
-    own = {"class_path": "ClientRecords", "init_args": records}
-    kind = "Teacher" if target_epsilon is None else "DPSGDTeacher"
-    config = {
-        "seed_everything": number,
-        "trainer": trainer_settings(folder, 2),
-        "model": {"class_path": kind, "init_args": {"network": linear_spec(scales=1, groups=1)}},
-        "data": own
-        if target_epsilon is None
-        else {"class_path": "PoissonSampled", "init_args": {"dataset": own, "batch_size": 300}},
-    }
+    model: dict[str, Any] = {"class_path": "Teacher", "init_args": {"network": linear_spec(scales=1, groups=1)}}
     if target_epsilon is not None:
-        config["model"]["init_args"]["target_epsilon"] = target_epsilon  # type: ignore[index]
-    fit(config)
+        model = {"class_path": "DPSGDTeacher", "init_args": {**model["init_args"], "target_epsilon": target_epsilon}}
+        data = {"class_path": "PoissonSampled", "init_args": {"dataset": data, "batch_size": 300}}
+    fit({"seed_everything": number, "trainer": trainer_settings(folder, 2), "model": model, "data": data})
     return f"{folder}/checkpoints/last.ckpt"
 
 
@@ -405,11 +365,10 @@ def test_clients_of_different_partitions_of_one_data_set_are_refused(monkeypatch
     """A record at several of them: what bounds each is not what bounds all of their answers."""
     files = [client_by_dp_sgd(number, target_epsilon=3.0, seed=number) for number in range(2)]
     clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
-    server = {"class_path": "GradientAnnotator", "init_args": NO_NOISE}
     with pytest.raises(FederationError, match=r"seed0-.*, 0\] of 'Digits'.*seed1-.*, 1\] of 'Digits'"):
-        run(clients=clients, annotator=server)
+        run(clients=clients, annotator=releasing(0.0))
     monkeypatch.setattr(feddpsd, "disjoint", lambda *partitions: True)
-    stated = run(clients=clients, annotator=server).guarantee().epsilon
+    stated = run(clients=clients, annotator=releasing(0.0)).guarantee().epsilon
     plans = [torch.load(file, weights_only=True)["training"]["releases"] for file in files]
     whole = Counter({release_from_dict(release): 0 for plan in plans for release, _ in plan})
     for plan in plans:
@@ -433,13 +392,13 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     """A record lies at one client: the largest of their figures is the federation's."""
     files = [client_by_dp_sgd(number, target_epsilon=epsilon) for number, epsilon in enumerate((1.5, 3.0))]
     clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
-    annotator = {"class_path": "GradientAnnotator", "init_args": NO_NOISE}
+    annotator = releasing(0.0)
     said = run("bounded", clients=clients, annotator=annotator, federation="bounded").guarantee()
     # Each states N of all the digits; three clients of the same federation would be told that δ is too large.
     with pytest.raises(ValueError, match=r"delta must lie below 1/N = .* for the 1000000 records"):
         run("many", clients=clients, annotator=annotator, federation="many", num_records=1_000_000)
     assert 2.9 < said.epsilon <= 3.0 and said.relation == "add-or-remove of one training record"
-    own = [json.loads(Path(f"bounded/clients/client-{n}/guarantee.json").read_text())["guarantee"] for n in range(2)]
+    own = [stated_by(f"client-{number}", "bounded") for number in range(2)]
     assert own[0]["epsilon"] <= 1.5 < own[1]["epsilon"] <= 3.0
     # Nothing of that is about a whole client, and one client that nothing bounds is enough.
     whole = run("whole", clients=clients, annotator=annotator, federation="whole", unit="client").guarantee()
@@ -455,9 +414,6 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     ("settings", "message"),
     [
         ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be one of ensemble"),
-        ({"unit": "label"}, "unit must be"),
-        ({"min_clients": 0}, "min_clients"),
-        ({"num_records": 0}, "num_records"),
         ({"federation": " "}, "federation.name must name"),
         (
             {"annotator": LabelAnnotator(), "gradient_targets": GradientTargets(student_target="gradients")},
