@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import checkpoint, fit, interrupted, trainer_settings
+from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
 from support.short_names import nested
 
 from datamodules import COVIDx, Digits, ImageFolder, ImageNet
@@ -135,15 +135,6 @@ def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     assert accuracy("none", noise_multiplier=1e4) < 0.4
 
 
-def test_what_is_spent_at_the_end_is_what_was_planned_before_the_first_step() -> None:
-    model = trained(configuration(label=True, epochs=2, poisson=False))
-    guarantee = model.guarantee()
-    assert guarantee.labels is not None
-    assert guarantee.labels.epsilon == model.annotator.account.epsilon_label()
-    assert any("steps planned before the first release" in text for text in guarantee.assumptions)
-    assert any("ACCESSED WITHOUT CHARGE" in text for text in guarantee.assumptions)
-
-
 def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
     model = trained(configuration(epochs=5, trainer={"max_steps": 3}))
     guarantee = model.guarantee()
@@ -198,6 +189,10 @@ def test_all_labels_drawn_in_one_fit_cost_epsilon() -> None:
     model = trained(configuration(label=True, poisson=False, epochs=3, annotator={"epsilon": 2.0}))
     label = model.annotator.account.epsilon_label()
     assert 1.99 < label <= 2.0
+    guarantee = model.guarantee()
+    assert guarantee.labels is not None and guarantee.labels.epsilon == label
+    assert any("steps planned before the first release" in text for text in guarantee.assumptions)
+    assert any("ACCESSED WITHOUT CHARGE" in text for text in guarantee.assumptions)
     assert written("run", "result.json")["epsilon_label"] == pytest.approx(label)
     assert isinstance(model.annotator, DirectLabelAnnotator)
     assert model.annotator.complete
@@ -212,13 +207,6 @@ def test_no_true_label_reaches_a_batch_or_a_checkpoint() -> None:
     batch = next(iter(model.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     assert int(batch[1].max()) > 9, "numbers of records in place of labels"
     content = checkpoint()
-
-    def tensors(value: Any) -> list[torch.Tensor]:
-        if isinstance(value, torch.Tensor):
-            return [value]
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        return [found for one in values for found in tensors(one)]
-
     assert model._labels is not None
     # Nor would whoever saves or copies the module as it is.
     assert not [one for one in tensors(dict(vars(model))) if one.shape == model._labels().shape]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lightning import seed_everything
-from support.runs import BATCH_SIZE, distil, fit_script, watched
+from support.federations import small_networks
+from support.runs import BATCH_SIZE, distil, fit_script, guarantee, result, watched
 from torch import nn
 
 from lightning_modules import DPDFD, DPSD
@@ -18,7 +18,6 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.accounting.composition import compose
@@ -45,13 +44,14 @@ def bound(steps: int) -> float:
 
 
 @pytest.mark.parametrize("images", ["prior", "both"])
-def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
+def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.MonkeyPatch, images: str) -> None:
+    shown = watched(monkeypatch, PrivateEnsemble, "each")
     model = run(images=images).model
     account = model.annotator.account
+    assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE
     assert account.counts() == {model.annotator.charge: STEPS}
     assert account.epsilon() == pytest.approx(bound(STEPS)) == model.guarantee().epsilon
-    record = json.loads(Path("run/result.json").read_text())
-    guarantee = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
+    record, stated = result(), guarantee()
     assert record["epsilon_record"] == pytest.approx(bound(STEPS))
     assert record["epsilon_published"] == pytest.approx(
         published_dpdfd_epsilon(1e-3, 10, BATCH_SIZE, STEPS, SIGMA, 1e-5)
@@ -60,8 +60,8 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, images: str) -> None:
     assert record["published_claim"].startswith("DPDFD ") and record["published_claim"].endswith("Theorem 3")
     assert 0 <= record["accuracy"] <= 1
     assert record["unit"] == "one training record of one teacher"
-    assert guarantee["epsilon"] == pytest.approx(bound(STEPS))
-    assert guarantee["unit"] == "one training record of one teacher"
+    assert stated["epsilon"] == pytest.approx(bound(STEPS))
+    assert stated["unit"] == "one training record of one teacher"
     page = Path("run/public/guarantee.md").read_text()
     assert "the sum over all teachers" in page and "one record moves one gradient on each image by up to 2C" in page
     assert "VOID" not in page
@@ -113,11 +113,6 @@ class Watching(GradientAnnotator):
         released = super().annotate(gradients)
         self.seen.append((gradients.clone(), released.clone()))
         return released
-
-
-def small_networks(count: int) -> list[nn.Module]:
-    torch.manual_seed(0)
-    return [SmallCNN(image_shape=SHAPE, width=4, hidden=16).eval() for _ in range(count)]
 
 
 def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int = 2) -> tuple[DPDFD, list[torch.Tensor]]:
@@ -200,10 +195,3 @@ def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kin
     assert farthest > 0
     if kind is DPDFD:
         assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)
-
-
-def test_many_teachers_are_asked_for_the_images_that_are_charged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = watched(monkeypatch, PrivateEnsemble, "each")
-    monkeypatch.setattr("lightning_modules.callbacks.record.ResultRecord.on_fit_end", lambda *_: None)
-    account = run().model.annotator.account
-    assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE

@@ -16,8 +16,8 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from support.processes import TWO, command_line, fit_in_processes, in_processes, result, saved_by
-from support.runs import QUIET, checkpoint, configuration, distil, fit
+from support.processes import TWO, command_line, fit_in_processes, in_processes, saved_by
+from support.runs import QUIET, checkpoint, configuration, distil, fit, result
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
@@ -29,7 +29,6 @@ STEPS = 2
 LABELS = {"class_path": "LabelAnnotator", "init_args": {}}
 VOTES = {"class_path": "VoteAnnotator", "init_args": {}}
 MEANS = {"class_path": "MeanResponseAnnotator", "init_args": {"noise_multiplier": 10.0}}
-STROKES = {"class_path": "StrokePrior"}
 
 METHODS: dict[str, dict[str, Any]] = {
     "DPDFD": {"class_path": "DPDFD", "model": {"images": "both"}},
@@ -91,10 +90,6 @@ def settings(name: str, folder: str, **changes: Any) -> dict[str, Any]:
     """Of one of the methods, with the callback that leaves what each process has."""
     chosen: dict[str, Any] = {**(METHODS | SLOW)[name], **changes}
     config = configuration(folder, steps=STEPS, **chosen)
-    if chosen["class_path"] == "Distillation":
-        config["model"]["init_args"] = {
-            key: value for key, value in config["model"]["init_args"].items() if key != "generator"
-        } | {"prior": STROKES}
     config["trainer"]["callbacks"] = [{"class_path": "support.processes.StateOfEach"}]
     return config
 

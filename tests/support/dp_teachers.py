@@ -30,6 +30,19 @@ def private_teacher(folder: str, *, epochs: int = 1, **model: Any) -> Teacher:
     return model
 
 
+def dp_sgd(
+    folder: str = "run", epochs: int = 1, *, data: Any = None, trainer: Any = None, **model: Any
+) -> dict[str, Any]:
+    """A training by DP-SGD on the digits, three steps an epoch; the arguments override its settings."""
+    sampled = {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 3, **(data or {})}
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs, **(trainer or {})),
+        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, **model}},
+        "data": {"class_path": "PoissonSampled", "init_args": sampled},
+    }
+
+
 def teacher_by_dp_sgd(
     folder: str,
     *arguments: str,
@@ -42,21 +55,9 @@ def teacher_by_dp_sgd(
     **model: Any,
 ) -> DPSGDTeacher:
     """A teacher by DP-SGD, three steps an epoch, in `folder/checkpoints/last.ckpt`."""
-    config = {
-        "seed_everything": 3,
-        "trainer": trainer_settings(folder, epochs, precision=precision, callbacks=callbacks),
-        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, **model}},
-        "data": {
-            "class_path": "PoissonSampled",
-            "init_args": {
-                "dataset": {"class_path": dataset},
-                "batch_size": batch,
-                "steps_per_epoch": 3,
-                "evaluation": evaluation,
-            },
-        },
-    }
-    made: DPSGDTeacher = fit(config, *arguments).model
+    data = {"dataset": {"class_path": dataset}, "batch_size": batch, "evaluation": evaluation}
+    trainer = {"precision": precision, "callbacks": callbacks}
+    made: DPSGDTeacher = fit(dp_sgd(folder, epochs, data=data, trainer=trainer, **model), *arguments).model
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer, seed_everything
-from support.runs import QUIET, fit, working_in
+from support.runs import fit, trainer_settings, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataset, Shards
@@ -76,27 +76,21 @@ def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
     ]
 
 
+def of_shards(
+    folder: str = "run", epochs: int = -1, *, data: dict[str, Any], trainer: Any = None, **model: Any
+) -> dict[str, Any]:
+    """A training of an ensemble on shards of the digits."""
+    return {
+        "seed_everything": 3,
+        "trainer": trainer_settings(folder, epochs, **(trainer or {})),
+        "model": {"class_path": "TeacherEnsemble", "init_args": model},
+        "data": {"class_path": "Shards", "init_args": {"dataset": {"class_path": "Digits"}, **data}},
+    }
+
+
 def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, steps: int) -> Path:
     """The checkpoint of an ensemble of the digits that the command line has trained in `folder`."""
     with working_in(folder):
-        fit(
-            {
-                "seed_everything": 0,
-                "trainer": {"max_epochs": -1, "default_root_dir": "run", "log_every_n_steps": 1},
-                "model": {
-                    "class_path": "TeacherEnsemble",
-                    "init_args": {"network": network, "steps": steps, "workers": 1},
-                },
-                "data": {
-                    "class_path": "Shards",
-                    "init_args": {
-                        "dataset": {"class_path": "Digits"},
-                        "num_teachers": num_teachers,
-                        "batch_size": 40,
-                        "steps_per_epoch": steps,
-                    },
-                },
-            },
-            *QUIET,
-        )
+        data = {"num_teachers": num_teachers, "batch_size": 40, "steps_per_epoch": steps}
+        fit(of_shards(data=data, trainer={"log_every_n_steps": 1}, network=network, steps=steps, workers=1))
     return folder / "run" / "checkpoints" / "last.ckpt"

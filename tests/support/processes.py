@@ -8,7 +8,6 @@ does: a fit of two takes about a second.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -27,7 +26,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from support.runs import fit
 
-__all__ = ["TWO", "Ended", "StateOfEach", "command_line", "fit_in_processes", "in_processes", "result", "saved_by"]
+__all__ = ["TWO", "Ended", "StateOfEach", "command_line", "fit_in_processes", "in_processes", "saved_by"]
 
 TWO = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
 
@@ -196,9 +195,3 @@ def command_line(*arguments: str, seconds: float = 100, processes: Sequence[dict
         ended.append(subprocess.CompletedProcess(process.args, process.returncode, printed))
     assert not hung, f"not done after {seconds} s:\n" + "\n---\n".join(done.stdout for done in ended)
     return ended
-
-
-def result(folder: str = "run") -> dict[str, Any]:
-    """The record that a run wrote."""
-    found: dict[str, Any] = json.loads(Path(f"{folder}/result.json").read_text(encoding="utf-8"))
-    return found

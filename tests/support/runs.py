@@ -108,17 +108,18 @@ def fit_script(
     trainer.fit(module, datamodule=SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=batch_size))
 
 
-def interrupted(kind: type, step: int, go: Callable[[], Any]) -> None:
-    """Runs a method, which is interrupted after one of its steps."""
-    method = kind.on_train_batch_end  # type: ignore[attr-defined]
+def interrupted(kind: type, step: int, go: Callable[[], Any], *, hook: str = "on_train_batch_end") -> None:
+    """Runs a method, which is interrupted once `hook` was called with so many steps done."""
+    method = getattr(kind, hook)
 
-    def failing(self: Any, *arguments: Any) -> None:
-        method(self, *arguments)
+    def failing(self: Any, *arguments: Any) -> Any:
+        found = method(self, *arguments)
         if self.steps_done == step:
             raise InterruptedError
+        return found
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(kind, "on_train_batch_end", failing)
+        patch.setattr(kind, hook, failing)
         go()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from scipy import stats
 
@@ -36,10 +38,15 @@ class SharedRow(Seeded):
         return super().gaussian(shape[-1:]).expand(tuple(shape))
 
 
+def p_value(drawn: np.ndarray[Any, Any], scale: float) -> float:
+    """How likely numbers are as normal ones of that scale: their sum of squares over its own is chi-square."""
+    share = float(np.square(drawn / scale).sum())
+    return float(2 * min(stats.chi2.cdf(share, drawn.size), stats.chi2.sf(share, drawn.size)))
+
+
 def has_deviation(draws: torch.Tensor, deviation: float) -> bool:
-    """Two-sided chi-square test of the deviation; mean zero is part of it. Wrong once in 10⁸ for the right one."""
-    statistic, count = float((draws / deviation).square().sum()), draws.numel()
-    return bool(2 * min(stats.chi2.cdf(statistic, count), stats.chi2.sf(statistic, count)) > 1e-8)
+    """Two-sided test of the deviation; mean zero is part of it. Wrong once in 10⁸ for the right one."""
+    return p_value(draws.numpy(), deviation) > 1e-8
 
 
 def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, fit_script, working_in
+from support.runs import QUIET, checkpoint, fit_script, result, working_in
 from torch import nn
 
 from lightning_modules import FedDistillation
@@ -61,10 +60,10 @@ SHORT: dict[str, tuple[list[str], float]] = {
 def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, clients: Path, folder: Path) -> None:
     arguments, accuracy = SHORT[name]
     module = run(name, clients, *arguments)
-    result = json.loads(Path("run/result.json").read_text(encoding="utf-8"))
-    assert result["accuracy"] > accuracy
+    record = result()
+    assert record["accuracy"] > accuracy
     stated = module.guarantee()
-    assert math.isinf(stated.epsilon) and result["epsilon_record"] in ("inf", math.inf)
+    assert math.isinf(stated.epsilon) and record["epsilon_record"] in ("inf", math.inf)
     assert any("clients sent their models to the server" in one for one in stated.assumptions)
     assert any("does not change with its label" in one for one in stated.assumptions)
     counts = module.annotator.account.counts(scope="run")
@@ -75,17 +74,16 @@ def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, c
     assert sorted(counts.values()) == ([1, 100] if uses_models else [100])
 
 
-def test_nothing_is_used_beyond_a_target(clients: Path, folder: Path, name: str = "dense") -> None:
+def test_nothing_is_used_beyond_a_target(clients: Path, folder: Path) -> None:
     with pytest.raises(BudgetExceeded):
-        run(name, clients, "--model.annotator=ResponseAnnotator", "--model.annotator.budget.target_epsilon=10")
+        run("dense", clients, "--model.annotator=ResponseAnnotator", "--model.annotator.budget.target_epsilon=10")
 
 
-@pytest.mark.parametrize("name", ["dense"])
-def test_resumed_as_if_never_interrupted(name: str, clients: Path, folder: Path) -> None:
+def test_resumed_as_if_never_interrupted(clients: Path, folder: Path) -> None:
     few = ["--data.steps_per_epoch=3", "--model.image_terms.student_steps=2", "--model.image_terms.steps=2"]
-    run(name, clients, *few, "--trainer.max_epochs=2", folder="whole")
-    run(name, clients, *few, "--trainer.max_epochs=1", folder="part")
-    run(name, clients, *few, "--trainer.max_epochs=2", "--ckpt_path=part/checkpoints/last.ckpt", folder="part")
+    run("dense", clients, *few, "--trainer.max_epochs=2", folder="whole")
+    run("dense", clients, *few, "--trainer.max_epochs=1", folder="part")
+    run("dense", clients, *few, "--trainer.max_epochs=2", "--ckpt_path=part/checkpoints/last.ckpt", folder="part")
     whole, part = (checkpoint(place) for place in ("whole", "part"))
     assert torch.equal(whole["image_pool"], part["image_pool"])
     assert all(torch.equal(value, part["state_dict"][key]) for key, value in whole["state_dict"].items())
@@ -189,20 +187,3 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
 def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module_of(**settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("statistics_weight", -1.0),
-        ("boundary_weight", float("nan")),
-        ("competition_weight", -1.0),
-        ("rate", 0.0),
-        ("steps", 0),
-        ("student_steps", 1.5),
-        ("pool_size", 0),
-    ],
-)
-def test_terms_without_a_meaning(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"image_terms\.{name}"):
-        ImageTerms(**{name: value})

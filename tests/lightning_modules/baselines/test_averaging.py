@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, fit
+from support.runs import QUIET, checkpoint, fit, result
 from torch import nn
 
 from datamodules import Digits
@@ -47,11 +46,6 @@ def average(folder: str, *arguments: str) -> FedAvg:
     cli = main(["fit", *given, *arguments])
     assert cli is not None and isinstance(cli.model, FedAvg)
     return cli.model
-
-
-def result(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
-    return found
 
 
 def test_clients_average_to_a_network_that_none_of_them_bounds(folder: Path) -> None:
@@ -103,10 +97,7 @@ def test_resumed_as_if_never_interrupted(folder: Path) -> None:
     assert all(torch.equal(whole[name], part[name]) for name in whole)
 
 
-def test_settings_without_a_meaning(folder: Path) -> None:
-    for name in ("rounds", "local_steps"):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            FedAvg(num_classes=10, image_shape=(1, 8, 8), **{name: 0})  # type: ignore[arg-type]
+def test_other_data_are_refused(folder: Path) -> None:
     config = {
         "trainer": {"max_epochs": 1, "default_root_dir": "run"},
         "model": {"class_path": "FedAvg"},

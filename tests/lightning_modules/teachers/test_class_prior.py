@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import SMALL, teacher_by_dp_sgd
-from support.runs import configuration, fit
+from support.dp_teachers import teacher_by_dp_sgd
+from support.runs import distil, guarantee
 from torch import nn
 from torch.nn import functional as F
 
@@ -81,19 +79,9 @@ def test_a_student_states_what_its_teachers_guarantee_rests_on() -> None:
     teacher_by_dp_sgd("dp", epochs=1, noise_multiplier=1.0, clipping="ghost", class_prior=prior)
     teacher_by_dp_sgd("plain", epochs=1, noise_multiplier=1.0, clipping="flat")
     for name, stated in (("dp", True), ("plain", False)):
-        config = configuration(
-            f"student of {name}", class_path="Distillation", steps=2, annotator={},
-            model={
-                "teacher": f"{name}/checkpoints/last.ckpt",
-                "annotator": {"class_path": "ResponseAnnotator", "init_args": {}},
-                "student": SMALL,
-                "pool_size": 32,
-            },
-        )  # fmt: skip
-        config["model"]["init_args"].pop("generator", None)
-        fit(config)
+        distil(f"student of {name}", class_path="Distillation", model={"teacher": f"{name}/checkpoints/last.ckpt"})
         for folder in (name, f"student of {name}"):
-            found = json.loads(Path(folder, "public/guarantee.json").read_text())["guarantee"]
+            found = guarantee(folder)
             assert math.isfinite(float(found["epsilon"]))
             text = " ".join(found["assumptions"])
             assert ("frequencies of the classes, 0.19, 0.09" in text) is stated

@@ -6,15 +6,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
-from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.dp_teachers import SMALL, dp_sgd
 from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, fit
-from support.seeded import Seeded
+from support.seeded import Seeded, p_value
 from torch import nn
 
 from lightning_modules import DPSGDTeacher
@@ -75,24 +73,14 @@ def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
         thread.join(20)
     assert torch.equal(found[0], found[1])
     drawn = (found[0] * BATCH - 3.0).numpy()  # the sum of both sums
-    share = float(np.square(drawn / (SIGMA * C)).sum())
-    p_value = 2 * min(stats.chi2.cdf(share, size), stats.chi2.sf(share, size))
-    assert (p_value > 1e-3) is not broken
-    assert not broken or p_value < 1e-20
+    assert (p_value(drawn, SIGMA * C) > 1e-3) is not broken
+    assert not broken or p_value(drawn, SIGMA * C) < 1e-20
 
 
 def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, Any]:
     again = {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}}
-    settings = {"network": LINEAR, "optimizer": PLAIN_SGD, "noise": again, "noise_multiplier": 1.0, **model}
-    return {
-        "seed_everything": 3,
-        "trainer": trainer_settings(folder, epochs, callbacks=[]),
-        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
-        "data": {
-            "class_path": "PoissonSampled",
-            "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 3, "noise": again},
-        },
-    }
+    settings = {"network": LINEAR, "noise": again, "noise_multiplier": 1.0, **model}
+    return dp_sgd(folder, epochs, data={"noise": again}, trainer={"callbacks": []}, **settings)
 
 
 @pytest.fixture

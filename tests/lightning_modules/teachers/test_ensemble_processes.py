@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import SMALL, trainer_settings
+from support.dp_teachers import SMALL
+from support.ensembles import of_shards
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, fit
 
@@ -15,17 +16,8 @@ from lightning_modules import TeacherEnsemble
 
 def configuration(folder: str, *, epochs: int = -1, at_once: int = 3, **model: Any) -> dict[str, Any]:
     settings = {"network": SMALL, "steps": 4, "teachers_at_once": at_once, "workers": 1, **model}
-    return {
-        "seed_everything": 3,
-        "trainer": trainer_settings(folder, epochs, callbacks=[]),
-        "model": {"class_path": "TeacherEnsemble", "init_args": settings},
-        "data": {
-            "class_path": "Shards",
-            "init_args": {
-                "dataset": {"class_path": "Digits"}, "num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2,
-            },
-        },
-    }  # fmt: skip
+    data = {"num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2}
+    return of_shards(folder, epochs, data=data, trainer={"callbacks": []}, **settings)
 
 
 def teachers(folder: str) -> dict[str, torch.Tensor]:
@@ -39,14 +31,10 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.fixture
-def one() -> dict[str, torch.Tensor]:
-    fit(configuration("one"))
-    return teachers("one")
-
-
-def test_two_processes_train_the_same_teachers(one: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_train_the_same_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk is of one teacher, so that a process has none."""
+    fit(configuration("one"))
+    one = teachers("one")
     fit_in_processes(configuration("part", epochs=2))
     assert checkpoint("part")["ensemble"]["done"] == 3
     fit_in_processes(configuration("part"), "--ckpt_path=part/checkpoints/last.ckpt")
@@ -56,13 +44,6 @@ def test_two_processes_train_the_same_teachers(one: dict[str, torch.Tensor], mon
     monkeypatch.setattr(TeacherEnsemble, "own_chunk", property(lambda self: range(len(_own(self)))))
     fit_in_processes(configuration("broken"))
     assert not same(teachers("broken"), one)
-
-
-@pytest.mark.slow
-def test_what_two_processes_began_one_ends(one: dict[str, torch.Tensor]) -> None:
-    fit_in_processes(configuration("part", epochs=2))
-    fit(configuration("part"), "--ckpt_path=part/checkpoints/last.ckpt")
-    assert same(teachers("part"), one)
 
 
 _own: Any = TeacherEnsemble.own_chunk.fget

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from opacus.optimizers.optimizer import _check_processed_flag
 from opacus.schedulers import ExponentialNoise
-from scipy import stats
 from support.dp_teachers import teacher_by_dp_sgd
-from support.seeded import Seeded
+from support.seeded import Seeded, p_value
 from torch import nn
 
 from lightning_modules.teachers.exact_noise import ExactNoise
@@ -70,14 +68,9 @@ def test_low_bits_do_not_tell_whether_a_record_took_part() -> None:
 def test_the_noise_has_the_stated_scale(lattice: float | None) -> None:
     sigma, batch = 4.0, 16
     drawn = noisy(0.0, count=30_000, sigma=sigma, batch=batch, lattice=lattice).numpy() * batch
-
-    def p_value(scale: float) -> float:
-        share = float(np.square(drawn / scale).sum())
-        return float(2 * min(stats.chi2.cdf(share, drawn.size), stats.chi2.sf(share, drawn.size)))
-
     right = sigma * C
-    assert p_value(right) > 1e-3
-    assert max(p_value(right * 2 / 3), p_value(right * 3 / 2)) < 1e-20
+    assert p_value(drawn, right) > 1e-3
+    assert max(p_value(drawn, right * 2 / 3), p_value(drawn, right * 3 / 2)) < 1e-20
 
 
 @pytest.mark.slow

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.data_files import picture, pixels
-from support.dp_teachers import PLAIN_SGD, SMALL
-from support.runs import configuration, fit, trainer_settings, working_in
+from support.dp_teachers import dp_sgd
+from support.runs import configuration, fit, guarantee, result, working_in
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.cli import main
@@ -25,25 +24,16 @@ MEANS = "one person with all pictures"
 
 
 def training(unit: str, *, epochs: int = 1, folder: str = "", dataset: Any = FOLDER, **model: Any) -> dict[str, Any]:
-    settings = {"network": SMALL, "optimizer": PLAIN_SGD, "unit": unit, "noise_multiplier": 1.0, "delta": 1e-3, **model}
     data = {"dataset": dataset, "batch_size": 5, "steps_per_epoch": 2}
-    return {
-        "trainer": trainer_settings(folder or unit, epochs),
-        "model": {"class_path": "DPSGDTeacher", "init_args": settings},
-        "data": {"class_path": "PoissonSampled", "init_args": data},
-    }
+    return dp_sgd(folder or unit, epochs, data=data, unit=unit, noise_multiplier=1.0, delta=1e-3, **model)
 
 
 def student(folder: str, teacher: str, **budget: Any) -> dict[str, Any]:
     annotator = {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": 1e-3, **budget}}}
     given = {"teacher": f"{teacher}/checkpoints/last.ckpt", "annotator": annotator, "pool_size": 8}
-    config = configuration(folder, class_path="Distillation", steps=1)
-    config["model"]["init_args"], config["data"]["init_args"]["dataset"] = given, FOLDER
+    config = configuration(folder, class_path="Distillation", steps=1, model=given)
+    config["data"]["init_args"]["dataset"] = FOLDER
     return config
-
-
-def stated(folder: str) -> dict[str, Any]:
-    return dict(json.loads(Path(f"{folder}/public/guarantee.json").read_text())["guarantee"])
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +62,18 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     people = len(set(records.identities.tolist()))
     assert people < len(records) / 2
     for unit, number in (("record", len(records)), ("person", people)):
-        found = stated(unit)
+        found = guarantee(unit)
         step = SampledGaussian(1.0, 5 / number, unit=Unit(unit))
         assert found["epsilon"] == found["epsilon_of_run"] == compose({step: 2}, 1e-3).epsilon
         assert found["unit"] == {"record": "one training record", "person": MEANS}[unit]
         assert found["relation"] == f"add-or-remove of {found['unit']}"
-    record, result = (json.loads(Path(f"{unit}/result.json").read_text()) for unit in ("record", "person"))
-    assert result["epsilon_person"] == stated("person")["epsilon"] and result["epsilon_record"] == "inf"
-    assert "epsilon_person" not in record and result["unit"] == MEANS
-    assert f"The unit is {MEANS}" in result["statement"]
+    of_records, of_persons = result("record"), result("person")
+    assert of_persons["epsilon_person"] == guarantee("person")["epsilon"] and of_persons["epsilon_record"] == "inf"
+    assert "epsilon_person" not in of_records and of_persons["unit"] == MEANS
+    assert f"The unit is {MEANS}" in of_persons["statement"]
     assert "privacy/epsilon_person" in Path("person/metrics.csv").read_text().splitlines()[0].split(",")
     # One ledger, whose two units no figure adds up.
-    assert stated("record")["epsilon_all_runs"] < 100 and stated("person")["epsilon_all_runs"] == "inf"
+    assert guarantee("record")["epsilon_all_runs"] < 100 and guarantee("person")["epsilon_all_runs"] == "inf"
     main(["ledger", "show", "ledgers/pictures-train.jsonl", "--delta", "1e-3"])
     shown = capsys.readouterr().out
     assert shown.count(MEANS) == 2 and f"All of it together ({MEANS}): inf" in shown
@@ -95,8 +85,8 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     main(["verify", "given"])
     said = capsys.readouterr().out
     assert "Person-level ε = " in said and "person-level ε = " in said and "ecord-level" not in said
-    found = stated("of-person")
-    assert (found["unit"], found["epsilon"]) == (MEANS, stated("person")["epsilon"])
+    found = guarantee("of-person")
+    assert (found["unit"], found["epsilon"]) == (MEANS, guarantee("person")["epsilon"])
     assert any("whose each picture is" in text for text in found["assumptions"])
     card = Path("given/README.md").read_text()
     assert "| person-level ε |" in card and "record-level" not in card
@@ -108,7 +98,7 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     with pytest.raises(BudgetExceeded, match=r"protects several units.*budget\.scope=run"):
         fit(student("of-record", "record"))
     fit(student("of-record", "record", scope="run"))
-    assert stated("of-record")["unit"] == "one training record of the teacher"
+    assert guarantee("of-record")["unit"] == "one training record of the teacher"
     said = of_person.guarantee()  # resumed by now it has none, and its own figure for persons is none for a record
     assert said.level == "record" and said.epsilon == said.epsilon_of_run == math.inf
     with pytest.MonkeyPatch.context() as patch:  # the mutant adds them as one
@@ -134,4 +124,4 @@ def test_what_is_refused_of_persons() -> None:
         fit(training("person", epochs=2, dataset=other), resumed)
     teacher = fit(training("person", epochs=2, folder="longer"), resumed).model
     ((step, count),) = teacher.releases.items()
-    assert (step.unit, count) == (Unit.PERSON, 4) and stated("longer")["unit"] == MEANS
+    assert (step.unit, count) == (Unit.PERSON, 4) and guarantee("longer")["unit"] == MEANS

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import working_in
 from support.variants import MoodyTeacher
 from torch import nn
 
 from datamodules import Digits
-from lightning_modules import TeacherEnsemble
-from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.config import TeacherConfig
@@ -22,26 +19,6 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.identity import Training
 
 SHAPE = (1, 8, 8)
-QUICK = [
-    "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
-    "--trainer.limit_val_batches=0", "--trainer.logger=false", "--data.num_teachers=5", "--model.steps=20",
-    "--model.teachers_at_once=3", "--model.network.arguments.width=4",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TeacherEnsemble]:
-    """A checkpoint of five teachers, and the module that wrote it."""
-    folder = tmp_path_factory.mktemp("ensemble")
-    with working_in(folder):
-        cli = main(["fit", "--config", "sweeps/methods/ensemble_digits.yaml", *QUICK])
-    assert cli is not None
-    return folder / "teachers" / "digits_ensemble.ckpt", cli.model
-
-
-@pytest.fixture
-def file(made: tuple[Path, TeacherEnsemble]) -> Path:
-    return made[0]
 
 
 @pytest.fixture
@@ -54,14 +31,14 @@ def load(path: str | Path, *, network: Any = None, name: str | None = None, **sh
     return config.load_ensemble(**{"num_classes": 10, "image_shape": SHAPE, **shape})
 
 
-def test_what_the_file_knows(file: Path) -> None:
-    ensemble = load(file)
-    assert (ensemble.num_teachers, ensemble.path) == (5, file)
+def test_what_the_file_knows(trained_ensemble: Path) -> None:
+    ensemble = load(trained_ensemble)
+    assert (ensemble.num_teachers, ensemble.path) == (3, trained_ensemble)
     assert (ensemble.private_data, ensemble.num_records) == ("Digits/train", 1435)
     training = ensemble.training
     assert isinstance(training, Training) and (training.kind, training.releases) == ("TeacherEnsemble", None)
-    assert load(file).training == training
-    assert load(file, name="ours").private_data == "ours"
+    assert load(trained_ensemble).training == training
+    assert load(trained_ensemble, name="ours").private_data == "ours"
 
 
 def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tensor) -> None:
@@ -89,12 +66,12 @@ class RecordingAnnotator:
         self.reasons.append(f"{reason} of {training}")
 
 
-def test_a_teacher_itself_is_charged_first(file: Path) -> None:
+def test_a_teacher_itself_is_charged_first(trained_ensemble: Path) -> None:
     from lightning_modules.networks import logits_and_statistics
 
-    ensemble, annotator = load(file), RecordingAnnotator()
+    ensemble, annotator = load(trained_ensemble), RecordingAnnotator()
     images = torch.randn(8, *SHAPE, requires_grad=True)
-    network = ensemble.unprotected(annotator, teacher=3, reason="statistics")  # type: ignore[arg-type]
+    network = ensemble.unprotected(annotator, teacher=2, reason="statistics")  # type: ignore[arg-type]
     _, distance = logits_and_statistics(network, images)
     distance.backward()
     assert isinstance(ensemble.training, Training)
@@ -106,20 +83,24 @@ def test_a_teacher_itself_is_charged_first(file: Path) -> None:
     assert all(weight.grad is None for weight in network.parameters())
 
 
-def test_files_that_hold_no_ensemble_of_this_kind(file: Path, tmp_path: Path) -> None:
+def test_files_that_hold_no_ensemble_of_this_kind(trained_ensemble: Path, tmp_path: Path) -> None:
     torch.save({"state_dict": {"network.weight": torch.zeros(1)}}, tmp_path / "teacher.ckpt")
-    content = torch.load(file, weights_only=True)
+    content = torch.load(trained_ensemble, weights_only=True)
     content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
     torch.save(content, tmp_path / "broken.ckpt")
-    content["ensemble"]["done"] = 3
+    content["ensemble"]["done"] = 2
     torch.save(content, tmp_path / "unfinished.ckpt")
     given: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "none.ckpt", {}, "does not exist.*LightningCLI fit --config sweeps/"),
         (tmp_path / "teacher.ckpt", {}, "holds no ensemble"),
         (tmp_path / "broken.ckpt", {}, r"teacher 2 of ensemble .* not finite"),
-        (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 3 of 5 teachers.*--ckpt_path"),
-        (file, {"network": TwoConvNet}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
-        (file, {"num_classes": 2}, r"with num_classes=2 and"),
+        (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 2 of 3 teachers.*--ckpt_path"),
+        (
+            trained_ensemble,
+            {"network": TwoConvNet},
+            r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network",
+        ),
+        (trained_ensemble, {"num_classes": 2}, r"with num_classes=2 and"),
     ]
     for path, settings, message in given:
         with pytest.raises(TeacherError, match=message):

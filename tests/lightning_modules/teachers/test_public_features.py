@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import PLAIN_SGD, trainer_settings
+from support.dp_teachers import dp_sgd
 from support.features import linear_spec
 from support.runs import fit
 from torch import Tensor
@@ -41,20 +41,8 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
         if swap:
             normalise = ImageDataset._normalise
             patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))
-        fit(
-            {
-                "seed_everything": 3,
-                "trainer": trainer_settings("run", 1),
-                "model": {
-                    "class_path": "DPSGDTeacher",
-                    "init_args": {"network": NETWORKS[network], "optimizer": PLAIN_SGD, "noise_multiplier": 1.0},
-                },
-                "data": {
-                    "class_path": "PoissonSampled",
-                    "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 64, "steps_per_epoch": 1},
-                },
-            }
-        )
+        data = {"batch_size": 64, "steps_per_epoch": 1}
+        fit(dp_sgd(data=data, network=NETWORKS[network], noise_multiplier=1.0))
     return kept
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.dp_teachers import trainer_settings
-from support.runs import fit
+from support.dp_teachers import dp_sgd
+from support.runs import fit, guarantee
 
 from datamodules import ClientRecords, PoissonSampled
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
 from lightning_modules.runtime.publication import TellOfErrors
-
-SMALL = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group"}}
 
 
 def pictures(folder: str, count: int) -> None:
@@ -30,19 +28,12 @@ def pictures(folder: str, count: int) -> None:
 def settings(folder: str, **trainer: Any) -> dict[str, Any]:
     images = {"root": folder, "size": 8, "channels": 1, "num_records": 40, "name": "insects", "val_fraction": 0.1}
     data = {"dataset": {"class_path": "ImageFolder", "init_args": images}, "batch_size": 8, "steps_per_epoch": 2}
-    model = {"network": SMALL, "noise_multiplier": 2.0, "delta": 1e-3}
-    return {
-        "seed_everything": 0,
-        "trainer": {**trainer_settings(f"run_{folder}", 1), **trainer},
-        "model": {"class_path": "DPSGDTeacher", "init_args": model},
-        "data": {"class_path": "PoissonSampled", "init_args": data},
-    }
+    return dp_sgd(f"run_{folder}", data=data, trainer=trainer, noise_multiplier=2.0, delta=1e-3)
 
 
 def stated(folder: str) -> dict[str, Any]:
     fit(settings(folder))
-    found: dict[str, Any] = json.loads(Path(f"run_{folder}/public/guarantee.json").read_text())["guarantee"]
-    return {name: found[name] for name in ("epsilon", "epsilon_spent", "mechanism", "not_covered")}
+    return {name: guarantee(f"run_{folder}")[name] for name in ("epsilon", "epsilon_spent", "mechanism", "not_covered")}
 
 
 @pytest.mark.parametrize("broken", [False, True])
