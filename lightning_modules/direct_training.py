@@ -18,7 +18,7 @@ from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import Network
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_of_fit
-from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
+from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.teacher import Teacher
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
@@ -243,9 +243,7 @@ class DirectTraining(Teacher):
         if is_dev_run(self.trainer):
             return
         guarantee = self.guarantee()
-        folder = public_folder(self.trainer)
-        _, page = guarantee.write(folder)
-        publish(folder, guarantee, {"model": self.network})
+        page = publish(self.trainer, guarantee, {"model": self.network})
         rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
     # --- checkpoints ---

@@ -17,7 +17,7 @@ from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.images.pool import innermost
 from lightning_modules.private_run import steps_of_fit
 from lightning_modules.runtime.predictions import prediction_callbacks
-from lightning_modules.runtime.publication import clear, public_folder, publish
+from lightning_modules.runtime.publication import clear, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
 from privacy.formatting import round_up
 from privacy.processes import by_all
@@ -111,12 +111,10 @@ class PrivacyCourse(Callback):
         guarantee = module.guarantee()
         where = ""
         if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same
-            folder = public_folder(trainer)
-            where = f"\nThe whole statement: {guarantee.write(folder)[1]}"
+            where = f"\nThe whole statement: {publish(trainer, guarantee, module.published_networks())}"
             ledger = module.annotator.budget.ledger or module.teacher.ledger
             if ledger is not None:
                 where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
-            publish(folder, guarantee, module.published_networks())
         claim = ""
         if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
             claim = (

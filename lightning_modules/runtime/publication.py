@@ -46,8 +46,13 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
                 file.unlink(missing_ok=True)
 
 
-def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> None:
-    """Writes plain weights beside the guarantee that covers them; nothing where ε is infinite, which covers nothing."""
+def publish(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
+    """Writes the guarantee, and beside it plain weights of what it covers: of nothing where ε is infinite.
+
+    Returns:
+        The page in words.
+    """
+    _, page = guarantee.write(folder := public_folder(trainer))
     covered = {} if math.isinf(guarantee.epsilon) else networks
     if not covered:
         # Drawn while a bound still held.
@@ -63,6 +68,7 @@ def publish(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomically(folder / f"{name}.pt", buffer.getvalue())
+    return page
 
 
 class TellOfErrors(Callback):

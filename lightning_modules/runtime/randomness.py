@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,24 +23,6 @@ def key(seed: int, step: int, rank: int, name: str) -> int:
 def stream(seed: int, step: int, rank: int, name: str) -> torch.Generator:
     """A CPU generator for one draw."""
     return torch.Generator().manual_seed(key(seed, step, rank, name))
-
-
-@contextmanager
-def seeded(seed: int, step: int, rank: int, device: torch.device) -> Iterator[None]:
-    """Runs a block (dropout) under its own seed and leaves the global generators as they were."""
-    drawn_from = key(seed, step, rank, "step")
-    if device.type != "cpu":
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(drawn_from)
-            yield
-        return
-    # The same without looking for accelerators at each step: torch would note every seed for one, and forget none.
-    state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(drawn_from)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
 
 
 @dataclass(frozen=True)
@@ -70,6 +52,19 @@ class Draws:
         """The draws of what is done again in a step, for the turn of that number; 0 is the first."""
         return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
 
-    def seeded(self, step: int) -> AbstractContextManager[None]:
-        """A block of which everything random, dropout above all, is of this step."""
-        return seeded(self.seed, step, self.rank, self.device)
+    @contextmanager
+    def seeded(self, step: int) -> Iterator[None]:
+        """A block of which everything random, dropout above all, is of this step; leaves global generators alone."""
+        drawn_from = key(self.seed, step, self.rank, "step")
+        if self.device.type != "cpu":
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(drawn_from)
+                yield
+            return
+        # The same without looking for accelerators at each step: torch would note every seed for one, and forget none.
+        state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(drawn_from)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)

@@ -22,7 +22,7 @@ from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import TellOfErrors, clear, public_folder, publish
+from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -322,8 +322,7 @@ class DPSGDTeacher(Teacher):
     def _write(self, networks: Mapping[str, nn.Module]) -> None:
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             guarantee = self.guarantee()
-            _, page = guarantee.write(folder := public_folder(self.trainer))
-            publish(folder, guarantee, networks)
+            page = publish(self.trainer, guarantee, networks)
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
