@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, distil, fit, grouped, networks
+from support.runs import BATCH_SIZE, distil, grouped, networks
 from support.variants import CarelessDPDFD, MoodyTeacher
 
 from lightning_modules import DPDFD
@@ -60,11 +60,9 @@ def _crossings(kind: type[DPDFD], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_each_optimizer_steps_its_own_network_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _crossings(DPDFD, monkeypatch) == []
-
-
-def test_the_watch_notices_optimizers_of_both_networks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "update_generator changed the student" in _crossings(CarelessDPDFD, monkeypatch)
+    with monkeypatch.context() as patch:
+        assert _crossings(DPDFD, patch) == []
+    assert "update_generator changed the student" in _crossings(CarelessDPDFD, monkeypatch), "both networks: noticed"
 
 
 OFF = {"one_hot_weight": 0.0, "balance_weight": 0.0, "activation_weight": 0.0, "student_loss_weight": 0.0}
@@ -83,12 +81,12 @@ def _module(**settings: Any) -> DPDFD:
 )
 def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: float) -> None:
     images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
-    module = _module(**{**OFF, switch: weight})
+    module = _module(**{**OFF, switch: weight}, activation_norm="l2")
     logits, features = logits_and_features(module.student, images)
     term = {
         "one_hot_weight": one_hot_loss(logits),
         "balance_weight": class_balance(logits),
-        "activation_weight": -activation(features, norm="l1"),
+        "activation_weight": -activation(features, norm="l2"),
         "student_loss_weight": soft_cross_entropy(logits, targets).mean(),
     }[switch]
     assert float(module.generator_loss(images, targets).detach()) == pytest.approx(
@@ -98,32 +96,11 @@ def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: fl
     assert float(_module(**OFF).generator_loss(images, targets)) == 0
 
 
-def test_the_activation_term_has_two_norms() -> None:
-    images, targets = torch.randn(6, 1, 8, 8), torch.rand(6, 10).softmax(dim=1)
-    l1, l2 = (
-        _module(**{**OFF, "activation_weight": 1.0}, activation_norm=norm).generator_loss(images, targets)
-        for norm in ("l1", "l2")
-    )
-    assert float(l1) != float(l2)
-
-
 def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     outputs, released = torch.zeros(6, 10), torch.randn(6, 10)
     for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
         made = module.gradient_targets.annotation(outputs, released, norm_bound=module.annotator.norm_bound)
         assert torch.allclose(made.targets, (-gamma * released).softmax(dim=1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"images": "real"}, "images.source must be generator, prior, both"),
-        ({"gamma": 0.0}, "gamma must be above 0"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        _module(**settings)
 
 
 @pytest.mark.parametrize(("images", "generated"), [("generator", 8), ("both", 4), ("prior", 0)])
@@ -167,22 +144,6 @@ def test_other_readings_of_the_paper_run(
     assert made.account.counts(scope="run") == {made.charge: 1}
     default = output_gradient_mu("per_sample", BATCH_SIZE, made.noise_multiplier)
     assert made.charge.release.gaussian_mu == pytest.approx(share * default)
-
-
-def test_two_classes(folder: Path) -> None:
-    teacher = {
-        "seed_everything": 0,
-        "trainer": {
-            "max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
-            "default_root_dir": "two",
-        },
-        "model": {"class_path": "Teacher"},
-        "data": {"class_path": "support.variants.TwoClasses"},
-    }  # fmt: skip
-    fit(teacher)
-    cli = distil(dataset="support.variants.TwoClasses", model={"teacher": "two/checkpoints/last.ckpt"})
-    assert cli.model.student.head.out_features == 2
-    assert all(bool(torch.isfinite(value).all()) for value in networks(cli).values())
 
 
 @pytest.mark.parametrize("follows", ["targets", "gradients"])

@@ -130,16 +130,10 @@ def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any
     return watch.counts[1:-1]  # the first sets up, the last is logged
 
 
-@pytest.mark.parametrize("source", ["prior", "generator"])
-def test_a_step_of_dpdfd_waits_for_no_device(tmp_path: Any, source: Any) -> None:
-    assert waits_of(tmp_path, DPDFD, annotator=gradients(), images=Images(source=source)) == [[], []]
-
-
-def test_a_step_of_dpsd_waits_for_no_device(tmp_path: Any) -> None:
-    # Of the data switch: how many candidates a label has is decided by what the student says.
-    assert waits_of(tmp_path, DPSD, annotator=gradients(), images=Images(source="prior")) == [[], []]
-
-
-def test_a_step_that_waits_is_noticed(tmp_path: Any) -> None:
-    found = waits_of(tmp_path, Waiting, annotator=gradients(), images=Images(source="prior"))
+# DPSD's data switch: how many candidates a label has is decided by what the student says.
+@pytest.mark.parametrize(("kind", "source"), [(DPDFD, "prior"), (DPDFD, "generator"), (DPSD, "prior")])
+def test_a_step_waits_for_no_device(tmp_path: Any, kind: Any, source: Any) -> None:
+    assert waits_of(tmp_path, kind, annotator=gradients(), images=Images(source=source)) == [[], []]
+    # The control reads a figure in every step.
+    found = waits_of(tmp_path, Waiting, annotator=gradients(), images=Images(source=source))
     assert found == [["aten._local_scalar_dense.default"]] * 2

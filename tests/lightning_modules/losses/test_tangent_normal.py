@@ -42,18 +42,15 @@ def cosines(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("adversarial", [True, False])
-def test_directions_are_orthogonal_and_of_length_one(adversarial: bool) -> None:
+def test_directions_are_orthogonal_and_of_length_one(adversarial: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tangent, displacement, normal = found(adversarial=adversarial)
     assert torch.allclose(tangent.norm(dim=1), torch.tensor(1.0), atol=1e-5)
     assert torch.allclose(normal.flatten(1).norm(dim=1), torch.tensor(1.0), atol=1e-5)
     assert float(cosines(normal, displacement).max()) < 1e-5
     assert not tangent.requires_grad and not normal.requires_grad
-
-
-def test_without_the_projection_they_are_not_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the test above."""
+    # The negative control: without the projection they are not orthogonal.
     monkeypatch.setattr(tangent_normal, "project_out", lambda vectors, directions: vectors)
-    _, displacement, normal = found()
+    _, displacement, normal = found(adversarial=adversarial)
     assert float(cosines(normal, displacement).max()) > 0.05
 
 
