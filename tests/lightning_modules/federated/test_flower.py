@@ -276,9 +276,6 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"num_clients": 0}, "num_clients must be"),
-        ({"timeout": 0}, "timeout must be"),
-        ({"wait": float("nan")}, "wait must be"),
         ({"insecure": False}, "either certificates"),
         ({"certificates": ["a", "b", "c"]}, "either certificates"),
     ],
@@ -291,8 +288,6 @@ def test_settings_are_checked_at_once(changed: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--target_epsilon=0"], "target_epsilon must be above 0"),
-        (["--target_epsilon=1", "--patience=0"], "patience must be"),
         (["--target_epsilon=1", "--delta=2"], "delta"),
         (["--target_epsilon=1", "--insecure=true", "--root_certificates=a.pem"], "leave one of the two out"),
     ],

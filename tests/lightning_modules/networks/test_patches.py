@@ -82,21 +82,9 @@ def test_brightness_and_contrast_of_an_image_change_little() -> None:
     assert not torch.allclose(network(given.flip(2)), network(given), rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"filters": 0}, "filters must be 1 or more"),
-        ({"patch": 1}, "patch must be 2 or more"),
-        ({"stride": 0}, "stride must be 1 or more"),
-        ({"patch": 11}, "at least 12x12 pixels"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        features(**settings)
-
-
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
     with pytest.raises(ValueError, match="filters must be at most 0 of 50"):
         patch_filters(torch.zeros(50, 12), count=1, contrast=0.1, regularisation=0.1)
     assert features(prior=GradientPrior()).filters.shape[0] == 12
+    with pytest.raises(ValueError, match="at least 12x12 pixels"):
+        features(patch=11)

@@ -73,8 +73,6 @@ def test_second_order_tells_apart_what_the_first_cannot() -> None:
 def test_settings_without_meaning() -> None:
     with pytest.raises(ValueError, match="groups must divide the 81"):
         linear(groups=4)
-    with pytest.raises(ValueError, match="scales must be 1 or more"):
-        Scattering(SHAPE, scales=0)
     with pytest.raises(ValueError, match="image_shape"):
         Scattering((1, 2, 2))
     with pytest.raises(ValueError, match="prior must be null for Scattering without whitening, got StrokePrior"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -44,16 +42,3 @@ def test_the_error_is_a_unit_gaussians_log_likelihood() -> None:
         torch.zeros(())
     )
     assert torch.allclose(negative_elbo(others, images, zero, zero), -likelihood.flatten(1).sum(1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"image_shape": (1, 0, 8)}, "image_shape must be"),
-        ({"latent_dim": 0}, "latent_dim must be"),
-        ({"width": 0}, "width must be"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConvVAE(**settings)
