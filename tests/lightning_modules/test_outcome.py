@@ -146,31 +146,18 @@ def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("console", ["off", "wrap"])
-def test_wandb_keeps_no_output(tmp_path: Path, console: str) -> None:
-    asked = {} if console == "off" else {"settings": {"console": console}}
-    lines = (
-        "from lightning.pytorch.demos.boring_classes import BoringModel",
-        "from lightning.pytorch.loggers import WandbLogger",
-        "from lightning_modules.runtime.wandb_runs import describe_runs",
-        f"logger = WandbLogger(save_dir={str(tmp_path)!r}, offline=True, **{asked!r})",
-        "describe_runs([logger], model=BoringModel(), dataset='Digits')",
-        "logger.experiment",
-        "import warnings; warnings.warn('the teacher gives one class')",
-        "import wandb; wandb.finish()",
-    )
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, cwd=tmp_path)
-    kept = [file for file in tmp_path.rglob("*") if file.is_file() and b"gives one class" in file.read_bytes()]
-    assert bool(kept) == (console == "wrap")
-
-
 def test_a_run_by_tensorboard_has_the_folder_of_any_other(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     config = configuration(steps=1)
     del config["trainer"]["default_root_dir"]
     Path("student.yaml").write_text(yaml.safe_dump(config))
     before = {path.name for path in Path.cwd().iterdir()}
     main(["fit", "--config=student.yaml", "--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=runs"])
     assert Path("runs/lightning_logs/version_0/result.json").is_file()
-    assert list(Path("runs/lightning_logs/version_0").glob("events.out*"))
+    assert Path("runs/lightning_logs/version_0/public/guarantee.md").is_file()
+    events = EventAccumulator("runs/lightning_logs/version_0")
+    events.Reload()
+    logged = {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "test_split/accuracy"}
+    assert logged <= {*events.Tags()["scalars"]} and events.Tags()["images"] == ["synthetic"]
     assert {path.name for path in Path.cwd().iterdir()} - before == {"runs"}

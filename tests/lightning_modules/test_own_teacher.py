@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
-from support.runs import QUIET, distil
+from support.runs import distil
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import DGD, DPDFD
-from lightning_modules.cli import main
 from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
@@ -164,26 +163,3 @@ def test_a_script_saves_and_takes_what_it_stated() -> None:
     assert again.generator_phase.baseline == phase.baseline
     with pytest.raises(ValueError, match=r"teacher.outputs must be logits, .* got 'softmax'"):
         TeacherConfig(path="x", outputs="softmax")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_classifier_of_ones_own_by_settings_alone(place: Path) -> None:
-    dataset, classes, channels, pixels = "ColourHundred", 100, 3, 32
-    network = network_of(place, channels, pixels, classes)
-    torch.save({"model_state_dict": {f"module.{name}": value for name, value in network.state_dict().items()}}, "t.pt")
-    arguments = [
-        "fit", "--model=DPDFD", "--model.teacher=t.pt", "--model.teacher.private_data=theirs", "--model.images=prior",
-        "--model.teacher.network=../theirs/net.py:Net", f"--model.teacher.network.arguments.channels={channels}",
-        f"--model.teacher.network.arguments.pixels={pixels}", f"--model.teacher.network.arguments.classes={classes}",
-        "--model.teacher.input.mean=[0.5]", "--model.teacher.input.std=[0.25]",
-        "--data=SyntheticSteps", f"--data.dataset=support.random_images.{dataset}", "--data.batch_size=4",
-        "--data.steps_per_epoch=2", "--trainer.max_epochs=1", "--trainer.default_root_dir=run", *QUIET,
-    ]  # fmt: skip
-    cli = main(arguments)
-    assert cli is not None and cli.model.steps_done == 2
-    images = torch.rand(3, channels, pixels, pixels)
-    expected = network(((images + 1) / 2 - 0.5) / 0.25)
-    assert torch.allclose(cli.model.teacher.logits(images), expected, atol=1e-4)
-    # By its saved configuration alone.
-    again = main(["fit", "--config", "run/config.yaml", "--trainer.default_root_dir=again"])
-    assert again is not None and again.model.steps_done == 2

@@ -72,7 +72,7 @@ def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, 
 @pytest.mark.parametrize("name", ["DPDFD", "DPSD label"])
 def test_options_cost_nothing(folder: Path, asked: list[int], name: str) -> None:
     default = spent(lambda: run(name, "default"), asked)
-    assert default[0] == [8] * STEPS and 0 < default[2][0] < float("inf")
+    assert default[0] == [8] * STEPS and sum(default[0]) == default[2][2] and 0 < default[2][0] < float("inf")
     assert spent(lambda: run(name, "changed", **ALL), asked) == default
 
 

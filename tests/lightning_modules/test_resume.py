@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, checkpoint, distil, equal, networks
+from support.runs import checkpoint, distil, equal, interrupted, networks
 
 from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -18,26 +17,6 @@ STEPS, EPOCHS = 3, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 # No noise and dropout in the student: what is left is all that a resumed run has to draw again.
 QUIET_MODEL: dict[str, Any] = {"images": "both", "student": "DataLensClassifier"}
-
-
-class Interrupted(RuntimeError):
-    pass
-
-
-def _interrupt(monkeypatch: pytest.MonkeyPatch, hook: str, step: int, run: Callable[[], Any]) -> None:
-    """Runs until `hook` has been called with `step` steps done, and fails there."""
-    method = getattr(DPDFD, hook)
-
-    def failing(self: DPDFD, *arguments: Any) -> Any:
-        result = method(self, *arguments)
-        if self.steps_done == step:
-            raise Interrupted
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPDFD, hook, failing)
-        with pytest.raises(Interrupted):
-            run()
 
 
 def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
@@ -54,11 +33,9 @@ def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
         pytest.param("on_train_epoch_end", 3, marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_ends_as_an_uninterrupted_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, hook: str, step: int
-) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, hook: str, step: int) -> None:
     whole = networks(_quiet("whole"))
-    _interrupt(monkeypatch, hook, step, lambda: _quiet("run"))
+    interrupted(DPDFD, step, lambda: _quiet("run"), hook=hook)
     assert checkpoint()["distillation"]["steps_done"] == step
     resumed = _quiet("run", LAST)
     assert resumed.model.steps_done == STEPS * EPOCHS
@@ -79,18 +56,16 @@ def test_a_generator_that_begins_anew_does_so_in_a_resumed_run(folder: Path, mon
     monkeypatch.setattr(DPDFD, "reset_generator", watched)
     whole = networks(_quiet("whole", anew))
     assert len(seen) == 2 and not torch.equal(*seen)
-    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _quiet("run", anew))
+    interrupted(DPDFD, 2, lambda: _quiet("run", anew))
     assert equal(whole, networks(_quiet("run", anew, LAST)))
     assert torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3])
     assert not equal(whole, networks(_quiet("never")))
 
 
 @pytest.mark.slow
-def test_the_comparison_notices_other_draws_after_the_interruption(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_comparison_notices_other_draws_after_the_interruption(folder: Path) -> None:
     whole = networks(_quiet("whole"))
-    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _quiet("run"))
+    interrupted(DPDFD, 2, lambda: _quiet("run"))
     content = checkpoint()
     content["distillation"]["draw_seed"] += 1
     torch.save(content, "run/checkpoints/last.ckpt")
@@ -98,11 +73,11 @@ def test_the_comparison_notices_other_draws_after_the_interruption(
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_step_that_was_cut_short_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_step_that_was_cut_short_is_done_again(folder: Path, step: int) -> None:
     def run(*arguments: str) -> TranscriptionCLI:
         return distil("run", *arguments, steps=STEPS, epochs=EPOCHS)
 
-    _interrupt(monkeypatch, "update_generator", step, run)
+    interrupted(DPDFD, step, run, hook="update_generator")
     resumed = run(LAST).model
     assert resumed.steps_done == STEPS * EPOCHS
     assert sum(resumed.annotator.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
@@ -112,8 +87,8 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_the_curves_of_an_earlier_attempt_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _interrupt(monkeypatch, "on_train_epoch_end", 3, lambda: _quiet("run"))
+def test_the_curves_of_an_earlier_attempt_are_kept(folder: Path) -> None:
+    interrupted(DPDFD, 3, lambda: _quiet("run"), hook="on_train_epoch_end")
     before = Path("run/metrics.csv").read_text()
     _quiet("run", LAST)
     assert Path("run/metrics_1.csv").read_text() == before and Path("run/metrics.csv").is_file()
@@ -128,21 +103,11 @@ def _calls(model: DPDFD) -> int:
     return sum(model.annotator.account.counts(scope="run").values())
 
 
-@pytest.mark.slow
-def test_epsilon_goes_on_where_it_was(folder: Path) -> None:
-    first = _noisy(epochs=1)
-    second = _noisy(LAST)
-    assert (_calls(first), _calls(second)) == (STEPS, 2 * STEPS)
-    assert second.annotator.account.ledger.run == first.annotator.account.ledger.run
-    assert second.annotator.account.epsilon() > first.annotator.account.epsilon()
-    assert second.annotator.account.queries() == 2 * STEPS * BATCH_SIZE
-
-
 def test_a_crash_spends_the_whole_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies cannot settle: what the ledger reserved counts, however little of it was used."""
     monkeypatch.setattr("lightning_modules.callbacks.PrivacyCourse.on_exception", lambda *_: None)
     monkeypatch.setattr("privacy.annotators.Annotator.close", lambda *_: None)
-    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
+    interrupted(DPDFD, 2, _noisy)
     resumed = _noisy(LAST)
     assert _calls(resumed) == 100 + (2 * STEPS - 2)
 
@@ -164,15 +129,8 @@ def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -
     assert _calls(_noisy(LAST)) == 2 * STEPS
 
 
-def test_a_longer_plan_is_told_in_the_guarantee(folder: Path) -> None:
-    first = _noisy(epochs=1)
-    assert (first.run.plan.calls, first.run.plan.changed) == (STEPS, False)
-    longer = _noisy(LAST)
-    assert longer.run.plan.changed
-
-
-def test_a_shorter_plan_still_costs_the_first_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _interrupt(monkeypatch, "on_train_batch_end", 2, lambda: _noisy())
+def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:
+    interrupted(DPDFD, 2, _noisy)
     shorter = _noisy(LAST, epochs=1)
     assert (_calls(shorter), shorter.run.plan.calls) == (STEPS, 2 * STEPS)
     guarantee = shorter.guarantee()

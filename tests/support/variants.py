@@ -81,15 +81,6 @@ class LeakyDPDFD(DPDFD):
         self.copy_of_teacher = self.teacher._network_of(0)
 
 
-class CuriousDPDFD(DPDFD):
-    """Logs how often student and teacher agree: a look at the teacher that nobody is charged for."""
-
-    def on_train_epoch_end(self) -> None:
-        images = self.draw_images(0, self.draw_latents(0))
-        agree = self.teacher.logits(images).argmax(dim=1) == self(images).argmax(dim=1)
-        self.log("train/agreement", agree.float().mean())
-
-
 class PeekingDPDFD(DPDFD):
     """Looks at private images while it distils."""
 

@@ -18,7 +18,6 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from support.data_files import picture, write_folders
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
-from support.ensembles import ensemble_file
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules.cli import main
@@ -46,9 +45,6 @@ def with_labels(class_path: str, **model: Any) -> dict[str, Any]:
 
 
 def dgd() -> dict[str, Any]:
-    made = ensemble_file(Path.cwd(), network=SMALL, num_teachers=3, steps=4)
-    made.rename("teachers/ensemble.ckpt")
-    os.rename("run", "of_ensemble")
     model = {
         "teacher": "teachers/ensemble.ckpt",
         "images": "prior",
@@ -59,13 +55,6 @@ def dgd() -> dict[str, Any]:
         "annotator": {"class_path": "VoteAnnotator", "init_args": {}},
     }
     return configuration(class_path="DGD", model=model, steps=6)
-
-
-def distillation() -> dict[str, Any]:
-    config = configuration(class_path="Distillation")
-    given = {"teacher": "teachers/digits.ckpt", "student": {"network": {**SMALL}}, "pool_size": 30}
-    config["model"]["init_args"] = given
-    return config
 
 
 DIGITS = {"class_path": "Digits", "init_args": {"val_fraction": 0.1}}
@@ -98,7 +87,11 @@ CASES: dict[str, Case] = {
         {**STUDENT, f"{INSIDE}images.source": "generator"},
         {f"{INSIDE}annotator.init_args.epsilon": 0.5, "data.init_args.steps_per_epoch": 4},
     ),
-    "Distillation": (distillation, {**STUDENT, f"{INSIDE}pool_size": 40}, {"data.init_args.batch_size": 4}),
+    "Distillation": (
+        lambda: configuration(class_path="Distillation"),
+        {**STUDENT, f"{INSIDE}pool_size": 40},
+        {"data.init_args.batch_size": 4},
+    ),
     "DGD": (dgd, {**STUDENT, f"{INSIDE}vae_phase.steps": 2}, {f"{INSIDE}annotator.init_args.scale": 20.0}),
     "Teacher": (
         lambda: of_teacher("Teacher", {**DIGITS}, optimizer=PLAIN_SGD),
@@ -154,7 +147,7 @@ def short(name: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "slow"), [("DPDFD", False), *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in CASES)]
 )
-def test_a_setting_is_applied_or_refused_by_name(folder: Path, kind: str, slow: bool) -> None:
+def test_a_setting_is_applied_or_refused_by_name(place: Path, kind: str, slow: bool) -> None:
     make, refused, applied = CASES[kind]
     config = make()
     fit(config)
@@ -255,21 +248,16 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
         main(["fit", *GIVEN, "--ckpt_path=weights.ckpt"])
 
 
-def require_refused_at(content: bytes, lengths: list[int], file: Path) -> None:
-    """A checkpoint of which so many bytes are left is refused by name."""
-    for length in lengths:
-        file.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"ckpt_path .*cut\.ckpt (cannot be read|is no checkpoint)"):
-            read_checkpoint(file, command="fit")
-
-
 def test_a_file_that_is_cut_short_or_of_another_kind_is_refused(tested: Path) -> None:
     content = Path("run/checkpoints/last.ckpt").read_bytes()
     draw = random.Random(5)
     lengths = [0, 1, 2, *(draw.randrange(len(content)) for _ in range(60)), *range(len(content) - 60, len(content))]
-    require_refused_at(content, lengths, Path("cut.ckpt"))
-    with pytest.raises(pytest.fail.Exception):  # whole, it is read
-        require_refused_at(content, [len(content)], Path("cut.ckpt"))
+    for length in lengths:
+        Path("cut.ckpt").write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"ckpt_path .*cut\.ckpt (cannot be read|is no checkpoint)"):
+            read_checkpoint(Path("cut.ckpt"), command="fit")
+    Path("cut.ckpt").write_bytes(content)
+    read_checkpoint(Path("cut.ckpt"), command="fit")
     with zipfile.ZipFile("zip.ckpt", "w") as other:
         other.writestr("data.txt", "hello")
     Path("json.ckpt").write_text('{"state_dict": {}}')
@@ -279,12 +267,6 @@ def test_a_file_that_is_cut_short_or_of_another_kind_is_refused(tested: Path) ->
         for command in ("fit", "test") if name == "zip" else ("fit",):
             with pytest.raises(CheckpointError, match=rf"ckpt_path {name}\.ckpt "):
                 main([command, *GIVEN, f"--ckpt_path={name}.ckpt"])
-
-
-@pytest.mark.slow
-def test_a_file_that_is_cut_short_at_any_byte_is_refused(tested: Path) -> None:
-    content = Path("run/checkpoints/last.ckpt").read_bytes()
-    require_refused_at(content, list(range(0, len(content), 7)), Path("cut.ckpt"))
 
 
 class InPlace(TorchCheckpointIO):
