@@ -313,7 +313,6 @@ class FedDPSD(DataFreeDistillation):
         self.clients.end()
 
     def assumptions(self) -> list[str]:
-        """Assumptions of this run's guarantee besides the annotator's."""
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
         said = [_CLIENTS, _ABSENT, noise]
         training = self.teacher.training if isinstance(self.teacher, Federation) else None

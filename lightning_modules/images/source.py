@@ -139,7 +139,6 @@ class SyntheticSource(ImageSource):
 
     @property
     def generated(self) -> int:
-        """How many images of a batch the generator makes."""
         if self.generator is None:
             return 0
         return self.rows // 2 if self.kind == "both" else self.rows
@@ -151,7 +150,6 @@ class SyntheticSource(ImageSource):
         return self._latents(self.generated, draws.stream(step, "latents"), draws.device)
 
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of synthetic images, shape (B, C, H, W), generated ones first."""
         parts = []
         if self.generator is not None and latents is not None:
             parts.append(self.generator(latents).float())
@@ -190,7 +188,6 @@ class SyntheticSource(ImageSource):
         return [f"images of {name} depend on no private record" for name in foreign]
 
     def networks(self) -> dict[str, nn.Module]:
-        """Networks of it that are published, by name."""
         return {} if self.generator is None else {"generator": self.generator}
 
     def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:

@@ -168,7 +168,6 @@ class PrivateTeacher(PrivateModel):
 
     @property
     def num_teachers(self) -> int:
-        """1."""
         return 1
 
     def _network_of(self, teacher: int) -> nn.Module:
@@ -251,7 +250,6 @@ class PrivateEnsemble(PrivateModel):
 
     @property
     def num_teachers(self) -> int:
-        """n."""
         return len(self._held())
 
     def _network_of(self, teacher: int) -> nn.Module:
