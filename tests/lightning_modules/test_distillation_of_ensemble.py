@@ -177,30 +177,22 @@ def test_the_calibration_counts_the_calls_that_are_made(place: Path, capsys: pyt
     assert "As configured, 8 calls: record-level ε = 9.99" in capsys.readouterr().out
 
 
-def interrupted_in_call(monkeypatch: pytest.MonkeyPatch, call: int, go: Callable[[], Any]) -> None:
-    """Fails after so many calls were answered."""
-    annotate, made = MeanResponseAnnotator.annotate, 0
-
-    def failing(self: MeanResponseAnnotator, logits: Tensor) -> Tensor:
-        nonlocal made
-        if made == call:
-            raise InterruptedError
-        made += 1
-        return annotate(self, logits)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MeanResponseAnnotator, "annotate", failing)
-        with pytest.raises(InterruptedError):
-            go()
-
-
 @pytest.mark.slow
 def test_what_was_answered_before_a_crash_stays_paid(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step there is no checkpoint: whoever begins anew asks anew, and the ledger knows both.
 
     Of the first run it counts the whole plan: whoever stopped it had seen two of its calls.
     """
-    interrupted_in_call(monkeypatch, 2, run)
+    annotate, answers = MeanResponseAnnotator.annotate, [False, True, True]
+
+    def failing(self: MeanResponseAnnotator, logits: Tensor) -> Tensor:
+        if not answers.pop():
+            raise InterruptedError
+        return annotate(self, logits)
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(MeanResponseAnnotator, "annotate", failing)
+        run()
     with pytest.raises(BudgetExceeded):
         run("again", annotator={"target_epsilon": 10.0})
     model = run("again").model

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from support.runs import QUIET, distil
+from support.runs import QUIET, distil, result
 
 from lightning_modules.cli import main
 from lightning_modules.evaluation import AreaUnderCurve, measured_on
@@ -71,21 +69,16 @@ def test_classes_without_images_are_left_out() -> None:
     assert torch.isnan(torch.tensor(area_of(logits, torch.zeros(3).long(), pieces=1)))
 
 
-def record(folder: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
-    return content
-
-
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks: bool) -> None:
     dataset = "support.variants.AskingDigits" if asks else "Digits"
     cli = distil(model={"images": "prior", "generator": None}, dataset=dataset)
     logged = cli.trainer.callback_metrics
-    assert ("test_split/auroc" in logged) is asks and ("auroc" in record("run")) is asks
+    assert ("test_split/auroc" in logged) is asks and ("auroc" in result()) is asks
     tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
     assert ("test/auroc" in tested) is asks
     if asks:
-        assert tested["test/auroc"] == pytest.approx(record("run")["auroc"], abs=1e-4)
+        assert tested["test/auroc"] == pytest.approx(result()["auroc"], abs=1e-4)
         assert float(logged["test_split/auroc"]) == pytest.approx(tested["test/auroc"], abs=1e-4)
 
 
@@ -114,5 +107,5 @@ def test_a_teacher_s_area_is_logged(kind: str) -> None:
     name = "val/auroc" if kind == "Teacher" else "test_split/auroc"
     assert 0 <= float(logged[name]) <= 1
     tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
-    assert tested["test/auroc"] == pytest.approx(record("run")["auroc"], abs=1e-4)
+    assert tested["test/auroc"] == pytest.approx(result()["auroc"], abs=1e-4)
     assert not any("auroc" in key for key in cli.model.state_dict())

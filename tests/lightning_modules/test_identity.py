@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, distil, interrupted, working_in
+from support.runs import checkpoint, distil, guarantee, interrupted, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
@@ -52,8 +52,7 @@ OPEN: dict[str, Any] = {"noise_multiplier": 0.0}
 
 def stated(folder: str) -> dict[str, Any]:
     """A run's guarantee, infinities as numbers."""
-    content: dict[str, Any] = json.loads(Path(f"{folder}/public/guarantee.json").read_text())["guarantee"]
-    return {key: math.inf if value == "inf" else value for key, value in content.items()}
+    return {key: math.inf if value == "inf" else value for key, value in guarantee(folder).items()}
 
 
 def student(folder: str, teacher: str = TEACHER, *arguments: str, **annotator: Any) -> Any:

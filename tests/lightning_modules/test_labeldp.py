@@ -117,15 +117,25 @@ def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     return {**networks(cli), "images": cli.model.stage_images, "labels": cli.model.stage_labels}
 
 
-@pytest.mark.parametrize("train_on", [pytest.param("stage", marks=pytest.mark.slow), "union"])
-def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path, train_on: str) -> None:
-    settings = {**QUIET, "images": "both", "train_on": train_on}
+@pytest.mark.parametrize(
+    ("train_on", "kind"),
+    [
+        ("union", "LabelDP"),
+        *(pytest.param("stage", kind, marks=pytest.mark.slow) for kind in ("LabelDP", "ForgetfulLabelDP")),
+    ],
+)
+def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path, train_on: str, kind: str) -> None:
+    """But by the control, which loses its stage, from the start, since a checkpoint knows its class."""
+    settings = {**QUIET, "images": "both", "train_on": train_on, "kind": kind}
     interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     saved = checkpoint()["stage"]
     assert (saved["begin"], saved["end"]) == (STEPS, 2 * STEPS)
     resumed = run("run", LAST, **settings)
     assert resumed.model.steps_done == STEPS * STAGES
-    assert resumed.model.annotator.calls_made() == STEPS * STAGES
+    assert resumed.model.annotator.calls_made() == STEPS * (STAGES if kind == "LabelDP" else STAGES + 1)
+    if kind != "LabelDP":
+        assert not torch.equal(saved["labels"], resumed.model.stage_labels)
+        return
     assert not resumed.model.run.plan.changed
     for name in ("images", "labels"):
         assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
@@ -137,16 +147,6 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
     whole = run("whole", epochs=1, **settings)
     interrupted(LabelDP, 2, lambda: run("run", epochs=1, **settings))
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
-
-
-@pytest.mark.slow
-def test_a_stage_that_was_lost_is_paid_for_again(folder: Path) -> None:
-    # From the start, since a checkpoint knows its class.
-    interrupted(LabelDP, STEPS + 1, lambda: run("run", kind="ForgetfulLabelDP", **QUIET))
-    saved = checkpoint()["stage"]
-    resumed = run("run", LAST, kind="ForgetfulLabelDP", **QUIET).model
-    assert resumed.annotator.calls_made() == 3 * STEPS
-    assert not torch.equal(saved["labels"], resumed.stage_labels)
 
 
 def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.kills import Forked, released
-from support.runs import checkpoint, configuration, working_in
+from support.runs import checkpoint, configuration, guarantee, result, working_in
 
 from lightning_modules.cli import main
 from privacy.accounting.composition import compose
@@ -101,8 +101,7 @@ def test_kills_forget_no_release_and_change_no_weight(given: Path, whole: dict[s
     require_same_end(whole)
     counts = counted()
     require_nothing_forgotten(counts, kills=kills)
-    stated = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]
-    assert float(stated["epsilon"]) >= compose({next(iter(counts)).release: released()}, 1e-5).epsilon
+    assert float(guarantee()["epsilon"]) >= compose({next(iter(counts)).release: released()}, 1e-5).epsilon
     # Counted by the steps that the last checkpoint knows of, releases of steps that were done again are forgotten.
     with pytest.raises(AssertionError):
         require_nothing_forgotten(Counter({next(iter(counts)): STEPS * EPOCHS}), kills=kills)
@@ -192,7 +191,4 @@ def test_two_fits_of_one_folder_and_two_without_one(given: Path) -> None:
     main(FIT)
     (runs,) = Path("runs").iterdir()
     main([*FIT, f"--ckpt_path={runs}/version_0/checkpoints/last.ckpt", "--trainer.max_epochs=2"])
-    assert [json.loads((runs / one / "result.json").read_text())["steps"] for one in ("version_0", "version_1")] == [
-        STEPS,
-        2 * STEPS,
-    ]
+    assert [result(f"{runs}/{one}")["steps"] for one in ("version_0", "version_1")] == [STEPS, 2 * STEPS]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import BATCH_SIZE, checkpoint, distil
+import yaml
+from support.runs import BATCH_SIZE, checkpoint, distil, guarantee, result
 
 from lightning_modules.callbacks import PrivacyCourse
 from privacy import Budget
@@ -38,7 +38,7 @@ def test_training_stops_before_the_step_that_would_overspend(folder: Path, accou
     figure = account.epsilon() if accounting == "record" else account.epsilon_published()
     assert figure <= target < account.epsilon_after(cli.model.annotator.charge, 1)
     # The stop came in the middle of an epoch, and the state of that moment was judged and saved.
-    record = json.loads(Path("run/result.json").read_text())
+    record = result()
     assert record["steps"] == 5 and record["curve"][-1]["steps"] == 5
     assert checkpoint()["distillation"]["steps_done"] == 5
     assert not cli.model.run.plan.changed and cli.model.run.plan.calls == 5
@@ -51,10 +51,11 @@ def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Pat
         "epochs": 3,
     }
     distil(**settings)
-    before = json.loads(Path("run/public/guarantee.json").read_text())
+    before = guarantee()
     again = distil("run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
     assert again.model.steps_done == 5
-    assert json.loads(Path("run/public/guarantee.json").read_text()) == before
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
+    assert guarantee() == before
 
 
 def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) -> None:
@@ -74,7 +75,7 @@ def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypa
         distil(annotator={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)
     assert checkpoint()["distillation"]["steps_done"] == 5
     # What was released before the error stays released, and is stated.
-    assert json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["queries"] == 5 * BATCH_SIZE
+    assert guarantee()["queries"] == 5 * BATCH_SIZE
 
 
 def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
@@ -82,4 +83,4 @@ def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
     second = distil("two", steps=2).model.annotator.account
     assert second.epsilon() > first.epsilon()
     assert second.epsilon(scope="run") == first.epsilon(scope="run")
-    assert json.loads(Path("two/public/guarantee.json").read_text())["guarantee"]["runs"] == 2
+    assert guarantee("two")["runs"] == 2

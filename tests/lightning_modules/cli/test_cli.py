@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -102,11 +101,3 @@ def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.
     monkeypatch.setattr(command_line, "run", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         main()
-
-
-@pytest.mark.slow
-def test_the_resumed_configuration_names_no_checkpoint(folder: Path) -> None:
-    fit(configuration(steps=1))
-    fit(configuration(steps=1, epochs=2), "--ckpt_path=run/checkpoints/last.ckpt")
-    assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
-    assert json.loads(Path("run/result.json").read_text())["steps"] == 2

@@ -84,16 +84,11 @@ def test_a_teacher_itself_is_charged_first(trained_ensemble: Path) -> None:
 
 
 def test_files_that_hold_no_ensemble_of_this_kind(trained_ensemble: Path, tmp_path: Path) -> None:
-    torch.save({"state_dict": {"network.weight": torch.zeros(1)}}, tmp_path / "teacher.ckpt")
     content = torch.load(trained_ensemble, weights_only=True)
-    content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
-    torch.save(content, tmp_path / "broken.ckpt")
     content["ensemble"]["done"] = 2
     torch.save(content, tmp_path / "unfinished.ckpt")
     given: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "none.ckpt", {}, "does not exist.*LightningCLI fit --config sweeps/"),
-        (tmp_path / "teacher.ckpt", {}, "holds no ensemble"),
-        (tmp_path / "broken.ckpt", {}, r"teacher 2 of ensemble .* not finite"),
         (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 2 of 3 teachers.*--ckpt_path"),
         (
             trained_ensemble,
