@@ -57,15 +57,9 @@ class SyntheticImages(Callback):
     """A grid of synthetic images, as PNG and to the loggers that take images: a generator's at each validation.
 
     Others do not change, and are drawn when the fit ends.
-
-    Args:
-        count: Images in a grid.
     """
 
-    def __init__(self, *, count: int = 64) -> None:
-        if count < 1:
-            raise ValueError(f"count must be 1 or more, got {count}")
-        self.count = count
+    def __init__(self) -> None:
         self._drawn = -1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -84,7 +78,7 @@ class SyntheticImages(Callback):
         module = data_free(pl_module)
         self._drawn = module.steps_done
         # In every process: layers that see all processes' images wait for all.
-        images = module.synthetic_grid(self.count)
+        images = module.synthetic_grid()
         if not trainer.is_global_zero or not len(images):
             return  # none that may be drawn
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")

@@ -6,22 +6,20 @@ import time
 
 from lightning import Callback, LightningModule, Trainer
 
+#: Seconds between two lines at least; the last epoch always has one.
+_APART = 10.0
+
 
 class ProgressLines(Callback):
-    """A line at the end of an epoch: epoch, seconds, the figures of the progress bar.
+    """A line at the end of an epoch: epoch, seconds, the figures of the progress bar."""
 
-    Args:
-        seconds: Between two lines at least; the last epoch always has one.
-    """
-
-    def __init__(self, *, seconds: float = 10.0) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
         self._said = self._began = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes it."""
         now, last = time.monotonic(), trainer.current_epoch + 1 == trainer.max_epochs
-        if trainer.is_global_zero and (last or now - self._said >= self.seconds):
+        if trainer.is_global_zero and (last or now - self._said >= _APART):
             self._said = now
             figures = ", ".join(f"{name} {float(value):.3g}" for name, value in trainer.progress_bar_metrics.items())
             epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
