@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lightning_modules.networks import ImageClassifier
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
-from privacy.mechanisms.discrete_gaussian import lattice_spacing, round_to_lattice
+from privacy.mechanisms.discrete_gaussian import FINEST, lattice_spacing, round_to_lattice
 
 Mode: TypeAlias = Literal["flat", "ghost", "linear"]
 Forward: TypeAlias = Callable[[Tensor], Tensor]
@@ -87,8 +87,10 @@ class Clipping:
         check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
         check_number("clipping.stability", self.stability, above=0)
         check_whole_number("clipping.physical_batch_size", self.physical_batch_size, least=1)
-        if self.granularity is not None and not 0 < self.granularity <= 1:
-            raise ValueError(f"clipping.granularity must lie in (0, 1], or be null, got {self.granularity}")
+        if self.granularity is not None and not FINEST <= self.granularity <= 1:
+            raise ValueError(
+                f"clipping.granularity must lie between {FINEST:g} and 1, or be null, got {self.granularity}"
+            )
         if self.needs_flat and self.mode not in ("auto", "flat"):
             raise ValueError(f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}")
 

@@ -15,7 +15,7 @@ from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.mechanisms.bounding import clip_per_sample, keep_largest, zero_non_finite_samples
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
-from privacy.mechanisms.discrete_gaussian import discrete_gaussian, lattice_spacing, round_to_lattice
+from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.mechanisms.noise import NoiseSource
@@ -97,8 +97,8 @@ class GradientAnnotator(Annotator):
             )
         if not 0 <= stability <= _LARGEST:
             raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {stability}")
-        if granularity is not None and not _SMALLEST <= granularity <= 1:
-            raise ValueError(f"granularity must lie between {_SMALLEST:g} and 1, or be null, got {granularity}")
+        if granularity is not None and not FINEST <= granularity <= 1:
+            raise ValueError(f"granularity must lie between {FINEST:g} and 1, or be null, got {granularity}")
         self.granularity = granularity
         self._lattice = None if granularity is None else lattice_spacing(granularity, norm_bound=norm_bound)
         self.release: GradientReleases = release

@@ -28,6 +28,8 @@ _MARGIN = 2.0**-40
 _BATCH = 1 << 16
 # Integers up to here, and their sum with noise, are exact in float64 and far from the end of int64.
 _LARGEST = 2.0**52
+#: The finest lattice in units of C: with 2**52 points on either side float64 knows no more.
+FINEST = 1e-15
 # Beyond these exponents x / granularity might leave the normal numbers, where a power of two divides exactly.
 _EXPONENTS = 512
 

@@ -23,7 +23,7 @@ from support.seeded import Seeded
 import privacy.mechanisms.discrete_gaussian as module
 from privacy import Gaussian, NoiseSource, SystemNoise, compose
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.mechanisms.discrete_gaussian import discrete_gaussian, round_to_lattice
+from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
 
 Array = NDArray[np.float64]
 DRAWS = 200_000
@@ -290,3 +290,9 @@ def test_composition_takes_the_renyi_bound() -> None:
     assert reading.method == "rdp"
     assert reading.epsilon == pytest.approx(rdp_compose({Gaussian(0.2): 100}, 1e-5), rel=1e-9)
     assert exact < reading.epsilon < 1.1 * exact
+
+
+@pytest.mark.parametrize("norm_bound", [1.0, 1.99])
+def test_the_finest_lattice_that_settings_allow_can_be_rounded_to(norm_bound: float) -> None:
+    spacing = lattice_spacing(FINEST, norm_bound=norm_bound)
+    assert round_to_lattice(torch.tensor([[0.5]]), norm_bound=norm_bound, granularity=spacing).item() == 0.5 / spacing
