@@ -110,10 +110,11 @@ class FeatureMemory:
             return torch.stack([row for row in found if row is not None])
         computed = compute(images if len(missing) == len(images) else images[missing])
         with self._lock:
-            for number, row in zip(missing, computed, strict=True):
+            # In one piece: thousands of small ones between larger that are freed take much more than they hold.
+            for number, row in zip(missing, computed.clone(), strict=True):
                 found[number] = row
                 if keys[number] not in self._entries:
-                    self._entries[keys[number]] = row.clone()
+                    self._entries[keys[number]] = row
                     self.held_bytes += row.nbytes
             while self.held_bytes > self.most_bytes:
                 self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
