@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,14 +137,16 @@ class Fitted:
 @pytest.mark.parametrize(
     "kept",
     [
-        lambda value: numpy.full(2000, 0.0) + value * numpy.eye(1, 2000)[0],
+        lambda value: value * numpy.eye(2000)[1000],
         lambda value: [torch.arange(2000.0) == value],
         lambda value: Fitted(numpy.array([value])),
         lambda value: lambda images: images + value,
     ],
     ids=["array", "tensors", "model", "function"],
 )
-def test_what_prints_alike_is_not_taken_for_the_same(kept: Callable[[float], object]) -> None:
+def test_what_prints_alike_is_not_taken_for_the_same(
+    kept: Callable[[float], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Statistics of a teacher's private extractor would become those of a student's public one."""
 
     def of(value: float) -> str:
@@ -152,3 +155,5 @@ def test_what_prints_alike_is_not_taken_for_the_same(kept: Callable[[float], obj
         return digest_of(network)
 
     assert of(3.0) != of(4.0)
+    monkeypatch.setattr(module, "_said", lambda value: re.sub("0x[0-9a-f]+", "", repr(value)))
+    assert of(3.0) == of(4.0)
