@@ -96,7 +96,8 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         arguments += ["--model.pool_size=8"]
         if "queries" in config["model"]["init_args"]:
             arguments += ["--model.queries=8"]
-    teacher = config["model"].get("init_args", {}).get("teacher")
+    settings = config["model"].get("init_args", {})
+    teacher = settings.get("teacher") or settings.get("clients", {}).get("init_args", {}).get("teachers")
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
     cli = main(["fit", *configs, *arguments])
