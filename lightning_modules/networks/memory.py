@@ -82,7 +82,8 @@ class FeatureMemory:
 
     An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the image, so that
     it is never of another extractor or of another image. Features of private images are private: they stay in this
-    process's memory. Used only on the CPU, where computing them takes long.
+    process's memory. Used only on the CPU, where computing them takes long, and in float32. They are kept, and given
+    from the first time on, rounded to float16, which moves each by a part in two thousand at most.
 
     Args:
         most_bytes: What all entries may take; the least recently used are dropped first.
@@ -97,7 +98,8 @@ class FeatureMemory:
 
     def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Features of images (N, C, H, W) by an extractor of each by itself: what `compute` gives, or gave before."""
-        if images.device.type != "cpu" or images.requires_grad or not len(images):
+        plain = images.device.type == "cpu" and images.dtype == torch.float32 and not images.requires_grad
+        if not plain or not len(images) or torch.is_autocast_enabled("cpu"):
             return compute(images)
         keys = self._keys(extractor, images)
         with self._lock:
@@ -106,20 +108,17 @@ class FeatureMemory:
                 if row is not None:
                     self._entries.move_to_end(key)
         missing = [number for number, row in enumerate(found) if row is None]
-        if not missing:
-            return torch.stack([row for row in found if row is not None])
-        computed = compute(images if len(missing) == len(images) else images[missing])
-        with self._lock:
-            # In one piece: thousands of small ones between larger that are freed take much more than they hold.
-            for number, row in zip(missing, computed.clone(), strict=True):
-                found[number] = row
-                if keys[number] not in self._entries:
-                    self._entries[keys[number]] = row
-                    self.held_bytes += row.nbytes
-            while self.held_bytes > self.most_bytes:
-                self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
-        # A copy: a caller that writes into it changes no other fit.
-        return computed if len(missing) == len(images) else torch.stack([row for row in found if row is not None])
+        if missing:
+            computed = compute(images if len(missing) == len(images) else images[missing])
+            with self._lock:
+                for number, row in zip(missing, computed.half(), strict=True):
+                    found[number] = row
+                    if keys[number] not in self._entries:
+                        self._entries[keys[number]] = row
+                        self.held_bytes += row.nbytes
+                while self.held_bytes > self.most_bytes:
+                    self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
+        return torch.stack([row for row in found if row is not None]).float()
 
     def _keys(self, extractor: nn.Module, images: Tensor) -> list[bytes]:
         values = [*extractor.parameters(), *extractor.buffers()]
@@ -129,8 +128,7 @@ class FeatureMemory:
             known = self._digests.get(extractor)
             if known is None or known[0] != now:
                 known = self._digests[extractor] = (now, digest_of(extractor))
-        precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        common = hashlib.sha256(f"{known[1]} {precision} {images.dtype} {tuple(images.shape[1:])} ".encode())
+        common = hashlib.sha256(f"{known[1]} {tuple(images.shape[1:])} ".encode())
         keys = []
         content, size = bytes_of(images), images[0].nbytes
         for start in range(0, len(images) * size, size):
@@ -152,6 +150,17 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
         yield memory
     finally:
         _memory.pop()
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Lets extractors compute all anew: what they give of an image may depend on the batch, which a memory hides."""
+    held = _memory[:]
+    _memory.clear()
+    try:
+        yield
+    finally:
+        _memory[:] = held
 
 
 def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:

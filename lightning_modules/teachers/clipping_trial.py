@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_modules.networks.memory import bytes_of
+from lightning_modules.networks.memory import bytes_of, without_memory
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
@@ -109,7 +109,7 @@ class ClippingTrial:
         """
         device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
         refuse_gradient_hooks(network)  # a copy has none of them
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), without_memory():
             double = True
             try:
                 tried = _Copy(network, self, double=True)

@@ -21,12 +21,17 @@ from lightning_modules.networks import memory as module
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.networks.memory import digest_of, feature_memory
 from lightning_modules.priors import StrokePrior
+from lightning_modules.teachers.clipping_trial import ClippingTrial
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def extractor(**settings: float) -> WhitenedFeatures:
     return whitened(Patches, prior=StrokePrior(), **{"filters": 10, "patch": 3, "images": 30, **settings})
+
+
+def alike(kept: torch.Tensor, exact: torch.Tensor) -> bool:
+    return torch.allclose(kept, exact, rtol=2.0**-10, atol=1e-4) and not torch.equal(kept, exact)
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def test_equal_extractors_compute_features_of_equal_images_once(computed: list[i
         again = same(IMAGES.clone())
         assert computed == [5] and torch.equal(first, again)
         again.zero_()  # whoever writes into what it was given changes nobody else's
-        assert torch.equal(one(IMAGES), first) and memory.held_bytes == first.nbytes
+        assert torch.equal(one(IMAGES), first) and memory.held_bytes == first.nbytes / 2
     one(IMAGES)
     assert computed == [5, 5]  # nothing is kept outside
 
@@ -53,7 +58,7 @@ def test_of_images_in_another_batch_only_new_ones_are_computed(computed: list[in
         first = one(IMAGES[:3])
         mixed = one(IMAGES[[4, 1, 3, 0]])
         assert computed == [3, 2]
-        assert torch.equal(mixed[[1, 3]], first[[1, 0]]) and torch.allclose(mixed, extractor()(IMAGES[[4, 1, 3, 0]]))
+    assert torch.equal(mixed[[1, 3]], first[[1, 0]]) and alike(mixed, extractor()(IMAGES[[4, 1, 3, 0]]))
 
 
 def wrong_images(one: WhitenedFeatures) -> torch.Tensor:
@@ -82,7 +87,7 @@ def test_what_differs_is_computed_anew(computed: list[int], other: Callable[[Whi
         one(IMAGES)
         found = other(one)
     assert len(computed) == 2
-    assert torch.equal(found, other(extractor()))
+    assert alike(found, other(extractor()))
 
 
 def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
@@ -93,7 +98,7 @@ def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
     with feature_memory():
         one = extractor()
         one(IMAGES)
-        assert not torch.equal(other_settings(one), extractor(power=0.5)._computed(IMAGES))
+        assert not alike(other_settings(one), extractor(power=0.5)._computed(IMAGES))
 
 
 def test_what_validation_leaves_can_be_trained_on() -> None:
@@ -105,7 +110,10 @@ def test_what_validation_leaves_can_be_trained_on() -> None:
     assert head.weight.grad is not None
 
 
-def test_a_pipeline_computes_the_features_of_a_teacher_once(computed: list[int]) -> None:
+def test_a_pipeline_computes_the_features_of_a_teacher_once(
+    computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))  # it remembers nothing
     network = linear_spec("Patches", whitening={"images": 30}, filters=10, patch=3)
     teacher = {
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},

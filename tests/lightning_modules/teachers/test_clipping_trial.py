@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from torch.utils.data import DataLoader
 from datamodules import Digits, PoissonSampled
 from datamodules.images import keep_batch
 from lightning_modules import DPSGDTeacher
-from lightning_modules.networks import ImageClassifier, SmallCNN
+from lightning_modules.networks import ImageClassifier, LinearOnFeatures, SmallCNN, Whitening
+from lightning_modules.networks.memory import feature_memory
 from lightning_modules.networks.stacked import fixed_extractor
+from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers import clipped_network, clipping_trial, dp_sgd
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -253,6 +256,41 @@ def test_what_the_trial_accepts_it_leaves_as_it_was() -> None:
     # And a second fit of one module, whose hooks of the first are taken off.
     teacher = fitted(made(Plain))
     assert len(fitted(teacher).accountant.history) == 1 and len(teacher.accountant) == 4
+
+
+class CentredPixels(nn.Module):
+    """A fixed extractor of the whole batch, of float32 only: what is remembered of a batch is found again by itself."""
+
+    output_shape = (64,)
+
+    def __init__(self, image_shape: tuple[int, int, int], prior: ImagePrior) -> None:
+        super().__init__()
+        self.fixed = torch.eye(64)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = images.flatten(1) @ self.fixed
+        return pixels - pixels.mean(dim=0)
+
+
+def test_an_extractor_of_the_whole_batch_is_refused_where_features_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried() -> tuple[Mode, str | None]:
+        network = LinearOnFeatures(image_shape=(1, 8, 8), features=CentredPixels, whitening=Whitening(images=40))
+        trial = ClippingTrial(
+            image_shape=(1, 8, 8),
+            num_classes=10,
+            physical=1,
+            criterion=PriorCrossEntropy(),
+            extracts="feature_extractor",
+        )
+        with feature_memory():
+            return trial(network, "linear")
+
+    with pytest.raises(ValueError, match="makes of a batch"):
+        tried()
+    monkeypatch.setattr(clipping_trial, "without_memory", nullcontext)
+    assert tried() == ("linear", None)
 
 
 def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
