@@ -7,6 +7,7 @@ from lightning_modules.networks.classifiers import (
     ResNet18,
     ResNet34,
     SmallCNN,
+    TanhCNN,
     TwoConvNet,
     logits_and_features,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "ScaledOutput",
     "Scattering",
     "SmallCNN",
+    "TanhCNN",
     "TwoConvNet",
     "Whitening",
     "build_network",

@@ -221,6 +221,38 @@ class SmallCNN(ImageClassifier):
         self.head = nn.Linear(hidden, num_classes)
 
 
+class TanhCNN(ImageClassifier):
+    """The network of end-to-end DP-SGD on MNIST (Papernot et al. 2021; Tramèr and Boneh 2021).
+
+    Conv 8x8 (16, stride 2), tanh, max-pool, conv 4x4 (32, stride 2), tanh, max-pool, dense 32, tanh, dense c: 26 010
+    parameters for 28x28x1 and 10 classes. Tanh bounds the activations, and with them gradients that are clipped.
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width; at least 16x16 pixels.
+
+    Raises:
+        ValueError: for an image smaller than 16x16 pixels.
+    """
+
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+        super().__init__()
+        channels, height, width = checked_shape("TanhCNN", num_classes=num_classes, image_shape=image_shape, least=16)
+        rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            nn.MaxPool2d(2, 1),
+            nn.Tanh(),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.MaxPool2d(2, 1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(32 * rows * columns, 32),
+            nn.Tanh(),
+        )
+        self.head = nn.Linear(32, num_classes)
+
+
 class ResNet18(ImageClassifier):
     """ResNet-18 for small images: a stem of 3x3, stride 1 and no max-pool (He et al. 2016, section 4.2).
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules.networks import DataLensClassifier, ImageClassifier, ResNet18, ResNet34, SmallCNN, TwoConvNet
+from lightning_modules.networks import (
+    DataLensClassifier,
+    ImageClassifier,
+    ResNet18,
+    ResNet34,
+    SmallCNN,
+    TanhCNN,
+    TwoConvNet,
+)
 
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 20)]
 SMALL = [DataLensClassifier, SmallCNN, TwoConvNet, ResNet18]
@@ -32,6 +40,7 @@ def test_logits_are_the_head_of_the_features(net: type[ImageClassifier], image_s
 
 def test_parameter_counts_are_the_published_ones() -> None:
     assert parameters(DataLensClassifier()) == 515_146
+    assert parameters(TanhCNN()) == 26_010
     assert parameters(TwoConvNet()) == 64 * 10 + 128 * (64 * 9 + 1) + 10 * (128 * 49 + 1)
     assert parameters(TwoConvNet(image_shape=(3, 32, 32), hidden=[384, 192])) == (
         64 * 28 + 128 * 577 + 384 * (128 * 64 + 1) + 192 * 385 + 10 * 193
@@ -72,6 +81,7 @@ def test_only_batch_norm_mixes_the_rows(norm: str) -> None:
     [
         (lambda: DataLensClassifier(image_shape=(1, 7, 8)), "image_shape.*DataLensClassifier.*8x8.*7x8"),
         (lambda: TwoConvNet(image_shape=(1, 3, 8)), "image_shape.*4x4"),
+        (lambda: TanhCNN(image_shape=(1, 15, 28)), "image_shape.*16x16"),
         (lambda: SmallCNN(image_shape=(1, 8, 8), depth=4), "image_shape.*depth 4.*16x16"),
     ],
 )
