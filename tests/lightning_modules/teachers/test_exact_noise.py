@@ -31,8 +31,8 @@ def noisy(
     made.accumulate()
     made.add_noise()
     assert weight.grad is not None and weight.grad.dtype == torch.float32
-    if kind is ExactNoise:
-        assert weight.summed_grad is None and not made.sums  # without noise, they would be pickled with the network
+    # Without noise, it would be pickled with the network; the control leaves it.
+    assert (weight.summed_grad is None) == (kind is ExactNoise) and not made.sums
     made.sums = [torch.zeros(count)]
     with pytest.raises(ValueError, match="sums must be"):
         made.accumulate()
@@ -96,3 +96,7 @@ def test_a_schedule_of_noise_or_norm_is_refused_before_a_step() -> None:
     ExponentialNoise(made, gamma=0.5).step()
     with pytest.raises(ValueError, match=r"charged as, \(4.0, 0.3\), got \(2.0, 0.3\)"):
         made.accumulate()
+    # Without the check the step is taken, with half the noise.
+    made._charged = (2.0, C)
+    made.accumulate()
+    assert made.noise_multiplier == 2.0 and not made.sums

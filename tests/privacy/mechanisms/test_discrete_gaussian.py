@@ -296,3 +296,5 @@ def test_composition_takes_the_renyi_bound() -> None:
 def test_the_finest_lattice_that_settings_allow_can_be_rounded_to(norm_bound: float) -> None:
     spacing = lattice_spacing(FINEST, norm_bound=norm_bound)
     assert round_to_lattice(torch.tensor([[0.5]]), norm_bound=norm_bound, granularity=spacing).item() == 0.5 / spacing
+    with pytest.raises(ValueError, match="norm_bound must be at most"):
+        round_to_lattice(torch.tensor([[0.5]]), norm_bound=norm_bound, granularity=spacing / 8)
