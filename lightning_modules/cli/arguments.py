@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_loader, set_parsing_settings
+from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 
+from lightning_modules.networks.network import nested
 from lightning_modules.runtime.hyperparameters import SHORT
 from lightning_modules.runtime.paths import find_configs
 
@@ -27,6 +28,10 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
         if not option.startswith("--model") or not (equals or left):
             prepared.append(argument)
             continue
+        whole, inside, part = option.partition(".arguments.")
+        if part:  # jsonargparse 4.53 takes a.b for all of a
+            prepared.append(whole + inside + part.replace(".", "/") + equals + value)
+            continue
         if not equals:
             value = left.pop(0)
         name = option.removeprefix("--model").removeprefix(".").removeprefix("init_args.")
@@ -38,6 +43,14 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
         else:
             prepared += [argument] if equals else [argument, value]
     return prepared
+
+
+def merged(config: Namespace) -> Namespace:
+    """A configuration whose networks' arguments have the parts that options gave in their places."""
+    for name, value in list(config.items()):
+        if name.endswith(".arguments") and isinstance(value, dict):
+            config[name] = nested(value)
+    return config
 
 
 def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli.arguments import PARSER_MODE, prepare_arguments
+from lightning_modules.cli.arguments import PARSER_MODE, merged, prepare_arguments
 from lightning_modules.cli.parsers import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
@@ -79,6 +79,11 @@ class TranscriptionCLI(LightningCLI):
         """Links what the data know to the model that needs it."""
         for name in ("num_classes", "image_shape", "batch_size"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses, and puts options for a part of a network's arguments in their places."""
+        super().parse_arguments(parser, args)
+        self.config = merged(self.config)
 
     def _parse_ckpt_path(self) -> None:
         """Compares a checkpoint with the configuration, where Lightning would take its settings over the user's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ class Network:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", _nested(self.arguments or {}))
+        object.__setattr__(self, "arguments", nested(self.arguments or {}))
         if not isinstance(self.name, str):
             # By its name, where it has one: a checkpoint then says which network it holds.
             name = f"{getattr(self.name, '__module__', '')}.{getattr(self.name, '__qualname__', '')}"
@@ -190,26 +191,28 @@ def dry_run(network: nn.Module, images: Tensor) -> Any:
             module.training = training
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values in which a dotted name, as an option gives it, is a mapping in a mapping."""
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as options give them: a name with dots or slashes is a mapping in a mapping, and "None" is null."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        *above, last = key.split(".")
+        *above, last = re.split("[./]", key)
         inner = found
         for name in above:
-            inner = inner.setdefault(name, {})
-        inner[last] = _nested(value) if isinstance(value, Mapping) else value
+            if not isinstance(inner.get(name), dict):  # a class by its name alone
+                inner[name] = {"class_path": inner[name]} if inner.get(name) else {}
+            inner = inner[name]
+        inner[last] = nested(value) if isinstance(value, Mapping) else None if value == "None" else value
     return found
 
 
 def _parsed(target: type, given: Mapping[str, Any], setting: str) -> dict[str, Any]:
     """Arguments of one of our classes as objects of the types that it declares."""
     parser = _parser(target, setting)
-    nested: Any = dict(given)
+    whole: Any = dict(given)
     for name in reversed(setting.split(".")):
-        nested = {name: nested}
+        whole = {name: whole}
     try:
-        built: Any = parser.instantiate(parser.parse_object(nested))
+        built: Any = parser.instantiate(parser.parse_object(whole))
     except ArgumentError as error:
         raise ValueError(str(error)) from error
     return dict(vars(built[setting]))

@@ -11,7 +11,7 @@ from support.runs import QUIET, configuration, fit
 from lightning_modules import cli as command_line
 from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.cli import main
-from lightning_modules.networks import SmallCNN
+from lightning_modules.networks import SmallCNN, Whitening
 from lightning_modules.runtime.paths import find_config, find_configs
 from lightning_modules.teachers.files import TeacherError
 from privacy.account import BudgetExceeded
@@ -50,6 +50,29 @@ def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pyt
     assert model["init_args"]["images"]["source"] == "prior"
     assert "num_classes" not in model["init_args"]
     assert not {"optimizer", "lr_scheduler"} & set(config)
+
+
+def test_an_option_for_a_part_of_a_networks_arguments_leaves_the_others(folder: Path) -> None:
+    """jsonargparse replaces all of `features`, or of `whitening`: another network, without a word."""
+    features = {"class_path": "Patches", "init_args": {"filters": 20, "patch": 3}}
+    arguments = {"features": features, "whitening": {"images": 30, "mirrored": True}, "prior": "StrokePrior"}
+    model = {
+        "class_path": "DPSGDTeacher",
+        "init_args": {"network": {"name": "LinearOnFeatures", "arguments": arguments}},
+    }
+    model["init_args"]["target_epsilon"] = 1.0  # type: ignore[index]
+    Path("net.yaml").write_text(yaml.safe_dump({"model": model, "data": {"class_path": "PoissonSampled"}}))
+    options = ["features.init_args.filters=10", "whitening.power=0.5", "prior=null"]
+    line = ["fit", "--config", "net.yaml", *(f"--model.network.arguments.{option}" for option in options), *QUIET]
+    line += ["--data.dataset=Digits", "--data.batch_size=512", "--trainer.default_root_dir=out"]
+    run = main([*line, "--trainer.max_epochs=1"])
+    assert run is not None
+    extractor = run.model.network.feature_extractor
+    assert extractor.whitening == Whitening(power=0.5, images=30, mirrored=True)
+    assert extractor.plain.filters.shape == (10, 1, 3, 3)
+    written = yaml.safe_load(Path("out/config.yaml").read_text())["model"]["init_args"]["network"]["arguments"]
+    assert written["whitening"] == {"power": 0.5, "images": 30, "mirrored": True} and written["prior"] is None
+    assert main([*line, "--trainer.max_epochs=1", "--ckpt_path=last"]) is not None  # of the same settings
 
 
 def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
