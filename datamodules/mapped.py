@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 
 from datamodules.images import ImageDataset
 
+#: Images in one call.
+PIECE = 512
 #: Between two lines of progress.
 _SECONDS = 20
 
@@ -37,7 +39,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         records: ImageDataset | MappedRecords,
         function: Callable[[Tensor], Tensor],
         *,
-        piece: int = 512,
+        piece: int = PIECE,
         workers: int = 1,
         parts: Sequence[Tensor] | None = None,
         dtype: torch.dtype | None = None,

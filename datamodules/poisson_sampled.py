@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule
 from datamodules.images import ImageDataset, keep_batch
-from datamodules.mapped import MappedRecords
+from datamodules.mapped import PIECE, MappedRecords
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
@@ -223,7 +223,7 @@ class PoissonSampled(WrappedDataset):
         """The private training records of all processes; needs `setup("fit")`."""
         return self.dataset.train_records
 
-    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = 512, workers: int = 1) -> None:
+    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = PIECE, workers: int = 1) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
         For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`. It lasts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,15 +23,23 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
     """
     prepared: list[str] = []
     left = find_configs(args)
+    first = True
     while left:
         argument = left.pop(0)
         option, equals, value = argument.partition("=")
+        if option == "--config" and (equals or left):
+            value = value if equals else left.pop(0)
+            content = {} if first else _content(value)
+            parts = list(_parts(content))
+            prepared += [f"--config={json.dumps(content) if parts else value}", *parts]
+            first = False
+            continue
         if not option.startswith("--model") or not (equals or left):
             prepared.append(argument)
             continue
         whole, inside, part = option.partition(".arguments.")
         if part:  # jsonargparse 4.53 takes a.b for all of a
-            prepared.append(whole + inside + part.replace(".", "/") + equals + value)
+            prepared.append(f"{whole}{inside}/{part.replace('.', '/')}{equals}{value}")
             continue
         if not equals:
             value = left.pop(0)
@@ -43,6 +52,32 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
         else:
             prepared += [argument] if equals else [argument, value]
     return prepared
+
+
+def _content(config: str) -> dict[str, Any]:
+    """Plain values of a configuration, a file or text; nothing of one that the parser will refuse."""
+    try:
+        found = yaml.safe_load(Path(config).read_text(encoding="utf-8") if Path(config).is_file() else config)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _parts(settings: dict[str, Any], path: str = "-") -> Iterator[str]:
+    """Arguments for a network that an earlier file names, taken out, as options: the parser would replace them all."""
+    for name, value in list(settings.items()):
+        if name == "arguments" and "name" not in settings and isinstance(value, dict):
+            yield from _leaves(settings.pop(name), f"{path}.arguments.")
+        elif isinstance(value, dict):
+            yield from _parts(value, path if name == "init_args" else f"{path}{'.' if path != '-' else '-'}{name}")
+
+
+def _leaves(value: Any, option: str) -> Iterator[str]:
+    if isinstance(value, dict) and value and "class_path" not in value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{option}/{name}")
+    else:
+        yield f"{option}={json.dumps(value)}"
 
 
 def merged(config: Namespace) -> Namespace:

@@ -116,6 +116,10 @@ class TranscriptionCLI(LightningCLI):
         differing = differences(before, now)
         if command == "fit":
             refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
+            epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+            if epochs == config.trainer.max_epochs:
+                released = {name: values for name, values in differing.items() if name.startswith("model.annotator.")}
+                refuse(released, path, why="the fit is done, and this would change nothing of it")
             if differing:
                 rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
             return

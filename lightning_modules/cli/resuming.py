@@ -18,7 +18,7 @@ MAY_CHANGE = frozenset(
     (
         # Budgets hold from then on, and each release is charged for the noise that it was made with.
         *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
-        *("annotator.noise_multiplier", "annotator.epsilon", "annotator.scale", "queries"),
+        *("annotator.noise_multiplier", "annotator.scale", "queries"),
         # Locations and connections. Teachers are compared by identity, not by path.
         *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "num_workers"),
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping
@@ -192,16 +191,17 @@ def dry_run(network: nn.Module, images: Tensor) -> Any:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as options give them: a name with dots or slashes is a mapping in a mapping, and "None" is null."""
-    found: dict[str, Any] = {}
+    """Arguments with those that options gave, "/part/of/it": value, in their places."""
+    found = {key: value for key, value in values.items() if not key.startswith("/")}
     for key, value in values.items():
-        *above, last = re.split("[./]", key)
-        inner = found
-        for name in above:
-            if not isinstance(inner.get(name), dict):  # a class by its name alone
-                inner[name] = {"class_path": inner[name]} if inner.get(name) else {}
-            inner = inner[name]
-        inner[last] = nested(value) if isinstance(value, Mapping) else None if value == "None" else value
+        if key.startswith("/"):
+            *above, last = key[1:].split("/")
+            inner = found
+            for name in above:
+                whole = inner.get(name) or {}
+                inner[name] = {"class_path": whole} if isinstance(whole, str) else dict(whole)
+                inner = inner[name]
+            inner[last] = None if value == "None" else value  # which is how jsonargparse 4.53 reads null
     return found
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from datamodules.mapped import PIECE
 from lightning_modules.networks.memory import bytes_of, without_memory
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
@@ -32,6 +33,8 @@ Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 #: Most that a sum may be off, in clipping norms for each record: the margins of the modes, and what float32 takes.
 _TOLERANCE: dict[Mode, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 2 * GHOST_MARGIN}
 _SINGLE_PRECISION = 2e-2
+#: Share of their norm that features may differ by between batches of two sizes: in float64, and in float32.
+_SAME_FEATURES = (1e-5, 3e-3)
 #: The last records, of almost no contrast.
 _FAINT = 3
 #: Numbers that are kept of a parameter's gradient: those of large networks would fill the memory.
@@ -65,6 +68,15 @@ def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Ten
         network = network.head if extracts == "forward_features" else network.forward_extracted
     logits: Tensor = network(inputs)
     return logits
+
+
+def keeps_nothing(network: nn.Module) -> bool:
+    """Whether its parts are known to keep nothing of a call, which another call at the same time would take over."""
+    return all(
+        type(part).__module__.startswith(("lightning_modules.networks.", "torch.nn.modules."))
+        and not (part._forward_hooks or part._forward_pre_hooks)
+        for part in network.modules()
+    )
 
 
 def refuse_gradient_hooks(network: nn.Module) -> None:
@@ -125,6 +137,8 @@ class ClippingTrial:
             for candidate in modes:
                 problem = _problem(network, candidate, self, reference, double=double)
                 if problem is None:
+                    if self.extracts is not None:
+                        _require_features_apart(tried, double=double)
                     _require_apart(tried, list(range(len(tried.images))))
                     picks = [row % len(tried.images) for row in range(self.physical)]
                     _require_apart(_Copy(network, self, double=False), picks)
@@ -302,6 +316,23 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
     if moved is not None and bool(moved[record % 2 == 1].nan_to_num(nan=0.0).any()):
         raise ValueError(
             f"model.network: within a batch of {len(rows)} public images the logits of one depend on another image. "
+            f"{_WHAT_TO_DO}"
+        )
+
+
+def _require_features_apart(tried: _Copy, *, double: bool) -> None:
+    """Refuses features of one record that another's image changes, in a batch as large as they are computed in.
+
+    Raises:
+        ValueError: They are others in a batch of one.
+    """
+    count = len(tried.images) - (0 if double else _FAINT)  # float32 magnifies those
+    rows = [row % count for row in range(PIECE)]
+    alone = torch.cat([tried.batch([row])[0].flatten(1) for row in range(count)])[rows]
+    off = (tried.batch(rows)[0].flatten(1) - alone).norm(dim=1)
+    if bool((off > _SAME_FEATURES[0 if double else 1] * alone.norm(dim=1).clamp_min(1e-3)).any()):
+        raise ValueError(
+            f"model.network: within a batch of {PIECE} public images the features of one depend on another image. "
             f"{_WHAT_TO_DO}"
         )
 

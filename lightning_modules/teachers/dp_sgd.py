@@ -26,6 +26,7 @@ from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers.clipping_trial import keeps_nothing
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
 from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import MODES, Clipping
@@ -159,7 +160,7 @@ class DPSGDTeacher(Teacher):
         with full_float32():
             self._poisson.precompute(
                 lambda images: extractor(images.to(self.device)).cpu(),
-                workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
+                workers=torch.get_num_threads() if self.device.type == "cpu" and keeps_nothing(self.network) else 1,
             )
         self.network.train(training)
         self._features_precomputed = True

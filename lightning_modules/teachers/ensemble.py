@@ -403,7 +403,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training.load(checkpoint)
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
-        self.trained = self.networks.restored(unstacked(content["weights"]))
+        self.trained, self._voters = self.networks.restored(unstacked(content["weights"])), None
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

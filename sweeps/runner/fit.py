@@ -112,6 +112,8 @@ def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) ->
         for file in (folder / value, Path(find_config(value))):
             if file.resolve() not in above and _holds_settings(file):
                 return {"option": "", "file": _parsed(file, above)}
+        if (code := Path(value.rpartition(":")[0])).suffix == ".py" and code.is_file():
+            return {"code": value, "sha256": hashlib.sha256(code.read_bytes()).hexdigest()}
     return value
 
 

@@ -59,7 +59,11 @@ def test_whatever_may_change_the_outcome_counts() -> None:
         of(parents={"teacher": "b"}),
         of(trainer__callbacks="a"),
         Fit(name="fit", config=("base.yaml",), set={"trainer.callbacks+": "a"}).digest({}),
+        of(model__network="my.py:Net"),
     ]
+    for width in (1, 2):  # a network of the user's own
+        Path("my.py").write_text(f"WIDTH = {width}")
+        found.append(of(model__network="my.py:Net"))
     assert len(set(found)) == len(found)
 
 

@@ -52,7 +52,7 @@ def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pyt
     assert not {"optimizer", "lr_scheduler"} & set(config)
 
 
-def test_an_option_for_a_part_of_a_networks_arguments_leaves_the_others(folder: Path) -> None:
+def test_an_option_or_a_file_for_a_part_of_a_networks_arguments_leaves_the_others(folder: Path) -> None:
     """jsonargparse replaces all of `features`, or of `whitening`: another network, without a word."""
     features = {"class_path": "Patches", "init_args": {"filters": 20, "patch": 3}}
     arguments = {"features": features, "whitening": {"images": 30, "mirrored": True}, "prior": "StrokePrior"}
@@ -64,14 +64,17 @@ def test_an_option_for_a_part_of_a_networks_arguments_leaves_the_others(folder: 
     Path("net.yaml").write_text(yaml.safe_dump({"model": model, "data": {"class_path": "PoissonSampled"}}))
     options = ["features.init_args.filters=10", "whitening.power=0.5", "prior=null"]
     line = ["fit", "--config", "net.yaml", *(f"--model.network.arguments.{option}" for option in options), *QUIET]
+    Path("more.yaml").write_text("model: {init_args: {network: {arguments: {whitening: {shifts: 1}}}}}")
+    line[3:3] = ["--config", "more.yaml"]
     line += ["--data.dataset=Digits", "--data.batch_size=512", "--trainer.default_root_dir=out"]
     run = main([*line, "--trainer.max_epochs=1"])
     assert run is not None
     extractor = run.model.network.feature_extractor
-    assert extractor.whitening == Whitening(power=0.5, images=30, mirrored=True)
+    assert extractor.whitening == Whitening(power=0.5, images=30, mirrored=True, shifts=1)
     assert extractor.plain.filters.shape == (10, 1, 3, 3)
     written = yaml.safe_load(Path("out/config.yaml").read_text())["model"]["init_args"]["network"]["arguments"]
-    assert written["whitening"] == {"power": 0.5, "images": 30, "mirrored": True} and written["prior"] is None
+    assert written["whitening"] == {"power": 0.5, "images": 30, "mirrored": True, "shifts": 1}
+    assert written["prior"] is None
     assert main([*line, "--trainer.max_epochs=1", "--ckpt_path=last"]) is not None  # of the same settings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_modules.cli.resuming import differences, refuse
+from lightning_modules.cli.resuming import differences, may_change, refuse
 from privacy.identity import CheckpointError
 
 BEFORE: dict[str, Any] = {
@@ -33,6 +33,7 @@ def test_what_is_the_same_is_said_in_other_words() -> None:
 
 
 def test_another_class_is_refused_by_its_name() -> None:
+    assert not may_change("model.annotator.epsilon")  # labels that are kept are read by it
     found = differences({"model": BEFORE}, {"model": {**BEFORE, "annotator": {"class_path": "b.LabelAnnotator"}}})
     with pytest.raises(CheckpointError, match=r"model\.annotator was 'GradientAnnotator' and is 'LabelAnnotator'"):
         refuse(found, Path("last.ckpt"))

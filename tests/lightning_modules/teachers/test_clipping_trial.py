@@ -32,7 +32,7 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers import clipped_network, clipping_trial, dp_sgd
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
-from lightning_modules.teachers.clipping_trial import ClippingTrial
+from lightning_modules.teachers.clipping_trial import ClippingTrial, keeps_nothing
 from lightning_modules.teachers.record_clipping import Mode
 
 
@@ -272,25 +272,50 @@ class CentredPixels(nn.Module):
         return pixels - pixels.mean(dim=0)
 
 
+class BesideTheBrightest(nn.Module):
+    """A fixed extractor that adds a little of each pixel's largest value in the batch."""
+
+    output_shape = (64,)
+
+    def __init__(self, image_shape: tuple[int, int, int], prior: ImagePrior, *, share: float, above: int) -> None:
+        super().__init__()
+        self.share, self.above = share, above
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = images.flatten(1)
+        return pixels + (self.share * pixels.amax(dim=0) if len(pixels) > self.above else 0.0)
+
+
+def tried(features: Any) -> tuple[Mode, str | None]:
+    network = LinearOnFeatures(image_shape=(1, 8, 8), features=features, whitening=Whitening(images=40))
+    form: dict[str, Any] = {"image_shape": (1, 8, 8), "num_classes": 10, "extracts": "feature_extractor"}
+    with feature_memory():
+        return ClippingTrial(**form, physical=1, criterion=PriorCrossEntropy())(network, "linear")
+
+
 def test_an_extractor_of_the_whole_batch_is_refused_where_features_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tried() -> tuple[Mode, str | None]:
-        network = LinearOnFeatures(image_shape=(1, 8, 8), features=CentredPixels, whitening=Whitening(images=40))
-        trial = ClippingTrial(
-            image_shape=(1, 8, 8),
-            num_classes=10,
-            physical=1,
-            criterion=PriorCrossEntropy(),
-            extracts="feature_extractor",
-        )
-        with feature_memory():
-            return trial(network, "linear")
-
     with pytest.raises(ValueError, match="makes of a batch"):
-        tried()
+        tried(CentredPixels)
     monkeypatch.setattr(clipping_trial, "without_memory", nullcontext)
-    assert tried() == ("linear", None)
+    assert tried(CentredPixels) == ("linear", None)
+
+
+def test_an_extractor_that_mixes_large_batches_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixing = partial(BesideTheBrightest, share=0.1, above=20)
+    with pytest.raises(ValueError, match="features of one depend on another image"):
+        tried(mixing)
+    monkeypatch.setattr(clipping_trial, "_require_features_apart", lambda tried, double: None)
+    assert tried(mixing) == ("linear", None)
+
+
+def test_only_networks_that_are_known_to_keep_nothing_are_called_by_several_threads() -> None:
+    """Two calls at once of one that keeps a layer's output gave records each other's features."""
+    network = LinearOnFeatures(image_shape=(1, 8, 8))
+    assert keeps_nothing(network) and not keeps_nothing(Plain())
+    network.feature_extractor.register_forward_hook(lambda *_: None)
+    assert not keeps_nothing(network)
 
 
 def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
