@@ -210,7 +210,7 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
         lines.append(
             f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for {whom} and "
             "bounds everything that is computed from the teacher: the student costs nothing more, and the teacher "
-            "itself may be published at that ε as well."
+            "itself may be published at that ε as well. Students of other teachers of these records add theirs."
         )
     else:
         lines.append(

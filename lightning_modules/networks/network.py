@@ -144,22 +144,28 @@ def _address(tensor: Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.untyped_storage().data_ptr()
 
 
-def build_network(given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> nn.Module:
-    """A classifier for the data, in train mode.
+def build_network(
+    given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = False
+) -> nn.Module:
+    """A classifier for the data, in train mode. See `check_network`.
 
     Raises:
         ValueError: It cannot be built, cannot take such images, or does not give (N, c) finite logits.
     """
     network = Network.of(given).build(setting=name, num_classes=num_classes, image_shape=tuple(image_shape))
-    check_network(network, num_classes=num_classes, image_shape=image_shape, name=name)
+    of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": image_shape}
+    check_network(network, **of_data, name=name, any_outputs=any_outputs)
     return network.train()
 
 
-def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str) -> None:
-    """Check by a dry run in eval mode that blank images (2, C, H, W) give finite logits (2, c).
+def check_network(
+    network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = True
+) -> None:
+    """Check by a dry run in eval mode that blank images (2, C, H, W) give finite outputs (2, c).
 
     Raises:
-        ValueError: naming the setting `name`, if the network fails on such images or gives anything else.
+        ValueError: naming the setting `name`, if the network fails on such images or gives anything else;
+            probabilities as well, unless `any_outputs`.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
@@ -176,6 +182,8 @@ def check_network(network: nn.Module, *, num_classes: int, image_shape: tuple[in
         )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
+    if not any_outputs and bool((logits >= 0).all()) and torch.allclose(logits.sum(dim=1), logits.new_ones(())):
+        raise ValueError(f"{name}: {type(network).__name__} must give logits, got probabilities: leave out its softmax")
 
 
 def dry_run(network: nn.Module, images: Tensor) -> Any:

@@ -101,8 +101,9 @@ def try_foreign(
     )
     if better is not None:
         rank_zero_warn(
-            f"{whose} seems to have been trained with another range of pixels: with {_words(better[1], named)} its "
-            f"decisions on {count} are more diverse, or surer, than with {_words(takes, named)}. Nothing was changed"
+            f"{whose} may have been trained with another range of pixels: with {_words(better[1], named)} its "
+            f"decisions on {count} are more diverse, or surer, than with {_words(takes, named)}. Nothing was changed; "
+            "ignore this if it was trained so"
         )
     if stated.classes == 1:
         rank_zero_warn(f"{whose} gives one class for all of {count}: state {named}.input if it takes other pixels")

@@ -144,8 +144,9 @@ class TeacherConfig:
         spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
         shape = self.input.shape(image_shape)
         try:
-            factory = self.network or _stated_network(spec, file)
-            return build_network(factory, num_classes=num_classes, image_shape=shape, name="model.teacher.network")
+            factory = _stated_network(spec, file) if self.network is None else _named_again(self.network, spec)
+            of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": shape}
+            return build_network(factory, **of_data, name="model.teacher.network", any_outputs=True)
         except TeacherError:
             raise
         except (ValueError, TypeError) as error:
@@ -216,6 +217,19 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
             f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network"
         ) from error
+
+
+def _named_again(given: Any, spec: Any) -> Network:
+    """The network that a user names, with the arguments that the file has of a network of that name below those given.
+
+    Raises:
+        ValueError: They name code that is not known.
+    """
+    network = Network.of(given)
+    if not isinstance(spec, dict) or spec.get("name") != network.name or not spec.get("arguments"):
+        return network
+    require_known_code(spec, named=[str(network.name)])
+    return Network(name=network.name, arguments={**spec["arguments"], **network.arguments})
 
 
 def _stated_network(spec: Any, file: Path) -> Network:

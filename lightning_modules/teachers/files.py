@@ -63,8 +63,10 @@ def read_file(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        pickled = "weights_only" in str(error)  # torch's advice is to run it
+        reason = "it is a pickled module, or TorchScript" if pickled else str(error)[:300]
         raise TeacherError(
-            f"teacher {file} cannot be read as plain weights ({str(error)[:300]}): give a checkpoint of a Teacher, a "
+            f"teacher {file} cannot be read as plain weights ({reason}): give a checkpoint of a Teacher, a "
             "file of safetensors or of torch.save(model.state_dict(), ...), with model.teacher.network, or an ONNX "
             "graph (*.onnx). What would run code of its maker is not loaded"
         ) from error

@@ -57,6 +57,8 @@ def test_a_network_gets_what_it_accepts() -> None:
         assert built.training and built(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
     build_network(torchvision.models.resnet18, **{**shape, "image_shape": (3, 32, 32)})
     build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), **shape)
+    with pytest.raises(ValueError, match="network: Sequential must give logits, got probabilities"):
+        build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softmax(dim=1)), **shape)
 
 
 def test_the_check_leaves_no_trace() -> None:

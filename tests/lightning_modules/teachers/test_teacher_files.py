@@ -55,6 +55,20 @@ def prefixed(weights: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {f"{prefix}{name}": value for name, value in weights.items()}
 
 
+def test_a_network_named_again_keeps_the_arguments_that_the_file_has(network: nn.Module) -> None:
+    """An activation changes no shape: the weights would fit another network, and say nonsense."""
+    stated = {"name": "SmallCNN", "arguments": {"activation": "tanh"}}
+    torch.save({"state_dict": network.state_dict(), "hyper_parameters": {"network": stated}}, "weights.pt")
+    named = load(network="SmallCNN")._network_of(0)
+    assert nn.Tanh in {type(part) for part in named.modules()}
+    explicit = load(network={"name": "SmallCNN", "arguments": {"activation": "relu"}})._network_of(0)
+    assert nn.ReLU in {type(part) for part in explicit.modules()}
+    code = {"name": "SmallCNN", "arguments": {"activation": {"class_path": "os.system"}}}
+    torch.save({"state_dict": network.state_dict(), "hyper_parameters": {"network": code}}, "weights.pt")
+    with pytest.raises(TeacherError, match=r"os\.system"):
+        load(network="SmallCNN")
+
+
 WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "plain": lambda weights: weights,
     "state_dict": lambda weights: {"state_dict": weights, "epoch": 3},
