@@ -55,9 +55,9 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
 
 
 def _content(config: str) -> dict[str, Any]:
-    """Plain values of a configuration, a file or text; nothing of one that the parser will refuse."""
+    """Plain values of a configuration, a file or JSON; nothing of one that the parser will refuse."""
     try:
-        found = yaml.safe_load(Path(config).read_text(encoding="utf-8") if Path(config).is_file() else config)
+        found = yaml.safe_load(config if config.lstrip().startswith("{") else Path(config).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
