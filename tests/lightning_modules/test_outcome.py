@@ -61,7 +61,7 @@ from torch import nn
 class Constant(nn.Module):
     def __init__(self, num_classes):
         super().__init__()
-        self.logits = nn.Parameter(torch.eye(num_classes)[0])
+        self.logits = nn.Parameter(2 * torch.eye(num_classes)[0])
 
     def forward(self, images):
         return self.logits.expand(len(images), -1)
