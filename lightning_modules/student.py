@@ -21,8 +21,8 @@ class StudentConfig:
         network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
         balance: Samples have a weight of n_y to the power of minus this in the loss, where n_y of the batch (of this
             process's share of it) have targets of the same class y: 0 takes them as they come, 1 every class for as
-            much. Classes that a prior's images seldom have are else learnt late. It costs nothing. Not for noisy labels,
-            of which it weighs those most that are seldom right.
+            much. Classes that a prior's images seldom have are else learnt late. It costs nothing. Not for noisy
+            labels, of which it weighs those most that are seldom right.
         replay: Steps on earlier images and what was released about them, which cost nothing; off unless it has a
             capacity.
         optimizer: Builds its optimizer; null is Adam at 1e-3.

@@ -84,8 +84,8 @@ CASES: dict[str, Case] = {
     ),
     "LabelDP": (
         lambda: with_labels("LabelDP", pretraining_steps=2),
-        {**STUDENT, f"{INSIDE}images.source": "generator"},
-        {f"{INSIDE}annotator.init_args.epsilon": 0.5, "data.init_args.steps_per_epoch": 4},
+        {**STUDENT, f"{INSIDE}images.source": "generator", f"{INSIDE}annotator.init_args.epsilon": 0.5},
+        {"data.init_args.steps_per_epoch": 4},
     ),
     "Distillation": (
         lambda: configuration(class_path="Distillation"),
