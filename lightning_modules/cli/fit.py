@@ -116,7 +116,7 @@ class TranscriptionCLI(LightningCLI):
         differing = differences(before, now)
         if command == "fit":
             refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
-            epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+            epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
             if epochs == config.trainer.max_epochs:
                 released = {name: values for name, values in differing.items() if name.startswith("model.annotator.")}
                 refuse(released, path, why="the fit is done, and this would change nothing of it")

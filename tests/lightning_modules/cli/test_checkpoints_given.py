@@ -178,6 +178,17 @@ def test_without_the_comparison_settings_are_dropped(folder: Path, monkeypatch: 
     assert other.model.draw_seed == 3  # the mutant draws by the seed of the checkpoint, and says nothing
 
 
+def test_a_fit_that_is_done_takes_no_other_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to be applied, and the student of the noise before was exported."""
+    config, noise = configuration(steps=1), "--model.annotator.noise_multiplier=7"
+    fit(config)
+    with pytest.raises(CheckpointError, match=r"noise_multiplier was .* and is 7.*the fit is done"):
+        fit(config, LAST, noise)
+    fit(config, LAST)
+    monkeypatch.setattr("lightning_modules.cli.fit.refuse", lambda *_, **__: None)
+    assert fit(config, LAST, noise).model.steps_done == 1
+
+
 @pytest.fixture
 def tested(folder: Path) -> Path:
     """A student's run in `run`, its configuration in `given.json`."""
