@@ -380,7 +380,7 @@ class DGD(DataFreeDistillation):
     def assumptions(self) -> list[str]:
         notes = super().assumptions()
         if self._baseline is not None:
-            notes.append("releases of the baseline's own training compose with the votes")
+            notes += [*self._baseline.assumptions, "releases of the baseline's own training compose with the votes"]
         return notes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

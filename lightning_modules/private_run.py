@@ -69,10 +69,12 @@ class PrivateRun:
             # The same object in a second module, or a second fit.
             self.annotator.require_open_for(training, state=self._restored)
             return
+        data = datamodule_of(trainer)
+        judged_on_own = getattr(data, "private_data", None) == private_data  # other data's number is not that of these
         self.annotator.open(
             private_data=private_data,
             ledger=ledger,
-            num_records=num_records or getattr(datamodule_of(trainer), "num_records", None),
+            num_records=num_records or (getattr(data, "num_records", None) if judged_on_own else None),
             state=self._restored,
             training=training,
             processes=processes,

@@ -139,6 +139,7 @@ def private_baseline() -> dict[str, Any]:
     """The digits' teacher as if it had been trained by DP-SGD."""
     content = torch.load("teachers/digits.ckpt", map_location="cpu", weights_only=True)
     content["training"] = Training(new_training_id(), kind="DPSGDTeacher", releases=SGD).to_dict()
+    content["dp_sgd"] = {"assumptions": ["the sky is blue"], "uncharged_queries": ["a look"]}
     torch.save(content, "teachers/dp.ckpt")
     return {"images": "generator", "baseline": "teachers/dp.ckpt"}
 
@@ -151,6 +152,7 @@ def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
     assert guarantee.relation == "add-or-remove of one training record"
     assert not any("VOID" in text for text in guarantee.assumptions)
     assert any("compose with the votes" in text for text in guarantee.assumptions)
+    assert "the sky is blue" in guarantee.assumptions and any("a look" in text for text in guarantee.assumptions)
 
 
 @pytest.mark.slow

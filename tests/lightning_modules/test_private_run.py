@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.short_names import budgeted
 
 from lightning_modules.private_run import PrivateRun
+from privacy import Budget
 from privacy.annotators import GradientAnnotator
 from privacy.plan import Plan
 
@@ -55,3 +58,13 @@ def test_a_run_that_is_resumed_for_more_has_a_plan_that_was_changed() -> None:
 def test_a_plan_may_change_before_the_first_call() -> None:
     made = plan((0, 100), (0, 60))
     assert covered(made) == 60 and not made.changed
+
+
+@pytest.mark.parametrize(("judged_on", "known"), [("faces/train", True), ("digits/train", False)])
+def test_delta_is_compared_with_the_number_of_the_teachers_own_records(judged_on: str, known: bool) -> None:
+    annotator = GradientAnnotator(budget=Budget(delta=1e-3))
+    annotator.bind(batch_size=4, num_classes=3)
+    trainer: Any = SimpleNamespace(datamodule=SimpleNamespace(private_data=judged_on, num_records=100))
+    PrivateRun(annotator).open(trainer, private_data="faces/train", ledger=None, training=None)
+    statement = annotator.guarantee(artefacts=["student"], planned=None)
+    assert any("which was not given" in text for text in statement.assumptions) is not known
