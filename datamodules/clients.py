@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import ImageDataModule, Part
+from datamodules.image_folder import ImageFolder
 from datamodules.images import ImageDataset
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
@@ -76,6 +77,11 @@ class ClientPartition:
             raise ValueError(
                 f"dataset.classes must be null where records are shared out to clients by class, got {dataset.name}: "
                 "a client would have other records for each choice of classes"
+            )
+        if isinstance(dataset, ImageFolder) and not dataset.states_bound:
+            raise ValueError(
+                f"dataset.num_records must be given for clients of {dataset.name}, a bound that does not follow from "
+                "its pictures: by their number, one more could move others to other clients"
             )
         if dataset.num_records is None:
             raise ValueError(

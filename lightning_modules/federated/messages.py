@@ -36,7 +36,7 @@ class Introduction:
         releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
         secure: Whether its noise comes from the operating system's generator.
         assumptions: What any guarantee of something that is computed with its teacher rests on, a sentence each.
-        partition: Identifies its records and their data set, where its teacher's file does.
+        partition: Identifies its records and their data set (name, classes, settings), where its teacher's file does.
     """
 
     name: str

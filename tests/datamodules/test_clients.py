@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
+from PIL import Image
 from support.runs import QUIET, fit
 from torch import Tensor
 
-from datamodules import ClientRecords, Clients, Digits, ImageDataset, Shards
+from datamodules import ClientRecords, Clients, Digits, ImageDataset, ImageFolder, Shards
 from datamodules.base import Part
 from datamodules.clients import ClientPartition
 from datamodules.splits import id_fraction
@@ -228,3 +229,13 @@ def test_a_client_is_one_of_them() -> None:
         ClientRecords(dataset=Digits(), client=5)
     with pytest.raises(ValueError, match="client must be a whole number of at least 0"):
         ClientRecords(dataset=Digits(), client=-1)
+
+
+def test_the_number_of_pictures_does_not_decide_whose_each_is(tmp_path: Path) -> None:
+    for number in range(4):
+        folder = tmp_path / "train" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(folder / f"{number}.png")
+    with pytest.raises(ValueError, match=r"dataset\.num_records must be given for clients of pictures, a bound"):
+        Clients(dataset=ImageFolder(root=tmp_path, size=8, channels=1, name="pictures"), num_clients=2)
+    Clients(dataset=ImageFolder(root=tmp_path, size=8, channels=1, name="pictures", num_records=1000), num_clients=2)
