@@ -254,7 +254,6 @@ class FedDPSD(DataFreeDistillation):
             num_records=self.federation.num_records,
             of_clients=self.federation.unit == "client",
             ensemble=getattr(self.clients, "ensemble", None),
-            durable=not is_dev_run(self.trainer),
         )
 
     def on_train_start(self) -> None:

@@ -30,7 +30,6 @@ class Federation(PrivateModel):
         num_records: Number of their records together; None: the sum of what they state.
         of_clients: Whether figures are about whole clients, of which no training by DP-SGD says anything.
         ensemble: The file that all teachers came from, where it is one.
-        durable: Whether its ledger is a file.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Federation(PrivateModel):
         num_records: int | None = None,
         of_clients: bool = False,
         ensemble: PrivateEnsemble | None = None,
-        durable: bool = True,
     ) -> None:
         self.names = tuple(introduction.name for introduction in introductions)
         counts = [introduction.num_records for introduction in introductions]
@@ -52,7 +50,6 @@ class Federation(PrivateModel):
             num_records=num_records or (known if ensemble is None else ensemble.num_records),
             path=None if ensemble is None else ensemble.path,
         )
-        self._durable = durable
         self._stated = tuple(one.partition and {**one.partition, "share": None} for one in introductions)
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
@@ -61,7 +58,7 @@ class Federation(PrivateModel):
         """The server's: of the ensemble's data where its file holds all teachers, else of the federation's name."""
         if self.path is not None:
             return super().ledger
-        return ledger_file(self.private_data) if self._durable else None
+        return ledger_file(self.private_data)
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:

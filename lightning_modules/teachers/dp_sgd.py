@@ -17,7 +17,7 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import PoissonLoader
-from lightning_modules.evaluation import refuse_selection
+from lightning_modules.evaluation import ACCURACY_ACCESS, refuse_selection
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -40,9 +40,10 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
-_ACCURACY_ACCESS = (
-    "accuracy on held-out private records was measured during training and logged by this run: nothing bounds what "
-    "it reveals about them, and it must not be published with the teacher"
+_CHOSEN_ON = frozenset(f"{name}/train" for name in ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST"))
+_CHOICE = (
+    "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
+    "these data, and epsilon does not count that choice"
 )
 
 
@@ -203,20 +204,22 @@ class DPSGDTeacher(Teacher):
         self.own_training.begin(self)
         by_all(self.processes, self._check_resumed)
         by_all(self.processes, self._precompute)
-        if is_dev_run(self.trainer):
-            self.own_training.register(None, in_memory=True)
-            return
         self.own_training.branch()
         # Where nothing is left to do, no step begins, and the checkpoint's statement stands.
         self.own_training.register(self.releases)
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def _check_resumed(self) -> None:
         if self._poisson.looks_at_private_records:
-            self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, _ACCURACY_ACCESS]))
+            self._note(ACCURACY_ACCESS)
             refuse_selection(self.trainer)
+        if self.own_training.private_data in _CHOSEN_ON:
+            self._note(_CHOICE)
         self.steps.require_rate(self._poisson.sample_rate)
+
+    def _note(self, access: str) -> None:
+        self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, access]))
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
@@ -232,11 +235,8 @@ class DPSGDTeacher(Teacher):
                 f"not a {type(loader).__name__}: DP-SGD's ε is of batches that take each record by a coin of its own"
             )
         by_all(self.processes, self._fix_plan)
-        self._register(self.releases)
+        self.own_training.register(self.releases)
         self.own_training.renew_token()
-
-    def _register(self, releases: Mapping[Release, int]) -> None:
-        self.own_training.register(releases, in_memory=is_dev_run(self.trainer))
 
     def _fix_plan(self) -> None:
         self.steps.fix_plan(self._step, steps_ahead(self.trainer, len(self._poisson.train_dataloader())))
@@ -284,7 +284,8 @@ class DPSGDTeacher(Teacher):
                 "and Zhang 2019)"
             ),
             noise=noise,
-            assumption="the settings, the initial weights and fixed features were chosen without the private data; "
+            assumption="the settings, the initial weights and fixed features were chosen without the private data"
+            f"{', but for the access above' if _CHOICE in self.uncharged_queries else ''}; "
             f"which records are read depends on no other record; each {unit} was sampled by a coin of its own; "
             f"gradients of other {unit}s do not depend on who else is in a batch, up to the rounding of float32",
         )
@@ -335,7 +336,7 @@ class DPSGDTeacher(Teacher):
         extracted = self._features_precomputed
         optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=extracted)
         # Counted before the noise is drawn.
-        self.steps.count(self._step, register=self._register)
+        self.steps.count(self._step, register=self.own_training.register)
         wrapper.step()  # type: ignore[union-attr]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

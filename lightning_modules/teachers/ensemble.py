@@ -14,14 +14,13 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import Evaluation
+from lightning_modules.evaluation import ACCURACY_ACCESS, Evaluation
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
-from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
@@ -144,6 +143,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
+        self._assumptions: list[str] = []
         self._records: ShardedRecords | None = None
         #: The teachers that were asked last, by numbers.
         self._voters: tuple[tuple[int, int], NetworkStack] | None = None
@@ -255,10 +255,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
                 raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
+        self._settings_before, self._assumptions = now, list(self.shards.assumptions)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self.own_training.begin(self)
-        self.own_training.register(None, in_memory=is_dev_run(self.trainer))
+        self.own_training.register(None)
         shards = self.shards.shards
         if self.networks.feature_extractor is not None:
             rank_zero_info("Computing the fixed features of all private images once.")
@@ -382,13 +383,15 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the trained teachers, and the public name and size of the private data."""
+        settings = self._settings_before or self._settings  # not of data that it was tested on since
         checkpoint["state_dict"] = {}  # without the anchor
         checkpoint["ensemble"] = {
             "done": len(self.trained),
             "weights": stack_states(self.trained),
             "draw_seed": self.draw_seed,
-            "settings": self._settings,
-            "assumptions": list(self.shards.assumptions),
+            "settings": settings,
+            "assumptions": self._assumptions,
+            "uncharged_queries": [ACCURACY_ACCESS] if settings["evaluation"] == "validation" else [],
         }
         self.own_training.save(checkpoint, trainer=self.trainer)
 
@@ -403,6 +406,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training.load(checkpoint)
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
+        self._assumptions = content["assumptions"]
         self.trained, self._voters = self.networks.restored(unstacked(content["weights"])), None
 
 

@@ -19,6 +19,7 @@ from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 #: What processes that follow the first take over from it.
 _FOLLOWED = ("id", "_token", "ledger_was_replaced")
+_NO_DATA = {"private_data": None, "num_records": None}
 
 
 class OwnTraining:
@@ -72,13 +73,16 @@ class OwnTraining:
         """
         data = datamodule_of(module.trainer)
         self.require_partition(module.trainer)
-        now = {name: getattr(data, name, None) for name in ("private_data", "num_records")}
         self._processes = processes_of(module.trainer)
-        by_all(self._processes, lambda: self._refuse_other_data(now))
-        self.private_data, self._data = now["private_data"], now
-        self.partition = getattr(data, "partition", self.partition)
+        by_all(self._processes, lambda: self._refuse_other_data(_described(data)))
+        self._take(data)
         if self.id is None:
             self.id = self._processes.broadcast(new_training_id())
+
+    def _take(self, data: Any) -> None:
+        self._data = _described(data)
+        self.private_data = self._data["private_data"]
+        self.partition = getattr(data, "partition", self.partition)
 
     def require_partition(self, trainer: Trainer) -> None:
         """Refuses data with another partition than the training's: private records would count as public.
@@ -111,7 +115,7 @@ class OwnTraining:
             if None not in (value, now[name]) and value != now[name]:
                 raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
 
-    def register(self, releases: Mapping[Release, int] | None, *, in_memory: bool = False) -> None:
+    def register(self, releases: Mapping[Release, int] | None) -> None:
         """Writes the training into the data's ledger, with all its releases (None: unbounded), before its first step.
 
         Raises:
@@ -119,19 +123,19 @@ class OwnTraining:
         """
 
         def act() -> None:
-            self._open(in_memory=in_memory or self.private_data is None)
+            self._open()
             assert self.id is not None
             self.ledger.register(Training(self.id, kind=self.kind, releases=releases, partition=self.partition))
 
         self._on_rank_zero(act)
 
-    def _open(self, *, in_memory: bool) -> None:
-        if self._ledger is not None and (self._ledger.durable or in_memory):
+    def _open(self) -> None:
+        if self._ledger is not None and (self._ledger.durable or self.private_data is None):
             return
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one takes the place of
         name = self.private_data or "data without a name"
-        path = None if in_memory else self._ledger_file(name)
+        path = None if self.private_data is None else self._ledger_file(name)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
         same = self._ledger.verify_head(None if self._stated is None else self._stated.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
@@ -146,7 +150,7 @@ class OwnTraining:
         self._on_rank_zero(self._branch)
 
     def _branch(self) -> None:
-        self._open(in_memory=self.private_data is None)
+        self._open()
         assert self.id is not None
         known = self.id in self.ledger.trained()
         # A checkpoint whose training this ledger does not know comes from another ledger.
@@ -184,9 +188,10 @@ class OwnTraining:
             progress: How far the training is, for one that may branch: each state that is saved gets a token. Process
                 0, whose checkpoint is the one written, needs no other for it: after an error it may save by itself.
         """
-        data, ledger = None if trainer is None else datamodule_of(trainer), self._ledger
-        checkpoint["private_data"] = getattr(data, "private_data", None)
-        checkpoint["num_records"] = getattr(data, "num_records", None)
+        ledger = self._ledger
+        if not self._data and trainer is not None:  # else the trainer may have tested on others
+            self._take(datamodule_of(trainer))
+        checkpoint.update(self._data or _NO_DATA)
         path = None if self.private_data is None else self._ledger_file(self.private_data)
         if ledger is not None and progress is not None and progress != self._progress:
             self._progress = progress
@@ -200,7 +205,7 @@ class OwnTraining:
             head=None if ledger is None else ledger.head,
             state=self._token,
             ledger_was_replaced=self.ledger_was_replaced,
-            partition=getattr(data, "partition", self.partition),
+            partition=self.partition,
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
@@ -208,7 +213,8 @@ class OwnTraining:
 
         A bound on steps of DP-SGD does not cover steps without noise.
         """
-        self._data = {name: checkpoint.get(name) for name in ("private_data", "num_records")}
+        self._data = {name: checkpoint.get(name) for name in _NO_DATA}
+        self.private_data = self._data["private_data"]
         self._ledger, self.resumed = None, True
         written = checkpoint.get("training")
         stated = self._stated = None if written is None else Training.from_dict(written)
@@ -216,3 +222,7 @@ class OwnTraining:
         self._token = None if stated is None else stated.state
         self.partition = None if stated is None else stated.partition
         self.ledger_was_replaced = stated is not None and stated.ledger_was_replaced
+
+
+def _described(data: Any) -> dict[str, Any]:
+    return {name: getattr(data, name, None) for name in _NO_DATA}

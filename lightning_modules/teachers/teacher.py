@@ -15,7 +15,6 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
@@ -87,7 +86,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     def on_fit_start(self) -> None:
         """Gives the training its identity, which distinguishes this teacher from any other."""
         self.own_training.begin(self)
-        self.own_training.register(None, in_memory=is_dev_run(self.trainer))
+        self.own_training.register(None)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits, (N, C, H, W) → (N, c)."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.dp_teachers import OtherDigits
 from support.ensembles import ADDED, Changed, differ, of_shards, train_ensemble
 from support.features import linear, linear_spec
 from support.runs import checkpoint, fit, leaks, working_in
@@ -387,3 +388,16 @@ def test_passes_over_a_shard() -> None:
             shuffled_passes(7, first=first, count=count, seed=1, teacher=2), order[first : first + count]
         )
     assert not torch.equal(order, shuffled_passes(7, first=0, count=21, seed=1, teacher=3))
+
+
+@pytest.mark.parametrize("evaluation", ["test", "validation"])
+def test_its_file_is_of_its_training_and_names_a_look_at_held_out_records(evaluation: str, tmp_path: Path) -> None:
+    with working_in(tmp_path):
+        data = {"num_teachers": 3, "batch_size": 40, "steps_per_epoch": 2, "evaluation": evaluation}
+        cli = fit(of_shards(data=data, network={"name": "SmallCNN", "arguments": {"width": 4}}, steps=2, workers=1))
+        other = Shards(dataset=OtherDigits(), num_teachers=4)
+        cli.trainer.test(cli.model, datamodule=other, verbose=False)
+        cli.trainer.save_checkpoint("later.ckpt")
+        teacher = TeacherConfig(path="later.ckpt").load_ensemble(num_classes=10, image_shape=SHAPE)
+    assert (teacher.private_data, teacher.num_teachers) == ("Digits/train", 3)
+    assert any("ACCESSED WITHOUT CHARGE" in text for text in teacher.assumptions) is (evaluation == "validation")

@@ -92,3 +92,21 @@ def test_another_ledger_makes_one_branch_and_not_one_at_each_resume(
     assert there.ledger_was_replaced and there.id != last["training"]["id"]
     again = stepped(begun(saved(there, 2)))
     assert again.id == there.id and again.ledger_was_replaced
+
+
+def test_a_file_names_the_data_of_its_training_and_not_what_it_was_tested_on_since() -> None:
+    own, other = ({"data": name} for name in ("digits", "others"))
+    data = SimpleNamespace(private_data="digits/train", num_records=10, partition=own)
+    fitted = OwnTraining("Teacher")
+    fitted.begin(SimpleNamespace(trainer=SimpleNamespace(datamodule=data)))  # type: ignore[arg-type]
+    tested = SimpleNamespace(datamodule=SimpleNamespace(private_data="others/train", num_records=99, partition=other))
+    for _ in range(2):  # as fitted, and as loaded
+        file: dict[str, Any] = {}
+        fitted.save(file, trainer=tested)  # type: ignore[arg-type]
+        named = file["private_data"], file["num_records"], file["training"]["partition"]
+        assert named == ("digits/train", 10, own)
+        fitted = OwnTraining("Teacher")
+        fitted.load(file)
+    # Control: what was neither fitted nor loaded has only the trainer's data.
+    OwnTraining("Teacher").save(file, trainer=tested)  # type: ignore[arg-type]
+    assert (file["private_data"], file["num_records"]) == ("others/train", 99)

@@ -11,10 +11,11 @@ from PIL import Image
 from support.dp_teachers import dp_sgd
 from support.runs import fit, guarantee
 
-from datamodules import ClientRecords, PoissonSampled
+from datamodules import ClientRecords, Digits, PoissonSampled
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
 from lightning_modules.runtime.publication import TellOfErrors
+from privacy import Ledger
 
 
 def pictures(folder: str, count: int) -> None:
@@ -87,3 +88,22 @@ def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
         fit(config)
     except BaseException as error:
         assert "trains before the fit begins" not in str(error)
+
+
+class MNIST(Digits):
+    """The digits under a name that recipes were chosen on."""
+
+
+@pytest.mark.parametrize(("data", "chosen"), [(Digits, False), (MNIST, True)])
+def test_a_page_says_where_recipes_were_chosen_on_its_data(data: type[Digits], chosen: bool) -> None:
+    name = "Digits" if data is Digits else f"{__name__}.MNIST"
+    fit(dp_sgd(data={"dataset": {"class_path": name}}, noise_multiplier=1.0))
+    said = " ".join(guarantee()["assumptions"])
+    assert ("recipes were compared on held-out" in said, "but for the access above" in said) == (chosen, chosen)
+
+
+def test_a_trial_run_is_in_the_ledger_too() -> None:
+    fit(dp_sgd(noise_multiplier=1.0), "--trainer.fast_dev_run=2")
+    assert not Path("run").exists()
+    trained = Ledger(path=Path("ledgers/Digits-train.jsonl"), private_data="Digits/train", run="").trained()
+    assert [sum(releases.values()) for releases in trained.values()] == [3]  # the epoch that was planned
