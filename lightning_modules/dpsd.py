@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
+from lightning_modules.losses.functional import class_shares
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
+
+_RATE, _FORGOTTEN = 0.5, 0.01
+"""Of `balanced_answers`: a class that always has a share s gets the offset 50·(s - 1/c)."""
 
 
 class DPSD(DataFreeDistillation):
@@ -44,6 +48,9 @@ class DPSD(DataFreeDistillation):
         fresh_latents: Draw new latent inputs each step in place of the persistent Z.
         gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
         label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
+        balanced_answers: Of the label switch with all classes as candidates: take off the teacher's logits what earlier
+            responses say of how often each class is answered. Classes that a generator seldom shows are then answered
+            for the images that are most like them; else a student never hears of them through the noise.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
 
@@ -63,6 +70,7 @@ class DPSD(DataFreeDistillation):
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
+        balanced_answers: bool = False,
         generator_loss: GeneratorLoss = GeneratorLoss(),
         **shared: Any,
     ) -> None:
@@ -75,6 +83,14 @@ class DPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
+        if balanced_answers and getattr(self.annotator, "smallest", None) != num_classes:
+            raise ValueError(
+                f"balanced_answers needs a LabelAnnotator with all {num_classes} classes as candidates "
+                f"(annotator.smallest: {num_classes}), got {type(self.annotator).__name__} with "
+                f"{getattr(self.annotator, 'smallest', 'none')}"
+            )
+        self.register_buffer("offsets", torch.zeros(num_classes) if balanced_answers else None)
+        self.offsets: torch.Tensor | None
         self.latents: nn.Parameter | None = None
         if self.generator is not None and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
@@ -106,8 +122,17 @@ class DPSD(DataFreeDistillation):
         candidates = self.candidates(outputs)
         # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
-        labels = annotator.annotate(self.teacher.logits(images), candidates, size=size)
+        logits = self.teacher.logits(images)
+        labels = annotator.annotate(logits if self.offsets is None else logits - self.offsets, candidates, size=size)
+        if self.offsets is not None:
+            self.balance(self.gather_rows(labels))
         return self.label_targets.annotation(outputs, labels, candidates, epsilon=annotator.epsilon)
+
+    def balance(self, labels: torch.Tensor) -> None:
+        """Moves the offsets by a step's released labels (B,), of all processes; see `balanced_answers`."""
+        assert isinstance(self.annotator, LabelAnnotator) and self.offsets is not None
+        shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.annotator.epsilon)
+        self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """I of each image, shape (B, c), bool: depends only on the student's `outputs` and the step."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_modules.losses.functional import label_posterior
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError
@@ -91,7 +92,7 @@ class ReplayMemory:
 
     def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
         """Distributions (n, c) that kept rows make of the student's present logits (n, c), detached."""
-        return torch.softmax(outputs + kept, dim=1) if self._evidence else kept
+        return label_posterior(outputs, kept) if self._evidence else kept
 
     def add(self, images: Tensor, targets: Tensor) -> None:
         """Keeps images (B, C, H, W), in half precision, and rows of `kept_of`, (B, c), in place of the oldest."""

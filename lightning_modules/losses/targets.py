@@ -15,6 +15,7 @@ from lightning_modules.losses.functional import (
     decoupled_kd_as_printed,
     kd,
     label_evidence,
+    label_posterior,
     output_gradients,
     soft_cross_entropy,
 )
@@ -36,7 +37,7 @@ class Annotation(NamedTuple):
         gradients: Gradients of the student's outputs, shape (B, c), where the student follows these in place of the
             cross-entropy to `targets`.
         step: γ·g̃, shape (B, c), where `targets` are the softmax of the outputs less it.
-        evidence: See `label_evidence`, shape (B, c), where `targets` are the softmax of the outputs and it.
+        evidence: See `label_evidence`, shape (B, c), where `targets` are `label_posterior`'s.
     """
 
     targets: Tensor
@@ -48,7 +49,7 @@ class Annotation(NamedTuple):
     def of_labels(cls, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
         """The classes that noisy labels make likely, see `label_evidence`; `outputs` are logits (B, c), detached."""
         evidence = label_evidence(labels, candidates, epsilon=epsilon)
-        return cls(functional.softmax(outputs.float() + evidence, dim=1), evidence=evidence)
+        return cls(label_posterior(outputs.float(), evidence), evidence=evidence)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss, for each sample: (B, c) to (B,)."""

@@ -28,10 +28,12 @@ from support.runs import (
     teacher_weights,
 )
 from support.variants import FixedAnnotator, MoodyTeacher, generator_gap, two_teachers
+from torch import Tensor
 
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
+from lightning_modules.losses.functional import class_shares
 from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
 from privacy.annotators.label import LabelAnnotator
@@ -235,3 +237,52 @@ def test_a_schedule_made_of_a_fixed_one_is_not_fixed_by_inheritance() -> None:
         pass
 
     assert Renamed.fixed_beforehand and not BySurest.fixed_beforehand
+
+
+ALL = {"class_path": "LabelAnnotator", "init_args": {"smallest": 10, "epsilon": 2.0}}
+
+
+def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, answers = [], []
+    annotate = LabelAnnotator.annotate
+
+    def watched(self: LabelAnnotator, logits: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+        answers.append(logits.argmax(dim=1))
+        released.append(annotate(self, logits, *arguments, **settings))
+        return released[-1]
+
+    monkeypatch.setattr(LabelAnnotator, "annotate", watched)
+    model = run(annotator=ALL, balanced_answers=True, schedule={"class_path": "FixedCandidates"}).model
+
+    def offsets(labels: list[Tensor]) -> Tensor:
+        found = torch.zeros(10)
+        for step in labels:
+            found = 0.99 * found + 0.5 * (class_shares(step, num_classes=10, epsilon=2.0) - 0.1)
+        return found
+
+    assert torch.allclose(model.offsets, offsets(released), atol=1e-5)
+    # Control: from the answers before noise they would be others.
+    assert not torch.allclose(model.offsets, offsets(answers), atol=0.1)
+    saved = checkpoint("run")["state_dict"]["offsets"]
+    assert torch.equal(saved, model.offsets)
+
+
+@pytest.mark.parametrize("annotator", [DATA, LABEL])
+def test_balanced_answers_need_all_classes_as_candidates(annotator: Any) -> None:
+    with pytest.raises(ValueError, match="all 10 classes as candidates"):
+        run(annotator=annotator, balanced_answers=True)
+
+
+def test_a_class_that_is_answered_too_often_is_answered_less(folder: Path) -> None:
+    """The teacher's answers, without noise, of one batch before and after its shares were learnt."""
+    model = _module(annotator=LabelAnnotator(epsilon=50.0, smallest=10), balanced_answers=True)
+    assert model.offsets is not None
+    logits = torch.randn(500, 10, generator=torch.Generator().manual_seed(1)) + torch.linspace(0, 3, 10)
+
+    def spread() -> float:
+        return float(torch.bincount((logits - model.offsets).argmax(1), minlength=10).float().std())
+
+    before = spread()
+    for _ in range(100):
+        model.balance((logits - model.offsets).argmax(1))
+    assert spread() < before / 3

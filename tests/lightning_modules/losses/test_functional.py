@@ -22,6 +22,8 @@ from lightning_modules.losses.functional import (
     soft_cross_entropy,
 )
 from privacy.events import RandomizedResponse
+from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.randomized_response import randomized_response
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -209,3 +211,15 @@ def test_logit_distance_sees_no_constant_and_is_of_each_row() -> None:
     # By hand: (1, -1, 0, 0) apart, mean 0.
     apart = torch.tensor([[1.0, -1.0, 0.0, 0.0]])
     assert logit_distance(apart, torch.zeros(1, 4)).item() == pytest.approx(0.5)
+
+
+def test_shares_of_classes_are_told_from_noisy_labels() -> None:
+    shares = torch.tensor([0.7, 0.25, 0.05, 0.0])
+    labels = torch.repeat_interleave(torch.arange(4), (shares * 40_000).long())
+    noise = ReproducibleNoise(seed=1)
+    responses = randomized_response(labels, torch.ones(40_000, 4, dtype=torch.bool), epsilon=1.0, noise=noise)
+    found = losses.class_shares(responses, num_classes=4, epsilon=1.0)
+    assert float(found.sum()) == pytest.approx(1) and torch.allclose(found, shares, atol=0.03)
+    # Control: read as responses of another epsilon, or as they are, they are other shares.
+    assert not torch.allclose(losses.class_shares(responses, num_classes=4, epsilon=1.5), shares, atol=0.1)
+    assert not torch.allclose(torch.bincount(responses) / 40_000, shares, atol=0.1)
