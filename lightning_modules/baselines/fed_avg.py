@@ -38,7 +38,6 @@ class FedAvg(Teacher):
         local_steps: Steps of each client in a round.
         network: Builds the classifier, see `Teacher`. The mean is of BatchNorm's statistics as well.
         optimizer: Of a client, anew in each round. Default: SGD with rate 0.01 and momentum 0.9, as in DENSE.
-        label_smoothing: Between 0 and 1.
 
     Raises:
         ValueError: A setting that has no meaning, or a network that does not give c logits for such an image.
@@ -53,14 +52,12 @@ class FedAvg(Teacher):
         local_steps: int = 100,
         network: Network | str | None = None,
         optimizer: OptimizerCallable | None = None,
-        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(
             num_classes=num_classes,
             image_shape=image_shape,
             network=network,
             optimizer=optimizer,
-            label_smoothing=label_smoothing,
         )
         check_whole_number("rounds", rounds, least=1)
         check_whole_number("local_steps", local_steps, least=1)

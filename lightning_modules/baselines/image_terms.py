@@ -110,13 +110,7 @@ class ImagePool:
         self.images = torch.cat([self.images, images.detach().cpu().half()])[-self.most :].clone()
 
     def draw(self, count: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
-        """Returns images (count, C, H, W) in float32, drawn with replacement.
-
-        Raises:
-            RuntimeError: There are none.
-        """
-        if not len(self.images):
-            raise RuntimeError("the pool holds no image yet")
+        """Returns images (count, C, H, W) in float32, drawn with replacement."""
         return self.images[torch.randint(len(self.images), (count,), generator=generator)].to(device).float()
 
 

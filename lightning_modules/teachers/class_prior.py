@@ -38,11 +38,10 @@ class PriorCrossEntropy(nn.CrossEntropyLoss):
 
     Args:
         log_prior: (c,), see `log_prior_of`; None adds nothing.
-        label_smoothing: Between 0 and 1.
     """
 
-    def __init__(self, log_prior: Tensor | None = None, *, label_smoothing: float = 0.0) -> None:
-        super().__init__(label_smoothing=label_smoothing)
+    def __init__(self, log_prior: Tensor | None = None) -> None:
+        super().__init__()
         self.log_prior = log_prior
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:

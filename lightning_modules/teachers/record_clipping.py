@@ -238,11 +238,8 @@ class LinearClipping(RecordClipping):
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """`inputs` are the head's, (B, F); `forward` is not called."""
-        loss, norm = self.criterion, self.clipping.max_grad_norm
-        smoothing, prior = loss.label_smoothing, loss.log_prior
-        found = linear_sums(
-            inputs, labels, self._head, norm=norm, label_smoothing=smoothing, log_prior=prior, counts=counts
-        )
+        norm, prior = self.clipping.max_grad_norm, self.criterion.log_prior
+        found = linear_sums(inputs, labels, self._head, norm=norm, log_prior=prior, counts=counts)
         return [total.cpu() for total in found]
 
 
@@ -325,7 +322,6 @@ def linear_sums(
     head: nn.Linear,
     *,
     norm: float,
-    label_smoothing: float = 0.0,
     log_prior: Tensor | None = None,
     counts: Counts = None,
 ) -> list[Tensor]:
@@ -340,7 +336,6 @@ def linear_sums(
         labels: (B,) int64.
         head: The layer, F → c.
         norm: C.
-        label_smoothing: Between 0 and 1.
         log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
         counts: See `RecordClipping.sums`.
 
@@ -360,8 +355,7 @@ def linear_sums(
             continue
         inputs = held[: len(rows)].copy_(rows) if len(rows) <= len(held) else rows.double()
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
-        errors -= label_smoothing / len(weight)
-        errors[torch.arange(len(targets), device=targets.device), targets] -= 1 - label_smoothing
+        errors[torch.arange(len(targets), device=targets.device), targets] -= 1
         if within is not None and max(within) > 1:
             part, part_bias = torch.zeros_like(total), torch.zeros_like(total_bias)
             _add_clipped_means(part, part_bias, errors, inputs, within, limit=limit, bias=head.bias is not None)

@@ -15,7 +15,6 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.setting_checks import check_number
 from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 
@@ -32,15 +31,13 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         optimizer: Default: Adam with the rate 3e-3 as the peak of a one-cycle schedule over the whole fit.
         lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and without
             this, the rate stays constant.
-        label_smoothing: Between 0 and 1.
         class_prior: Frequencies of the classes, c numbers that add up to 1, where they are *public*: nothing counts
             records here. Their logarithms are added to the logits in the loss, so that the logits themselves are those
             of a population in which all classes are as frequent (Menon et al. 2021, "Long-tail learning via logit
             adjustment", Eq. 10). For data whose classes are rarer or more frequent than where the classifier is used.
 
     Raises:
-        ValueError: `label_smoothing` or `class_prior` out of range, or a network that does not give c logits for such
-            an image.
+        ValueError: `class_prior` out of range, or a network that does not give c logits for such an image.
     """
 
     def __init__(
@@ -51,11 +48,9 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         network: Network | str | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
-        label_smoothing: float = 0.0,
         class_prior: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        check_number("label_smoothing", label_smoothing, least=0, below=1)
         self.save_hyperparameters()
         keep_plain_hyperparameters(self)
         self.num_classes = num_classes
@@ -70,7 +65,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior
         log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
-        self.criterion = PriorCrossEntropy(log_prior, label_smoothing=label_smoothing)
+        self.criterion = PriorCrossEntropy(log_prior)
         self.evaluation = Evaluation(num_classes)
         self.own_training = OwnTraining(type(self).__name__)
 

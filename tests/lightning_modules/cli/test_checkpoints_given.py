@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     "DGD": (dgd, {**STUDENT, f"{INSIDE}vae_phase.steps": 2}, {f"{INSIDE}annotator.init_args.scale": 20.0}),
     "Teacher": (
         lambda: of_teacher("Teacher", {**DIGITS}, optimizer=PLAIN_SGD),
-        {**PRIVATE, "data.init_args.val_fraction": 0.2, f"{INSIDE}label_smoothing": 0.1},
+        {**PRIVATE, "data.init_args.val_fraction": 0.2, f"{INSIDE}class_prior": [0.1] * 10},
         {"data.init_args.batch_size": 32},
     ),
     "DPSGDTeacher": (

@@ -50,13 +50,13 @@ def vector(sums: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.flatten() for part in sums])
 
 
-def by_autograd(features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear, *, smoothing: float) -> torch.Tensor:
+def by_autograd(features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
     """The same from gradients that are stored one by one, in float64."""
     exact = nn.Linear(FEATURES, CLASSES, bias=layer.bias is not None).double()
     exact.load_state_dict(layer.state_dict())
     total = torch.zeros(sum(parameter.numel() for parameter in exact.parameters()), dtype=torch.float64)
     for row, label in zip(features.double(), labels, strict=True):
-        loss = F.cross_entropy(exact(row[None]), label[None], label_smoothing=smoothing)
+        loss = F.cross_entropy(exact(row[None]), label[None])
         gradient = vector(list(torch.autograd.grad(loss, list(exact.parameters()))))
         total += gradient * (C / gradient.norm()).clamp(max=1.0)
     return total
@@ -129,15 +129,14 @@ def test_a_gradient_that_is_not_finite_counts_as_zeros(stability: float | None) 
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_sum_is_that_of_the_clipped_gradients(bias: bool, smoothing: float) -> None:
+def test_the_sum_is_that_of_the_clipped_gradients(bias: bool) -> None:
     layer = head(bias=bias, scale=0.5)
     features, labels = records(600, seed=1, scale=0.1)
-    expected = by_autograd(features, labels, layer, smoothing=smoothing)
-    found = linear_sums(features, labels, layer, norm=C, label_smoothing=smoothing)
+    expected = by_autograd(features, labels, layer)
+    found = linear_sums(features, labels, layer, norm=C)
     assert [part.shape for part in found] == [p.shape for p in layer.parameters()]
     assert torch.allclose(vector(found), expected, rtol=1e-5, atol=1e-9)
-    other = linear_sums(features, labels, layer, norm=C, label_smoothing=0.5)
+    other = linear_sums(features, (labels + 1) % 4, layer, norm=C)
     assert not torch.allclose(vector(other), expected, rtol=1e-2)
     assert not vector(linear_sums(features[:0], labels[:0], layer, norm=C)).any()
 
@@ -171,20 +170,19 @@ SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-8, 1e-3, 1.0, 1e3, 1e12, 1e30, 3e
 @given(
     sizes=st.lists(SIZES, min_size=1, max_size=8),
     weights=st.sampled_from([0.0, 1e-20, 1.0, 1e10, 1e37]),
-    smoothing=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**31),
 )
 def test_whatever_records_are_each_moves_the_sum_by_at_most_its_clipping_norm(
-    sizes: list[float], weights: float, smoothing: float, seed: int
+    sizes: list[float], weights: float, seed: int
 ) -> None:
     features, labels = records(len(sizes), seed=seed)
     features = features.sign() * features.abs().clamp(0.5, 1.0) * torch.tensor(sizes)[:, None]
     layer = head(scale=weights)
-    whole = vector(linear_sums(features, labels, layer, norm=C, label_smoothing=smoothing))
+    whole = vector(linear_sums(features, labels, layer, norm=C))
     assert torch.isfinite(whole).all()
     for index, size in enumerate(sizes):
         rest = torch.arange(len(sizes)) != index
-        without = vector(linear_sums(features[rest], labels[rest], layer, norm=C, label_smoothing=smoothing))
+        without = vector(linear_sums(features[rest], labels[rest], layer, norm=C))
         assert float((whole - without).norm()) <= C
         if not np.isfinite(size):
             assert torch.equal(whole, without) or float((whole - without).norm()) < 1e-12
@@ -335,9 +333,7 @@ def test_a_training_is_that_of_opacus_flat_clipping(monkeypatch: pytest.MonkeyPa
     def weights(name: str, *arguments: str, **model: Any) -> tuple[torch.Tensor, DPSGDTeacher]:
         stream = Seeded(seed=3)
         monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
-        teacher = teacher_by_dp_sgd(
-            name, *arguments, network=LINEAR, noise_multiplier=1.0, label_smoothing=0.1, **model
-        )
+        teacher = teacher_by_dp_sgd(name, *arguments, network=LINEAR, noise_multiplier=1.0, **model)
         return torch.cat([p.detach().flatten() for p in teacher.network.parameters()]), teacher
 
     linear, teacher = weights("linear", epochs=1)
@@ -359,7 +355,7 @@ def of_persons(mode: str, features: torch.Tensor, labels: torch.Tensor, counts: 
     network.feature_extractor, network.head = nn.Identity(), head()
     settings = Clipping(max_grad_norm=C, mode="auto", granularity=1e-6 if mode == "lattice" else None)
     kind = module.LinearClipping if mode == "linear" else module.FlatClipping
-    clipping = kind(network, settings, PriorCrossEntropy(log_prior=None, label_smoothing=0.1))
+    clipping = kind(network, settings, PriorCrossEntropy(log_prior=None))
     found = vector(clipping.sums(features, labels, network.head, counts)).double()
     clipping.release()
     return found * (settings.lattice or 1.0)
@@ -388,7 +384,7 @@ def test_what_is_clipped_is_the_mean_gradient_of_a_person(mode: str) -> None:
     expected, start = torch.zeros(CLASSES * (FEATURES + 1), dtype=torch.float64), 0
     for count in counts:
         rows, start = slice(start, start + count), start + count
-        loss = F.cross_entropy(layer(features[rows].double()), labels[rows], label_smoothing=0.1)
+        loss = F.cross_entropy(layer(features[rows].double()), labels[rows])
         mean = vector(list(torch.autograd.grad(loss, list(layer.parameters()))))
         expected += mean * (C / mean.norm()).clamp(max=1.0)
     assert torch.allclose(of_persons(mode, features, labels, counts), expected, rtol=1e-4, atol=1e-7)
