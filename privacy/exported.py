@@ -54,10 +54,11 @@ def check_export(folder: Path) -> list[str]:
         wrong, said = _files(folder, content["files"]), _figures(content)
         guarantee = Guarantee.from_dict(content)
         wrong += [text for text in said if text.startswith(GUARANTEE)]
-        if (folder / "guarantee.md").is_file() and (folder / "guarantee.md").read_text(
-            encoding="utf-8"
-        ) != guarantee.to_markdown():
-            wrong.append(f"guarantee.md does not say what {GUARANTEE} says")
+        page = guarantee.to_markdown()
+        for file, part in ((folder / "guarantee.md", page), (folder / "README.md", section_of(page))):
+            found = file.read_text(encoding="utf-8") if file.is_file() else part
+            if found != part if part is page else part not in found:
+                wrong.append(f"{file.name} does not say what {GUARANTEE} says")
     except AlteredError:
         raise
     except FileNotFoundError as error:
@@ -67,6 +68,11 @@ def check_export(folder: Path) -> list[str]:
     if wrong:
         raise AlteredError(f"{folder} is not as it was exported:\n" + "\n".join(f"- {text}" for text in wrong))
     return [f"{len(content['files'])} files are as they were exported (SHA-256)", *said]
+
+
+def section_of(page: str) -> str:
+    """A guarantee's page as a section of a model card: without its title, with headings below the section's."""
+    return page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
 def _figures(content: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,25 @@ def round_up(value: float, *, digits: int = 6) -> str:
     return text
 
 
+def round_down(value: float) -> str:
+    """A figure as text, never above its value: six significant digits, the last one rounded down.
+
+    >>> round_down(2.9999999), round_down(3.0), round_down(0.12345678)
+    ('2.99999', '3', '0.123456')
+    """
+    text = f"{value:.6g}"
+    return text if float(text) <= value else f"{value - 10.0 ** (math.floor(math.log10(value)) - 5):.6g}"
+
+
+def lower_bound(value: float) -> str:
+    """A lower bound with two decimals, the last one rounded down.
+
+    >>> lower_bound(1.39513), lower_bound(0.0)
+    ('1.39', '0.00')
+    """
+    return f"{math.floor(100 * value) / 100:.2f}"
+
+
 def short_figure(value: float) -> str:
     """A privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torchvision.utils import make_grid
 
 from privacy.attacks import AttackResult, AuditResult, InversionResult, Records
-from privacy.formatting import round_up
+from privacy.formatting import lower_bound, round_up
 
 CONTROL = "control"
 """A network that knows its records by heart."""
@@ -137,7 +137,9 @@ def _leak_row(leak: Leak) -> str:
     claimed = "–" if audited is None or audited.claimed_epsilon is None else round_up(audited.claimed_epsilon)
     refuted = "–"
     if audited is not None:
-        refuted = f"{audited.epsilon_lower:.2f} of {leak.at_most:.2f}" + (" **fails**" if audited.fails else "")
+        refuted = f"{lower_bound(audited.epsilon_lower)} of {leak.at_most:.2f}" + (
+            " **fails**" if audited.fails else ""
+        )
     cells = [
         leak.model,
         _NAMES[leak.kind],

@@ -14,16 +14,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from datamodules import ImageDataModule
+from datamodules.partition import same_data
 from lightning_modules.base import DataFreeDistillation
 from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator
-from privacy.formatting import round_up
+from privacy.formatting import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
 from privacy.published.claims import published_epsilon
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
+_BY_TRAINING = "which nothing but that teacher's own training bounds"
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
 
 
@@ -70,7 +73,8 @@ def _noise(annotator: Annotator, calls: int, target: float, accounting: Accounti
     except ValueError:
         return "none", "–"
     setting = found.value if annotator.more_is_noisier else 1 / found.value
-    return f"{setting:.6g}", f"{found.epsilon:.5g}"
+    # Never less noise than was found, and never a smaller ε.
+    return (round_up if annotator.more_is_noisier else round_down)(setting), round_up(found.epsilon)
 
 
 def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> None:
@@ -108,18 +112,15 @@ def planned_cost(cli: Any) -> list[str]:
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
     annotator, calls = cli.model.annotator, _planned_calls(cli)
-    words, reason = annotator.describe(), _without_noise(cli.model)
+    words, reason = annotator.describe(), _without_noise(cli)
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
-        f"As configured, {calls:,} calls: record-level ε = {round_up(record)} (a bound); "
+        f"As configured, {calls:,} calls: record-level ε = {round_up(record)} "
+        f"({'of its noisy releases alone' if reason else 'a bound'}); "
         f"{_claim(published, words.published_source)}.",
-        *(
-            [f"It also uses a teacher without noise ({reason}), which nothing but that teacher's own training bounds."]
-            if reason
-            else []
-        ),
+        *([f"It also uses, without noise, {reason[0]}."] if reason else []),
     ]
 
 
@@ -134,9 +135,8 @@ def cost_in_ledger(cli: Any) -> str:
     annotator = copy.copy(given)
     annotator.budget = replace(given.budget, ledger=None, target_epsilon=None)  # in memory
     annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
-    if reason := _without_noise(cli.model):
-        of_another = None if cli.model.needs_gradients_of_teacher else RECORDS
-        annotator.charge_nonprivate_access(reason, training=of_another)
+    if reason := _without_noise(cli):
+        annotator.charge_nonprivate_access(reason[0], training=reason[1])
     account = annotator.account
     planned = annotator.price(_planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
@@ -151,10 +151,19 @@ def cost_in_ledger(cli: Any) -> str:
     )
 
 
-def _without_noise(model: DataFreeDistillation) -> str | None:
-    """The setting by which a run uses a teacher without noise; None where it does not."""
+def _without_noise(cli: Any) -> tuple[str, str | None] | None:
+    """What a run uses without noise, and whose training bounds it (None: the teacher's); None where it does not."""
+    model, data = cli.model, cli.datamodule
+    pool = getattr(model.images, "pool", None)
+    own = isinstance(pool, ImageDataModule) and (
+        pool.private_data == data.private_data or same_data(pool.partition, data.partition)
+    )
+    if own and model.images.part == "train":
+        return "the private records themselves (images.pool), which nothing bounds", RECORDS
+    if model.needs_gradients_of_teacher:
+        return f"a teacher ({model.needs_gradients_of_teacher}), {_BY_TRAINING}", None
     baseline = getattr(getattr(model, "generator_phase", None), "baseline", None)
-    return model.needs_gradients_of_teacher or (None if baseline in (None, "student") else "generator_phase.baseline")
+    return None if baseline in (None, "student") else (f"a teacher (generator_phase.baseline), {_BY_TRAINING}", RECORDS)
 
 
 def planned_epsilon(cli: Any) -> float:

@@ -19,4 +19,7 @@ def verify(args: Sequence[str]) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="A folder that `export` or `distill` has written.")
     for line in check_export(Path(parser.parse_args(list(args)).folder)):
         print(line)
-    print("Nothing in it contradicts what it states. Its maker and its assumptions remain a matter of trust.")
+    print(
+        "Nothing else in it was checked: its maker, its assumptions, other figures and what its pages say besides "
+        "remain a matter of trust."
+    )

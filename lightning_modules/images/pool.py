@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +19,8 @@ from lightning_modules.priors.base import full_float32
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_choice
 
+_JUDGED = "accuracy on it is of images that the student was trained on"
+
 
 class PoolSource(ImageSource):
     """Batches drawn with replacement from a pool, whose labels are never read; for the settings see `Images`.
@@ -28,6 +31,7 @@ class PoolSource(ImageSource):
     Attributes:
         pixels: All images, shape (N, C, H, W); empty until `open`.
         is_private: Whether these are the private records themselves: then none is stored or drawn.
+        is_judged: Whether they are the images that the student is judged on.
     """
 
     kind = "pool"
@@ -49,7 +53,7 @@ class PoolSource(ImageSource):
         self.varied = varied
         self.rows = batch_size
         self.pixels = torch.empty(0, *image_shape)
-        self.is_private = False
+        self.is_private = self.is_judged = False
 
     def open(self, *, private: set[str], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
         """Reads the images.
@@ -77,6 +81,9 @@ class PoolSource(ImageSource):
         records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
         self.is_private = self.part == "train" and (same or pool.private_data in private)
+        self.is_judged = self.part == "test" and isinstance(data, ImageDataModule) and data.name == pool.name
+        if self.is_judged:
+            rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
 
     def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
         files = pictures_below(folder)
@@ -99,7 +106,7 @@ class PoolSource(ImageSource):
         pool = self.pool
         what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
         told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
-        return [] if self.is_private else [told]
+        return [] if self.is_private else [f"{told} ({_JUDGED})" if self.is_judged else told]
 
 
 def innermost(data: Any) -> Any:

@@ -14,6 +14,7 @@ from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.publishing.formats import ONNX, TOLERANCE
 from lightning_modules.publishing.loading import WEIGHTS
 from lightning_modules.publishing.run import FinishedRun
+from privacy.exported import section_of
 from privacy.formatting import round_up
 from privacy.guarantee import MEANINGFUL_EPSILON
 
@@ -31,8 +32,7 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         _warning(run),
         _what(run),
         "## Privacy",
-        # The guarantee's page, without its title and with headings below this section's.
-        run.page.partition("\n")[2].strip().replace("\n## ", "\n### "),
+        section_of(run.page),
         "## Accuracy",
         _accuracy(run),
         "## Data",

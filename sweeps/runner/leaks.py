@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from privacy.formatting import short_figure
+from privacy.formatting import lower_bound, short_figure
 from sweeps.runner.fit import read_record
 
 _KINDS = ("record", "mislabelled", "noise")
@@ -41,7 +41,7 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
         f"{100 * run['accuracy']:.1f} %",
         *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
         "–" if rate is None else f"{100 * rate:.1f} %",
-        ", ".join(f"{max(values):.2f}" if values else "–" for values in refuted),
+        ", ".join(lower_bound(max(values)) if values else "–" for values in refuted),
         short_figure(float(run["epsilon"])),
         "–" if run["published"] is None else short_figure(float(run["published"])),
     ]

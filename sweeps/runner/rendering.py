@@ -99,7 +99,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     # ε of labels is shown only where it is all that is protected.
     of_labels = any(row.largest("epsilon_label") is not None for row in rows)
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
-    shown |= {"ε of labels": ("epsilon_label", _number)} if of_labels else {}
+    shown |= {"ε of labels": ("epsilon_label", _bound)} if of_labels else {}
     shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
     printed = any(row.printed is not None for row in rows)
     heading = [*(["paper"] if printed else []), "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]

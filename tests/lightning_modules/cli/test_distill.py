@@ -161,6 +161,20 @@ def test_what_no_noise_covers_is_in_the_planned_cost(
     assert ("record-level ε = inf by this run" in capsys.readouterr().out) == unbounded
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_pool_of_the_private_records_is_in_the_planned_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    pool = ["--model.images.source=pool", "--model.images.prior=null", "--model.images.pool=Digits"]
+    config = ["--config", "sweeps/methods/dgd_digits.yaml", "--model.teacher=absent.ckpt"]
+    main(["calibrate", *config, *pool, f"--model.images.pool_part={part}", "--targets", "1"])
+    said = capsys.readouterr().out
+    assert ("private records themselves (images.pool)" in said, "(a bound)" in said) == (
+        part == "train",
+        part == "test",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -60,6 +60,12 @@ def test_other_methods_learn_from_pictures_too(folder: Path, method: str) -> Non
     assert transcribe(method=method).model.steps_done == 2
 
 
+@pytest.mark.parametrize("pool", ["Digits", "support.dp_teachers.OtherDigits"])
+def test_accuracy_on_the_pool_itself_is_said_to_be_that(folder: Path, pool: str) -> None:
+    said = transcribe(pool={"class_path": pool}).model.guarantee().assumptions
+    assert any("that the student was trained on" in text for text in said) is (pool == "Digits")
+
+
 def test_a_pool_that_is_the_private_data_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private: Any = {"pool": {"class_path": "Digits"}, "pool_part": "train"}
     with pytest.raises(ValueError, match="must be public, and its train part is the private data"):

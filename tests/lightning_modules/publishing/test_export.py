@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -136,6 +137,11 @@ def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixt
         refused(message)
     (folder / "guarantee.json").write_text(json.dumps(stated).replace('"delta"', '"delta": 0.1, "delta"', 1))
     refused("a name stands twice")
+    card = b"# A student of epsilon = 0.1"
+    (folder / "README.md").write_bytes(card)
+    files = {**stated["files"], "README.md": hashlib.sha256(card).hexdigest()}
+    (folder / "guarantee.json").write_text(json.dumps({**stated, "files": files}))
+    refused("README.md does not say what guarantee.json says")
     (folder / "link").symlink_to(folder / "config.json")
     refused("link is a link")
     (folder / "link").unlink()
