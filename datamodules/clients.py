@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,7 +133,6 @@ class Clients(Shards):
         partition_seed: Public seed of its draws.
         batch_size: Records in a batch of one client's teacher; no client may have fewer.
         steps_per_epoch: Steps that make an epoch.
-        evaluation: See `Shards`.
 
     Raises:
         ValueError: A setting is outside its range, or leaves a client too few records.
@@ -151,7 +150,6 @@ class Clients(Shards):
         partition_seed: int = 0,
         batch_size: int = 32,
         steps_per_epoch: int = 100,
-        evaluation: Literal["test", "validation"] = "test",
     ) -> None:
         self._clients = ClientPartition.of(dataset, num_clients=num_clients, alpha=alpha, seed=partition_seed)
         super().__init__(
@@ -160,7 +158,6 @@ class Clients(Shards):
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
             require_all_classes=False,
-            evaluation=evaluation,
         )
         self.num_clients = num_clients
         self.assumptions = (

@@ -126,7 +126,7 @@ class PoissonSampled(WrappedDataset):
         dataset: ImageDataModule,
         batch_size: int = 2048,
         steps_per_epoch: int | None = None,
-        evaluation: Literal["test", "selection", "validation"] = "test",
+        evaluation: Literal["test", "selection"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
         """Remembers the settings; no file is touched.
@@ -137,14 +137,14 @@ class PoissonSampled(WrappedDataset):
                 training records, or over the bound on it that is stated (`num_records` of `ImageFolder`). For a model
                 with `unit: person` both are numbers of persons.
             steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
-            evaluation: What is evaluated while fitting, `test`, `selection` or `validation`; see `WrappedDataset`.
+            evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
             noise: Where the coins come from; None is the operating system.
         """
         super().__init__(
             dataset=dataset,
             batch_size=batch_size,
             evaluation=evaluation,
-            allowed=("test", "selection", "validation"),
+            allowed=("test", "selection"),
         )
         self.steps_per_epoch = (
             None if steps_per_epoch is None else check_count("steps_per_epoch", steps_per_epoch, minimum=1)
@@ -168,7 +168,7 @@ class PoissonSampled(WrappedDataset):
             self._forget_precomputed()
             self._num_persons = None
         self.dataset.setup(stage)
-        if not self.looks_at_private_records and stage in ("fit", "validate"):
+        if stage in ("fit", "validate"):
             self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
             raise ValueError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -111,7 +110,6 @@ class Shards(WrappedDataset):
         batch_size: int = 32,
         steps_per_epoch: int = 100,
         require_all_classes: bool = True,
-        evaluation: Literal["test", "validation"] = "test",
     ) -> None:
         """Remembers the settings; no file is touched.
 
@@ -121,10 +119,8 @@ class Shards(WrappedDataset):
             batch_size: Records in a batch of one teacher; no shard may have fewer.
             steps_per_epoch: Steps of each teacher in training that make an epoch (progress, validation, checkpoint).
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
-            evaluation: What is evaluated while fitting. `test`: the public test split, and teachers are trained on
-                all private records. `validation`: records that are held out of the teachers' training.
         """
-        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "validation"))
+        super().__init__(dataset=dataset, batch_size=batch_size, evaluation="test", allowed=("test",))
         self.num_teachers = check_count("num_teachers", num_teachers, minimum=1)
         self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
         self.require_all_classes = require_all_classes
@@ -159,16 +155,10 @@ class Shards(WrappedDataset):
             ValueError: A shard has fewer records than a batch, or lacks a class.
         """
         if stage == "fit" and self._shards is None:
-            if self.evaluation == "test":
-                records = self.dataset.read_private()
-            else:
-                self.dataset.setup("fit")
-                records = self.dataset.train_records
-            shards = self.sharded(records)
+            shards = self.sharded(self.dataset.read_private())
             self._check(shards)
             self._shards = shards
-        private = self.looks_at_private_records and stage in ("fit", "validate")
-        self.dataset.setup("validate" if private else "test")
+        self.dataset.setup("test")
 
     def train_dataloader(self) -> StepIndices:
         """Returns the step indices of one epoch, each an int: teachers draw their batches by seed and step."""

@@ -54,8 +54,7 @@ class WrappedDataset(LightningDataModule):
 
     `evaluation` is what is evaluated while fitting and by `validate`. `test`: the whole public test split, logged as
     `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
-    the result record then measure on the other half. `validation`: private records that are held out of the training,
-    which no guarantee covers; nothing may be chosen by them. `allowed` are those of them that a data module takes.
+    the result record then measure on the other half. `allowed` are those of them that a data module takes.
     `batch_size` counts images per step, of all processes together.
     """
 
@@ -79,15 +78,8 @@ class WrappedDataset(LightningDataModule):
         self.partition = dataset.partition
 
     @property
-    def looks_at_private_records(self) -> bool:
-        """Whether what is shown while fitting reveals private records without a bound."""
-        return self.evaluation == "validation"
-
-    @property
     def evaluated(self) -> ImageDataset:
         """What is evaluated while fitting."""
-        if self.looks_at_private_records:
-            return self.dataset.validation_records
         records = self.dataset.test_records
         return records if self.evaluation == "test" else selection_halves(records)[0]
 

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 else:
     _Module = object
 
-ACCURACY_ACCESS = (
-    "accuracy on held-out private records was measured during training and logged by this run: nothing bounds what "
-    "it reveals about them, and it must not be published with the teacher"
-)
-
 KEPT_APART = "val/accuracy"
 TEST_SPLIT = "test_split/accuracy"
 

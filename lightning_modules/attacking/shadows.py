@@ -26,16 +26,18 @@ from torch import Tensor
 from datamodules.images import ImageDataset
 from datamodules.shadowed import Shadowed
 from datamodules.splits import id_fraction
-from lightning_modules.cli.resuming import flat
+from lightning_modules.cli.resuming import differences, flat, read_checkpoint
 from lightning_modules.networks.memory import bytes_of
+from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, folder_of_checkpoint, versions
 from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.files import write_atomically
-from privacy.identity import LEDGERS
+from privacy.identity import LEDGERS, CheckpointError
 from sweeps.runner.fit import hashed
 from sweeps.runner.queue import Store
 
+_NO_RECIPE = ("root", "download", "verify", "num_workers", "eval_batch_size", "workers", "seed_everything")
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
 fill the screen."""
@@ -228,8 +230,29 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
         )
     trained = _prepared(place)
     _require_retrained(trained)
+    if teacher is not None:
+        _require_recipe(trained, file)
     shared = place if place.is_dir() else run
     return {"teacher": trained, "student": config}, {"teacher": shared / PRIVATE, "student": run / PRIVATE}
+
+
+def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
+    """Refuses a configuration that is not what a teacher's checkpoint was trained with, as far as the file says."""
+    try:
+        content = read_checkpoint(file, command="test")
+    except CheckpointError:
+        return  # weights alone
+    settings = hyperparameters(content)
+    if not (kind := settings.pop("_class_path", "")):
+        return
+    found = differences({"model": {"class_path": kind, "init_args": settings}, **noted_by_run(content)}, config)
+    differing = {name: values for name, values in found.items() if name.rpartition(".")[2] not in _NO_RECIPE}
+    epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    if 0 <= config["trainer"].get("max_epochs", -1) < epochs:  # a fit of fewer may have been stopped early
+        differing["trainer.max_epochs"] = epochs, config["trainer"]["max_epochs"]
+    if differing:
+        listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
+        raise AttackError(f"--teacher is not what {file} was trained with: {listed}")
 
 
 def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:

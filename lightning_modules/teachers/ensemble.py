@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import ACCURACY_ACCESS, Evaluation
+from lightning_modules.evaluation import Evaluation
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
@@ -233,7 +233,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         return {
             "num_teachers": data.num_teachers,
             "private_data": data.private_data,
-            "evaluation": data.evaluation,
             "batch_size": data.batch_size,
             "steps": self.steps,
             "ridge": self.ridge,
@@ -391,7 +390,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             "draw_seed": self.draw_seed,
             "settings": settings,
             "assumptions": self._assumptions,
-            "uncharged_queries": [ACCURACY_ACCESS] if settings["evaluation"] == "validation" else [],
         }
         self.own_training.save(checkpoint, trainer=self.trainer)
 

@@ -46,7 +46,7 @@ def test_two_runs_of_one_seed_sample_differently() -> None:
     assert first != list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
 
 
-@pytest.mark.parametrize("evaluation", ["test", "selection", "validation"])
+@pytest.mark.parametrize("evaluation", ["test", "selection"])
 def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
     data = PoissonSampled(dataset=Digits(), batch_size=100, evaluation=evaluation)
     data.setup("fit")
@@ -55,7 +55,7 @@ def test_precomputed_features_replace_images_but_not_those_of_the_test_split(eva
     inputs, _ = next(iter(data.train_dataloader()))
     assert inputs.shape[1:] == (64,)
     inputs, labels = next(iter(data.val_dataloader()))
-    looked_at = data.dataset.validation_records if evaluation == "validation" else data.dataset.test_records
+    looked_at = data.dataset.test_records
     if evaluation == "selection":
         looked_at, reported = selection_halves(looked_at)
         assert sum(len(labels) for _, labels in data.test_dataloader()) == len(reported)

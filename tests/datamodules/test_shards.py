@@ -116,20 +116,6 @@ def test_a_missing_class_is_named_and_may_be_allowed() -> None:
     assert len(allowed.shards) == N
 
 
-def test_evaluation_decides_what_is_trained_on() -> None:
-    on_test, on_validation = (
-        Shards(dataset=Digits(), num_teachers=N, batch_size=8, evaluation=evaluation)  # type: ignore[arg-type]
-        for evaluation in ("test", "validation")
-    )
-    for data in (on_test, on_validation):
-        data.setup("fit")
-    assert len(on_test.shards.records) == 1435 and len(on_validation.shards.records) == 1275
-    held_out = set(on_validation.dataset.validation_records.ids.tolist())
-    assert not held_out & set(on_validation.shards.records.ids.tolist())
-    assert len(next(iter(on_test.val_dataloader()))[1]) == 362
-    assert len(next(iter(on_validation.val_dataloader()))[1]) == 160
-
-
 def test_only_a_fit_opens_the_private_part(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Shards(dataset=Digits(), num_teachers=N, batch_size=8)
     read = Digits.read
@@ -152,7 +138,6 @@ def test_only_a_fit_opens_the_private_part(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"num_teachers": 0}, "num_teachers"),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
-        ({"evaluation": "train"}, "evaluation"),
     ],
 )
 def test_settings_without_a_meaning(settings: dict[str, object], message: str) -> None:

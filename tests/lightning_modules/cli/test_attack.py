@@ -279,6 +279,13 @@ def test_what_is_refused(runs: Path) -> None:
     ):
         with pytest.raises(AttackError, match=message):
             attacked(*line)
+    recipe_of(Path("s"), teacher="t/config.yaml")
+    config = yaml.safe_load(Path("t/config.yaml").read_text())
+    config["model"]["init_args"]["target_epsilon"] = 3.0
+    config["trainer"]["max_epochs"] -= 1
+    Path("other.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(AttackError, match=r"target_epsilon was 1\.0 and is 3\.0; trainer\.max_epochs was \d and is \d"):
+        recipe_of(Path("s"), teacher="other.yaml")
     torch.save({"state_dict": {}}, "s/checkpoints/last.ckpt")
     with pytest.raises(AttackError, match="does not load"):
         attacked("s", "--records", "20")
