@@ -22,7 +22,7 @@ MAY_CHANGE = frozenset(
         # Locations and connections. Teachers are compared by identity, not by path.
         *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "num_workers"),
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
-        *("generator_phase.baseline.path", "teacher.checks.trial"),
+        *("generator_phase.baseline.path", "teacher.trial"),
         # Sizes that change no result, or that a method compares itself.
         *("workers", "teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
         *("num_classes", "image_shape", "evaluation", "clipping.mode"),

@@ -42,18 +42,6 @@ _TOO_SURE = 0.98
 _IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherChecks:
-    """Unaccounted queries to the teacher; a guarantee names those made, but not their results.
-
-    Attributes:
-        trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
-            logits are refused, and an input range that looks different from the stated one gives a warning.
-    """
-
-    trial: bool = True
-
-
 def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) -> Tensor:
     """Public images (N, C, H, W), the same ones each time: half of a run's prior (or strokes), half dead leaves."""
     draw = stream(0, 0, 0, "trial")

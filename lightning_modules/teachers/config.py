@@ -16,7 +16,6 @@ from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
-from lightning_modules.teachers.checks import TeacherChecks
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, weights_digest
@@ -43,7 +42,9 @@ class TeacherConfig:
         private_data: Public name of its training data, where the file does not say.
         input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
         outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
-        checks: Uncharged checks of the teacher; see `TeacherChecks`.
+        trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
+            logits are refused, and an input range that looks different from the stated one gives a warning. It is not
+            charged, and a guarantee names it, but not what came of it.
     """
 
     path: str | nn.Module
@@ -51,12 +52,11 @@ class TeacherConfig:
     private_data: str | None = None
     input: TeacherInput = field(default_factory=TeacherInput)
     outputs: TeacherOutputs = "logits"
-    checks: TeacherChecks = field(default_factory=TeacherChecks)
+    trial: bool = True
 
     def __post_init__(self) -> None:
         # In a checkpoint of a script they are plain values.
         object.__setattr__(self, "input", settings_of(TeacherInput, self.input, name="teacher.input"))
-        object.__setattr__(self, "checks", settings_of(TeacherChecks, self.checks, name="teacher.checks"))
         check_choice("teacher.outputs", self.outputs, get_args(TeacherOutputs))
 
     def held(self) -> TeacherConfig:

@@ -90,7 +90,7 @@ class LearnsFromTeacher(_Module):
         return teacher
 
     def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherChecks`, and notes which records are private."""
-        if config.checks.trial:
+        """Tries a teacher that was not trained here, see `TeacherConfig`, and notes which records are private."""
+        if config.trial:
             try_foreign(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.run.keep_partitions(teacher.partitions)

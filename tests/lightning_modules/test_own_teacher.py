@@ -94,7 +94,7 @@ def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, sa
     train(network, lambda pixels: pixels)
     save_file(network.state_dict(), "teacher.safetensors")
     own = {"teacher": "teacher.safetensors", "teacher_network": "SmallCNN", "images": "prior"}
-    distil("silent", model={**own, "teacher_checks": {"trial": False}})
+    distil("silent", model={**own, "teacher_trial": False})
     assert said == []
     distil("unstated", model=own)
     assert len(said) == 1 and "model.teacher.input.range: [0, 1] its decisions" in said[0]
@@ -114,7 +114,7 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said:
     for text in said:
         assert not any(text[:60].encode() in file.read_bytes() for file in written)
     # Without the look the page says that there was none.
-    distil("none", model=settings(place, teacher_checks={"trial": False}))
+    distil("none", model=settings(place, teacher_trial=False))
     assert "ACCESSED WITHOUT CHARGE" not in Path("none/public/guarantee.md").read_text()
     assert not Path("none/private").exists()
 
@@ -139,7 +139,7 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=rf"model\.{name} was "):
             distil("run", resume, model={**begun, **changed}, epochs=2)
-    gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_checks": {"trial": False}}})
+    gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_trial": False}})
     assert gone_on.model.steps_done == 6
     # That the first part was tried is not forgotten.
     assert TRIAL_ACCESS in gone_on.model.run.uncharged_queries

@@ -28,8 +28,7 @@ _STUDENT = _of(
 )
 _TEACHER = _of(
     "teacher",
-    "teacher=path teacher_network=network private_data teacher_input=input teacher_outputs=outputs "
-    "teacher_checks=checks",
+    "teacher=path teacher_network=network private_data teacher_input=input teacher_outputs=outputs teacher_trial=trial",
 )
 _GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER, **_OPTIMIZER}
 _TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_beta")
