@@ -22,7 +22,12 @@ PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text()
 FITS = [path for path in FILES if path not in PIPELINES]
 FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {"dpdfd_mnist"}
 #: Settings that follow a recipe, and one that they are tried on.
-FOLLOWS = {"generated_images": "dpdfd_mnist", "dgd_as_printed": "dgd_digits", "ensemble_as_printed": "ensemble_digits"}
+FOLLOWS = {
+    "generated_images": "dpdfd_mnist",
+    "generated_images_labels": "dpsd_label_mnist",
+    "dgd_as_printed": "dgd_digits",
+    "ensemble_as_printed": "ensemble_digits",
+}
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
 
 
