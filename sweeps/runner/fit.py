@@ -63,7 +63,7 @@ class Fit:
         return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
 
     def digest(self, parents: Mapping[str, str]) -> str:
-        """One hash of everything that decides its outcome.
+        """One hash of all settings that decide its outcome; of the code a record has the commit.
 
         It is taken of parsed values: a comment, white space or the order of keys in a file makes nothing run again, and
         be charged again. Two configurations that differ never have one digest; equal ones that are written differently
