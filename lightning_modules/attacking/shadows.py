@@ -248,8 +248,9 @@ def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
     found = differences({"model": {"class_path": kind, "init_args": settings}, **noted_by_run(content)}, config)
     differing = {name: values for name, values in found.items() if name.rpartition(".")[2] not in _NO_RECIPE}
     epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    if 0 <= config["trainer"].get("max_epochs", -1) < epochs:  # a fit of fewer may have been stopped early
-        differing["trainer.max_epochs"] = epochs, config["trainer"]["max_epochs"]
+    most = config["trainer"].get("max_epochs")
+    if most is not None and 0 <= most < epochs:  # a fit of fewer may have been stopped early
+        differing["trainer.max_epochs"] = epochs, most
     if differing:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
         raise AttackError(f"--teacher is not what {file} was trained with: {listed}")

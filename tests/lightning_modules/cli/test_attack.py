@@ -279,8 +279,10 @@ def test_what_is_refused(runs: Path) -> None:
     ):
         with pytest.raises(AttackError, match=message):
             attacked(*line)
-    recipe_of(Path("s"), teacher="t/config.yaml")
     config = yaml.safe_load(Path("t/config.yaml").read_text())
+    Path("same.yaml").write_text(yaml.safe_dump({**config, "trainer": {**config["trainer"], "max_epochs": None}}))
+    for same in ("t/config.yaml", "same.yaml"):
+        recipe_of(Path("s"), teacher=same)
     config["model"]["init_args"]["target_epsilon"] = 3.0
     config["trainer"]["max_epochs"] -= 1
     Path("other.yaml").write_text(yaml.safe_dump(config))
