@@ -140,12 +140,7 @@ class PoissonSampled(WrappedDataset):
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
             noise: Where the coins come from; None is the operating system.
         """
-        super().__init__(
-            dataset=dataset,
-            batch_size=batch_size,
-            evaluation=evaluation,
-            allowed=("test", "selection"),
-        )
+        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)
         self.steps_per_epoch = (
             None if steps_per_epoch is None else check_count("steps_per_epoch", steps_per_epoch, minimum=1)
         )
@@ -167,9 +162,8 @@ class PoissonSampled(WrappedDataset):
         if stage == "fit":
             self._forget_precomputed()
             self._num_persons = None
-        self.dataset.setup(stage)
-        if stage in ("fit", "validate"):
-            self.dataset.setup("test")
+            self.dataset.setup("fit")
+        self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
             raise ValueError(
                 f"batch_size must not exceed the {len(self.dataset.train_records)} training records of {self.name}, "

@@ -120,7 +120,7 @@ class Shards(WrappedDataset):
             steps_per_epoch: Steps of each teacher in training that make an epoch (progress, validation, checkpoint).
             require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
         """
-        super().__init__(dataset=dataset, batch_size=batch_size, evaluation="test", allowed=("test",))
+        super().__init__(dataset=dataset, batch_size=batch_size)
         self.num_teachers = check_count("num_teachers", num_teachers, minimum=1)
         self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
         self.require_all_classes = require_all_classes

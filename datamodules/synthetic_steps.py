@@ -74,7 +74,7 @@ class SyntheticSteps(WrappedDataset):
             batch_size: Synthetic images per step, of all processes together. Linked to the model, which draws them.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
         """
-        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation, allowed=("test", "selection"))
+        super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)
         self.steps_per_epoch = check_count("steps_per_epoch", steps_per_epoch, minimum=1)
 
     def prepare_data(self) -> None:

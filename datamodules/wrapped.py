@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from lightning import LightningDataModule
@@ -54,7 +53,7 @@ class WrappedDataset(LightningDataModule):
 
     `evaluation` is what is evaluated while fitting and by `validate`. `test`: the whole public test split, logged as
     `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
-    the result record then measure on the other half. `allowed` are those of them that a data module takes.
+    the result record then measure on the other half.
     `batch_size` counts images per step, of all processes together.
     """
 
@@ -66,12 +65,11 @@ class WrappedDataset(LightningDataModule):
     class_names: tuple[str, ...]
     metrics: tuple[str, ...]
 
-    def __init__(self, *, dataset: ImageDataModule, batch_size: int, evaluation: str, allowed: Sequence[str]) -> None:
+    def __init__(self, *, dataset: ImageDataModule, batch_size: int, evaluation: str = "test") -> None:
         super().__init__()
         _take_facts(self, dataset)
-        if evaluation not in allowed:
-            known = ", ".join(map(repr, allowed[:-1]))
-            raise ValueError(f"evaluation must be {known} or {allowed[-1]!r}, got {evaluation!r}")
+        if evaluation not in ("test", "selection"):
+            raise ValueError(f"evaluation must be 'test' or 'selection', got {evaluation!r}")
         self.batch_size = check_count("batch_size", batch_size, minimum=1)
         self.evaluation = evaluation
         self.private_data = dataset.private_data

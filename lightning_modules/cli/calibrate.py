@@ -14,9 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from datamodules import ImageDataModule
-from datamodules.partition import same_data
 from lightning_modules.base import DataFreeDistillation
+from lightning_modules.images.pool import PoolSource
 from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
@@ -154,11 +153,7 @@ def cost_in_ledger(cli: Any) -> str:
 def _without_noise(cli: Any) -> tuple[str, str | None] | None:
     """What a run uses without noise, and whose training bounds it (None: the teacher's); None where it does not."""
     model, data = cli.model, cli.datamodule
-    pool = getattr(model.images, "pool", None)
-    own = isinstance(pool, ImageDataModule) and (
-        pool.private_data == data.private_data or same_data(pool.partition, data.partition)
-    )
-    if own and model.images.part == "train":
+    if isinstance(model.images, PoolSource) and model.images.is_of({data.private_data}, [data.partition]):
         return "the private records themselves (images.pool), which nothing bounds", RECORDS
     if model.needs_gradients_of_teacher:
         return f"a teacher ({model.needs_gradients_of_teacher}), {_BY_TRAINING}", None

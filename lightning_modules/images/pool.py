@@ -80,10 +80,18 @@ class PoolSource(ImageSource):
         pool.setup("fit" if self.part == "train" else "test")
         records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        self.is_private = self.part == "train" and (same or pool.private_data in private)
-        self.is_judged = self.part == "test" and isinstance(data, ImageDataModule) and data.name == pool.name
+        self.is_private = self.is_of(private, partitions)
+        judged = isinstance(data, ImageDataModule) and same_data(data.partition, pool.partition)
+        self.is_judged = self.part == "test" and judged
         if self.is_judged:
             rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
+
+    def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
+        """Whether these are the private records of data of one of these names or partitions."""
+        pool = self.pool
+        if self.part != "train" or isinstance(pool, str):
+            return False
+        return pool.private_data in private or any(one and same_data(one, pool.partition) for one in partitions)
 
     def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
         files = pictures_below(folder)

@@ -39,7 +39,7 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
-_CHOSEN_ON = frozenset(f"{name}/train" for name in ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST"))
+_CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
     "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
     "these data, and epsilon does not count that choice"
@@ -119,7 +119,6 @@ class DPSGDTeacher(Teacher):
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
         #: Unaccounted queries to private records, in words for the guarantee.
-        self.uncharged_queries: list[str] = []
         self._features_precomputed = False
 
     def setup(self, stage: str) -> None:
@@ -198,21 +197,15 @@ class DPSGDTeacher(Teacher):
 
         Raises:
             CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
-            ValueError: A callback chooses by private records.
         """
         self.own_training.begin(self)
-        by_all(self.processes, self._check_resumed)
+        by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)
         self.own_training.branch()
         # Where nothing is left to do, no step begins, and the checkpoint's statement stands.
         self.own_training.register(self.releases)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
-
-    def _check_resumed(self) -> None:
-        if self.own_training.private_data in _CHOSEN_ON:
-            self.uncharged_queries = [_CHOICE]
-        self.steps.require_rate(self._poisson.sample_rate)
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.
@@ -233,6 +226,11 @@ class DPSGDTeacher(Teacher):
 
     def _fix_plan(self) -> None:
         self.steps.fix_plan(self._step, steps_ahead(self.trainer, len(self._poisson.train_dataloader())))
+
+    @property
+    def uncharged_queries(self) -> list[str]:
+        """Unaccounted queries to the private data; those of a client are of the whole data set."""
+        return [_CHOICE] if (self.own_training.private_data or "").partition("/")[0] in _CHOSEN_ON else []
 
     def guarantee(self) -> Guarantee:
         """What may be said of the teacher itself; students of it inherit it."""
@@ -278,7 +276,7 @@ class DPSGDTeacher(Teacher):
             ),
             noise=noise,
             assumption="the settings, the initial weights and fixed features were chosen without the private data"
-            f"{', but for the access above' if _CHOICE in self.uncharged_queries else ''}; "
+            f"{', but for the access above' if self.uncharged_queries else ''}; "
             f"which records are read depends on no other record; each {unit} was sampled by a coin of its own; "
             f"gradients of other {unit}s do not depend on who else is in a batch, up to the rounding of float32",
         )
@@ -386,7 +384,7 @@ class DPSGDTeacher(Teacher):
         checkpoint["dp_sgd"] = {
             **self.steps.state_dict(),
             "noise_multiplier": self.noise_multiplier,
-            "uncharged_queries": list(self.uncharged_queries),
+            "uncharged_queries": self.uncharged_queries,
             "settings": self._settings,
             "given_mode": self.clipping.mode,
             "assumptions": self._assumptions,
@@ -426,6 +424,4 @@ class DPSGDTeacher(Teacher):
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.steps.load_state_dict(state)
-        # A query cannot be undone by resuming without it.
-        self.uncharged_queries = list(dict.fromkeys([*self.uncharged_queries, *state["uncharged_queries"]]))
         self.noise_multiplier = state["noise_multiplier"]

@@ -96,10 +96,15 @@ class ChosenOn(Digits):
     private_name = "MNIST"
 
 
-@pytest.mark.parametrize(("data", "chosen"), [(Digits, False), (ChosenOn, True)])
-def test_a_page_says_where_recipes_were_chosen_on_its_data(data: type[Digits], chosen: bool) -> None:
-    name = "Digits" if data is Digits else f"{__name__}.ChosenOn"
-    fit(dp_sgd(data={"dataset": {"class_path": name}}, noise_multiplier=1.0))
+CHOSEN_ON = {"class_path": f"{__name__}.ChosenOn"}
+CLIENT = {"class_path": "ClientRecords", "init_args": {"client": 0, "num_clients": 2, "dataset": CHOSEN_ON}}
+
+
+@pytest.mark.parametrize(
+    ("data", "chosen"), [({"class_path": "Digits"}, False), (CHOSEN_ON, True), (CLIENT, True)], ids=str
+)
+def test_a_page_says_where_recipes_were_chosen_on_its_data(data: dict[str, Any], chosen: bool) -> None:
+    fit(dp_sgd(data={"dataset": data}, noise_multiplier=1.0))
     said = " ".join(guarantee()["assumptions"])
     assert ("recipes were compared on held-out" in said, "but for the access above" in said) == (chosen, chosen)
 
