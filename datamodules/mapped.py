@@ -79,7 +79,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         if workers == 1:
             for rows in parts[1:]:
                 fill(rows)
-            return cls(inputs, records.labels)
+            return cls(inputs, records.labels.to(inputs.device))
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -87,7 +87,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
                 deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
         finally:
             torch.set_num_threads(before)
-        return cls(inputs, records.labels)
+        return cls(inputs, records.labels.to(inputs.device))
 
     def __len__(self) -> int:
         """Returns the number of records."""

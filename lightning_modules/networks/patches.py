@@ -12,8 +12,8 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
 #: Numbers in the maps of the images at once: those of one or a few stay in the processor's cache, which is up to three
-#: times as fast as a batch of them.
-_MAPS = 600_000
+#: times as fast as a batch of them. A GPU has no such cache, and waits for each piece.
+_MAPS, _MAPS_OF_GPU = 600_000, 200_000_000
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
 #: Subtracted from responses, which are in units of the filters' length.
@@ -129,7 +129,8 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
-        at_once = max(1, _MAPS // (len(self.filters) * len(self.average)))
+        maps = _MAPS if self.filters.device.type == "cpu" else _MAPS_OF_GPU
+        at_once = max(1, maps // (len(self.filters) * len(self.average)))
         pieces = [self.at_once(piece) for piece in images.to(self.filters).split(at_once)]
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 

@@ -158,7 +158,7 @@ class DPSGDTeacher(Teacher):
         self.network.eval()  # a record's cached features must not depend on other records
         with full_float32():
             self._poisson.precompute(
-                lambda images: extractor(images.to(self.device)).cpu(),
+                lambda images: extractor(images.to(self.device)),
                 workers=torch.get_num_threads() if self.device.type == "cpu" and keeps_nothing(self.network) else 1,
             )
         self.network.train(training)
