@@ -98,7 +98,8 @@ class ClippedNetwork:
             extracts=self.extracts,
             criterion=self.criterion,
         )
-        own = by_all(processes, lambda: trial(self.network, self.mode))
+        with full_float32():  # as the steps themselves
+            own = by_all(processes, lambda: trial(self.network, self.mode))
         found, why = min(processes.gather(own))  # flat before ghost, in all processes where it is in one
         if found != self.mode:
             if resumed:

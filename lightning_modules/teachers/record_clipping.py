@@ -281,20 +281,21 @@ def flat_sums(
     factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0) if stability is None else limit / (norms + stability)
     sums = []
     for rows in gradients:
-        total = torch.zeros(rows.shape[1:].numel(), dtype=torch.float64 if lattice is None else torch.int64)
+        kind = torch.float64 if lattice is None else torch.int64
+        total = torch.zeros(rows.shape[1:].numel(), dtype=kind, device=rows.device)
         for piece, factor, usable in zip(
             rows.flatten(1).split(_ROWS), factors.split(_ROWS), finite.split(_ROWS), strict=True
         ):
             # 0 times what is not finite is not 0.
-            exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0).cpu()
-            factor = torch.where(usable, factor, 0.0).cpu()
+            exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0)
+            factor = torch.where(usable, factor, 0.0)
             if lattice is None:
                 total += factor @ exact
             else:
                 # Towards zero, so that no norm grows; whole numbers, whose sum does not depend on their order.
                 clipped = factor.unsqueeze(1) * exact
                 total += round_to_lattice(clipped, norm_bound=norm, granularity=lattice).sum(dim=0)
-        sums.append(total.view(rows.shape[1:]))
+        sums.append(total.view(rows.shape[1:]).cpu())
     return sums
 
 
