@@ -282,13 +282,14 @@ def flat_sums(
     sums = []
     for rows in gradients:
         kind = torch.float64 if lattice is None else torch.int64
-        total = torch.zeros(rows.shape[1:].numel(), dtype=kind, device=rows.device)
+        device = rows.device if lattice is None else torch.device("cpu")  # on which rounding to the lattice is tested
+        total = torch.zeros(rows.shape[1:].numel(), dtype=kind, device=device)
         for piece, factor, usable in zip(
             rows.flatten(1).split(_ROWS), factors.split(_ROWS), finite.split(_ROWS), strict=True
         ):
             # 0 times what is not finite is not 0.
-            exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0)
-            factor = torch.where(usable, factor, 0.0)
+            exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0).to(device)
+            factor = torch.where(usable, factor, 0.0).to(device)
             if lattice is None:
                 total += factor @ exact
             else:
