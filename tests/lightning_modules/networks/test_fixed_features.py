@@ -53,6 +53,15 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
     assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
 
 
+def test_more_images_tell_of_more_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_modules.networks.fixed_features._DIRECTIONS", 3)
+    for images, kept in ((8, 3), (40, 10)):
+        plain = nn.Flatten()
+        plain.output_shape = (64,)  # type: ignore[assignment]
+        found = WhitenedFeatures(plain, Whitening(images=images), image_shape=SHAPE, prior=StrokePrior())
+        assert found.directions.shape == (64, kept)
+
+
 @pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 20)])
 def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int) -> None:
     rows = stretched(count, size)
