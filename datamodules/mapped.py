@@ -31,7 +31,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
         """Holds one label for each input."""
         self.inputs = inputs
-        self.labels = labels
+        self.labels = labels.to(inputs.device)
 
     @classmethod
     def of(
@@ -62,6 +62,8 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
                 return function(records.__getitems__(rows)[0])
 
         first = of_part(parts[0])
+        if first.is_cuda and torch.cuda.mem_get_info(first.device)[0] < 2 * first[0].nbytes * len(records):
+            first = first.cpu()  # they would not leave room for a batch of them
         # Filled in place: joining pieces would hold all of it twice, which for features is gigabytes.
         inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
         inputs[: len(first)] = first
@@ -79,7 +81,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         if workers == 1:
             for rows in parts[1:]:
                 fill(rows)
-            return cls(inputs, records.labels.to(inputs.device))
+            return cls(inputs, records.labels)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -87,7 +89,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
                 deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
         finally:
             torch.set_num_threads(before)
-        return cls(inputs, records.labels.to(inputs.device))
+        return cls(inputs, records.labels)
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -109,4 +111,4 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
     def to(self, device: torch.device) -> MappedRecords:
         """Returns a copy on a device."""
-        return MappedRecords(self.inputs.to(device), self.labels.to(device))
+        return MappedRecords(self.inputs.to(device), self.labels)

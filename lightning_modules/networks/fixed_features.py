@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -141,24 +143,34 @@ class WhitenedFeatures(nn.Module):
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Values for the buffers, from the prior's first images."""
+        """Values for the buffers, from the prior's first images: of thousands of patches a core takes many minutes."""
+        if torch.cuda.is_available():
+            with suppress(RuntimeError):  # it has no room
+                return self._statistics_on(
+                    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), prior, image_shape, count
+                )
+        return self._statistics_on(torch.device("cpu"), prior, image_shape, count)
+
+    def _statistics_on(
+        self, device: torch.device, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         draw = torch.Generator().manual_seed(0)
         pieces = [min(500, count - start) for start in range(0, count, 500)]
-        size, device = (image_shape[0], image_shape[1], image_shape[2]), torch.device("cpu")
-        drawn = [prior.sample(n, image_shape=size, generator=draw, device=device) for n in pieces]
-        # Of thousands of patches this takes a core many minutes.
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.plain.to(device)
-        with full_float32():
-            features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
+        size = (image_shape[0], image_shape[1], image_shape[2])
+        drawn = [prior.sample(n, image_shape=size, generator=draw, device=torch.device("cpu")) for n in pieces]
         # A quarter of the images' directions are known well enough.
         kept = max(_DIRECTIONS, count // 4)
-        mean, directions, gains = whitening_of(features, power=self.whitening.power, directions=kept)
-        # Scattering features stay as long as they are.
-        own = isinstance(self.plain, Scattering)
-        wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
-        scale = wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
-        self.plain.cpu()
+        try:
+            self.plain.to(device)
+            with full_float32():
+                features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
+                mean, directions, gains = whitening_of(features, power=self.whitening.power, directions=kept)
+                # Scattering features stay as long as they are.
+                own = isinstance(self.plain, Scattering)
+                wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
+                scale = wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
+        finally:
+            self.plain.cpu()
         return mean.cpu(), directions.cpu(), gains.cpu(), scale.cpu()
 
     @torch.no_grad()

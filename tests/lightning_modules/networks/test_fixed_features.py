@@ -62,6 +62,23 @@ def test_more_images_tell_of_more_directions(monkeypatch: pytest.MonkeyPatch) ->
         assert found.directions.shape == (64, kept)
 
 
+def test_a_gpu_without_room_leaves_the_statistics_to_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, on = [], WhitenedFeatures._statistics_on
+
+    def watched(self: WhitenedFeatures, device: torch.device, *rest: Any) -> Any:
+        seen.append(device.type)
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError
+        return on(self, device, *rest)
+
+    monkeypatch.setattr(WhitenedFeatures, "_statistics_on", watched)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    plain = nn.Flatten()
+    plain.output_shape = (64,)  # type: ignore[assignment]
+    WhitenedFeatures(plain, Whitening(images=9), image_shape=SHAPE, prior=StrokePrior())
+    assert seen == ["cuda", "cpu"]
+
+
 @pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 20)])
 def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int) -> None:
     rows = stretched(count, size)
