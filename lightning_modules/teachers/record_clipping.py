@@ -279,10 +279,10 @@ def flat_sums(
     norms = torch.stack([_norms(rows.flatten(1)).square() for rows in gradients]).sum(dim=0).sqrt()
     finite, limit = torch.isfinite(norms), norm * (1 - MARGIN)
     factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0) if stability is None else limit / (norms + stability)
+    # Rounding to the lattice is tested on the CPU.
+    kind, device = (torch.float64, norms.device) if lattice is None else (torch.int64, torch.device("cpu"))
     sums = []
     for rows in gradients:
-        kind = torch.float64 if lattice is None else torch.int64
-        device = rows.device if lattice is None else torch.device("cpu")  # on which rounding to the lattice is tested
         total = torch.zeros(rows.shape[1:].numel(), dtype=kind, device=device)
         for piece, factor, usable in zip(
             rows.flatten(1).split(_ROWS), factors.split(_ROWS), finite.split(_ROWS), strict=True

@@ -56,9 +56,7 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
 def test_more_images_tell_of_more_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_modules.networks.fixed_features._DIRECTIONS", 3)
     for images, kept in ((8, 3), (40, 10)):
-        plain = nn.Flatten()
-        plain.output_shape = (64,)  # type: ignore[assignment]
-        found = WhitenedFeatures(plain, Whitening(images=images), image_shape=SHAPE, prior=StrokePrior())
+        found = WhitenedFeatures(Waves(1.0), Whitening(images=images), image_shape=SHAPE, prior=StrokePrior())
         assert found.directions.shape == (64, kept)
 
 
@@ -73,9 +71,7 @@ def test_a_gpu_without_room_leaves_the_statistics_to_the_processor(monkeypatch: 
 
     monkeypatch.setattr(WhitenedFeatures, "_statistics_on", watched)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    plain = nn.Flatten()
-    plain.output_shape = (64,)  # type: ignore[assignment]
-    WhitenedFeatures(plain, Whitening(images=9), image_shape=SHAPE, prior=StrokePrior())
+    WhitenedFeatures(Waves(1.0), Whitening(images=9), image_shape=SHAPE, prior=StrokePrior())
     assert seen == ["cuda", "cpu"]
 
 
