@@ -85,7 +85,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
     leaks: list[Leak] = []
     commits = {commit()}
-    with feature_memory(most_bytes=8 * 2**30):
+    with feature_memory():
         if membership:
             pipelines.train(options.shadows, run, asked)
             leaks = [*_control(asked, data.num_classes, membership)]

@@ -9,21 +9,21 @@ from torch.nn import functional as F
 from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
-from lightning_modules.setting_checks import check_whole_number
+from lightning_modules.setting_checks import check_number, check_whole_number
 
-#: Numbers in the maps of the images at once: those of one or a few stay in the processor's cache, which is up to three
-#: times as fast as a batch of them. A GPU has no such cache, and waits for each piece.
+#: Numbers in the maps that are computed at once: so many stay in the processor's cache, which is up to three times as
+#: fast as a batch of images or thousands of filters. A GPU has no such cache, and waits for each piece.
 _MAPS, _MAPS_OF_GPU = 600_000, 200_000_000
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
 #: Subtracted from responses, which are in units of the filters' length.
 _THRESHOLD = 0.25
-#: See `patch_filters`.
-_CONTRAST, _REGULARISATION = 0.025, 0.1
+#: Added to the eigenvalues of the patches' covariance.
+_REGULARISATION = 0.1
 
 
 def patch_filters(
-    patches: Tensor, *, count: int, contrast: float = _CONTRAST, regularisation: float = _REGULARISATION
+    patches: Tensor, *, count: int, contrast: float, regularisation: float = _REGULARISATION
 ) -> tuple[Tensor, Tensor]:
     """Linear filters whose response to a patch is the scalar product of two patches, both whitened.
 
@@ -70,8 +70,9 @@ class Patches(nn.Module):
 
     The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
     exceeds a threshold by, and what it falls short of minus the threshold by (Coates and Ng 2011, "The Importance of
-    Encoding Versus Training"), is averaged around the centre of each cell of a grid (`cell_windows`). No parameters;
-    the filters are buffers, so that a checkpoint holds them whatever later versions of the prior draw.
+    Encoding Versus Training"), is averaged around the centre of each cell of a grid (`cell_windows`), and a power of
+    the average is the feature. No parameters; the filters are buffers, so that a checkpoint holds them whatever later
+    versions of the prior draw.
 
     Args:
         image_shape: channels, height, width.
@@ -80,6 +81,10 @@ class Patches(nn.Module):
         patch: side of a patch in pixels.
         stride: distance of two patches in pixels.
         cells: of the grid, along either side.
+        contrast: standard deviation, of pixels in [-1, 1], that is added as a variance to a patch's own before the
+            patch is divided by it: fainter patches count for less.
+        power: of the averages; below 1 it evens out what is seldom and what is everywhere, as for Fisher vectors
+            (Perronnin, Sánchez and Mensink 2010).
 
     Raises:
         ValueError: a setting is invalid or does not fit the images.
@@ -101,23 +106,29 @@ class Patches(nn.Module):
         patch: int = 6,
         stride: int = 2,
         cells: int = 2,
+        contrast: float = 0.3,
+        power: float = 0.75,
     ) -> None:
         super().__init__()
         for name, value in (("filters", filters), ("patch", patch), ("stride", stride), ("cells", cells)):
             check_whole_number(f"Patches.{name}", value, least=2 if name == "patch" else 1)
+        check_number("Patches.contrast", contrast, above=0)
+        check_number("Patches.power", power, above=0)
         channels, height, width = checked_shape(
             f"Patches of {cells}x{cells} cells", image_shape=image_shape, least=patch + stride * (cells - 1)
         )
-        self.patch, self.stride, self.cells = patch, stride, cells
+        self.patch, self.stride, self.cells, self.contrast, self.power = patch, stride, cells, contrast, power
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
 
         def found() -> tuple[Tensor, Tensor]:
             images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
             count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
-            return patch_filters(random_patches(images, patch, count=count, generator=draw), count=filters)
+            patches = random_patches(images, patch, count=count, generator=draw)
+            return patch_filters(patches, count=filters, contrast=contrast)
 
-        weights, offsets = found_once(prior, "filters", *(channels, height, width, filters, patch), compute=found)
+        settings = (channels, height, width, filters, patch, contrast)
+        weights, offsets = found_once(prior, "filters", *settings, compute=found)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
         self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
@@ -125,29 +136,40 @@ class Patches(nn.Module):
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
         count, channels = self.filters.shape[:2]
-        return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
+        return (
+            f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}, "
+            f"contrast={self.contrast:g}, power={self.power:g}"
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
         maps = _MAPS if self.filters.device.type == "cpu" else _MAPS_OF_GPU
-        at_once = max(1, maps // (len(self.filters) * len(self.average)))
-        pieces = [self.at_once(piece) for piece in images.to(self.filters).split(at_once)]
+        filters = max(1, maps // len(self.average))
+        images_at_once = max(1, filters // len(self.filters))
+        pieces = [self.at_once(piece, filters=filters) for piece in images.to(self.filters).split(images_at_once)]
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
-    def at_once(self, images: Tensor) -> Tensor:
-        """As `forward`, of all images in one piece, whatever their number."""
+    def at_once(self, images: Tensor, *, filters: int | None = None) -> Tensor:
+        """As `forward`, of all images in one piece, whatever their number, and of so many filters."""
         means, squares = (
             F.avg_pool2d(values.mean(dim=1, keepdim=True), self.patch, self.stride)
             for values in (images, images.square())
         )
-        deviation = (squares - means.square()).clamp_min(0).add(_CONTRAST**2).sqrt()
-        patches = F.unfold(images, self.patch, stride=self.stride) / deviation.flatten(2)
-        # Filters have mean 0, so that a patch's own drops out. With filters last, averaging is several times as fast.
-        responses = F.linear(patches.mT, self.filters.flatten(1), self.offsets.flatten())
-        # What exceeds the threshold: windows sum to 1.
-        positive = self.average.T @ responses.clamp_min(_THRESHOLD) - _THRESHOLD
-        negative = -(self.average.T @ responses.clamp_max(-_THRESHOLD)) - _THRESHOLD
-        return torch.cat([positive, negative], dim=2).mT.flatten(1)
+        deviation = (squares - means.square()).clamp_min(0).add(self.contrast**2).sqrt()
+        patches = (F.unfold(images, self.patch, stride=self.stride) / deviation.flatten(2)).mT
+        some = filters or len(self.filters)
+        positive, negative = [], []
+        for weights, offsets in zip(
+            self.filters.flatten(1).split(some), self.offsets.flatten().split(some), strict=True
+        ):
+            # Filters have mean 0, so that a patch's own drops out. With filters last, averaging is fast.
+            responses = F.linear(patches, weights, offsets)
+            # What exceeds the threshold: windows sum to 1.
+            positive.append(self.average.T @ responses.clamp_min(_THRESHOLD) - _THRESHOLD)
+            negative.append(-(self.average.T @ responses.clamp_max(-_THRESHOLD)) - _THRESHOLD)
+        averages = torch.cat([*positive, *negative], dim=2).mT.flatten(1)
+        # From above 0: there, a power has no derivative.
+        return averages.clamp_min(1e-6).pow(self.power)
 
 
 def first_images(prior: ImagePrior, image_shape: tuple[int, ...], count: int) -> tuple[Tensor, torch.Generator]:

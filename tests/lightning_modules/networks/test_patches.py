@@ -37,14 +37,14 @@ def one_by_one(network: Patches, picture: Tensor) -> Tensor:
         for column in range(columns):
             patch = picture[:, row * stride : row * stride + side, column * stride : column * stride + side].flatten()
             centred = patch - patch.mean()
-            normalised = centred / (centred.square().mean() + 0.025**2).sqrt()
+            normalised = centred / (centred.square().mean() + network.contrast**2).sqrt()
             response = filters @ normalised + network.offsets.double().flatten()
             down = torch.exp(-(((row + 0.5) / rows - centres) ** 2) / (2 * deviation**2))
             right = torch.exp(-(((column + 0.5) / columns - centres) ** 2) / (2 * deviation**2))
             weight = down[:, None] * right
             sums += weight * torch.stack([response - 0.25, -response - 0.25]).clamp_min(0)[:, :, None, None]
             weights += weight
-    return (sums / weights).flatten()
+    return (sums / weights).pow(network.power).flatten()
 
 
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "cells": 3}])
@@ -54,8 +54,12 @@ def test_features_are_what_their_definition_says(settings: dict[str, Any], monke
     expected = torch.stack([one_by_one(network, picture) for picture in given])
     assert given.shape[0] == 5 and network(given).shape == (5, *network.output_shape)
     assert torch.allclose(network(given).double(), expected, atol=1e-4)
-    monkeypatch.setattr(patches, "_CONTRAST", 0.5)  # the mutant: another normalisation
-    assert not torch.allclose(network(given).double(), expected, atol=1e-3)
+    monkeypatch.setattr(patches, "_MAPS", 5 * len(network.average))  # 5 of the 12 filters at once
+    assert torch.allclose(network(given).double(), expected, atol=1e-4)
+    for mutant in ({"contrast": 0.5}, {"power": 1.0}):
+        other = features(**settings)
+        vars(other).update(mutant)  # the same filters
+        assert not torch.allclose(other(given).double(), expected, atol=1e-3)
 
 
 def test_filters_compare_whitened_patches() -> None:
@@ -76,10 +80,11 @@ def test_filters_compare_whitened_patches() -> None:
 
 
 def test_brightness_and_contrast_of_an_image_change_little() -> None:
-    network = features()
+    network = features(contrast=0.025)
     given = images()
     assert torch.allclose(network(0.4 * given + 0.3), network(given), rtol=0.05, atol=0.02)
     assert not torch.allclose(network(given.flip(2)), network(given), rtol=0.05, atol=0.02)
+    assert not torch.allclose(features()(0.4 * given + 0.3), features()(given), rtol=0.05, atol=0.02)
 
 
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
@@ -88,3 +93,5 @@ def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
     assert features(prior=GradientPrior()).filters.shape[0] == 12
     with pytest.raises(ValueError, match="at least 12x12 pixels"):
         features(patch=11)
+    with pytest.raises(ValueError, match=r"Patches\.power"):
+        features(power=0.0)
