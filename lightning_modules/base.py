@@ -177,6 +177,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
+    @property
+    def _no_targets(self) -> torch.Tensor:
+        return torch.empty(0, self.num_classes, device=self.device)
+
     # --- images and processes ---
 
     @property

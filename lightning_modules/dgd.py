@@ -183,10 +183,6 @@ class DGD(DataFreeDistillation):
 
     # --- Eq. 2: the generator ---
 
-    @property
-    def _no_targets(self) -> torch.Tensor:
-        return torch.empty(0, self.num_classes, device=self.device)
-
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `DataFreeDistillation.generator_loss`; no targets are used."""
         if self._baseline is None:

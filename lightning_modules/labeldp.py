@@ -20,9 +20,7 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from privacy.account import BudgetExceeded
 from privacy.annotators import LabelAnnotator
-from privacy.identity import CheckpointError
 from privacy.mechanisms.randomized_response import threshold_candidates
-from privacy.processes import everywhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +55,7 @@ class GeneratorTraining(GeneratorLoss):
         pretraining_steps: Steps of the generator against the teacher before the first stage.
         activation_weight: Eq. 2 has no such term.
         statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
+        student_loss_weight: 0: Eq. 2 has no such term.
     """
 
     setting = "generator_training"
@@ -71,6 +70,7 @@ class GeneratorTraining(GeneratorLoss):
         check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
         check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
         check_number("generator_training.statistics_weight", self.statistics_weight, least=0)
+        check_number("generator_training.student_loss_weight", self.student_loss_weight, least=0, most=0)
 
     def __call__(self, discriminator: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `GeneratorLoss`; with the distance to the teacher's BatchNorm statistics."""
@@ -96,8 +96,7 @@ class LabelDP(DataFreeDistillation):
       pretrains nothing and bounds the labels' ε; so does `images.source: prior`.
     - *The entropy term* of Eq. 2 is of the batch's mean prediction (class balance); per image it would contradict the
       first term.
-    - *Fine-tuning on the stage's data*: Eq. 2 of the images generated anew from the stage's own latent inputs, plus the
-      student's loss on their labels with `student_loss_weight`.
+    - *Fine-tuning on the stage's data*: Eq. 2 of the images generated anew from the stage's own latent inputs.
 
     Args:
         annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
@@ -134,8 +133,6 @@ class LabelDP(DataFreeDistillation):
         self.stage_labels = torch.empty(0, dtype=torch.int64)
         self.stage_candidates = torch.empty(0, self.num_classes, dtype=torch.bool)
         self.stage_begin = self.stage_end = 0
-        #: How many processes made the stage's images.
-        self.stage_processes = 1
         self._rows = torch.empty(0, dtype=torch.int64)
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -151,8 +148,7 @@ class LabelDP(DataFreeDistillation):
             self.update_student(images)  # line 2, d
             latents = self.draw_latents(self.steps_done)
             if latents is not None:
-                labels = self.stage_labels[self._labelled_now()][: len(latents)]
-                self.update_generator(self.generate(latents), self._distributions(labels))
+                self.update_generator(self.generate(latents), self._no_targets)
         self.steps_done += 1
 
     def reset_generator(self) -> None:
@@ -167,7 +163,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.update_generator(self.generate(latents), torch.empty(0, self.num_classes, device=self.device))
+            self.update_generator(self.generate(latents), self._no_targets)
 
     @torch.no_grad()
     def begin_stage(self) -> None:
@@ -201,7 +197,6 @@ class LabelDP(DataFreeDistillation):
             joined(sets),
         )
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
-        self.stage_processes = self.processes.size
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` only."""
@@ -244,32 +239,8 @@ class LabelDP(DataFreeDistillation):
         if self.stages.train_on == "union":
             draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
-        return self._labelled_now()
-
-    def _labelled_now(self) -> torch.Tensor:
-        """Positions of this step's share of the batches that the stage labelled, (B,), int64."""
         labelled = len(self.stage_labels) - (self.stage_end - self.steps_done) * self.batch_size
         return labelled + torch.arange(self.batch_size)[share_of(self.batch_size, self.processes)]
-
-    def on_fit_start(self) -> None:
-        """See `DataFreeDistillation.on_fit_start`.
-
-        Raises:
-            CheckpointError: Within a stage whose images would not be generated again.
-        """
-        if (
-            self.generator is not None
-            and self.generator_training.student_loss_weight
-            and self.steps_done < self.stage_end
-            and self.stage_processes != self.processes.size
-        ):
-            raise everywhere(
-                CheckpointError(
-                    f"the checkpoint is of a stage whose images {self.stage_processes} process(es) made, and this fit "
-                    f"has {self.processes.size}: resume with as many, or from the end of a stage"
-                )
-            )
-        super().on_fit_start()
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets from the kept labels, shape (B, c): nothing is queried again.
@@ -278,25 +249,18 @@ class LabelDP(DataFreeDistillation):
         """
         labels = self.stage_labels[self._rows].to(self.device)
         if not self.stages.noise_correction:
-            return Annotation(self._distributions(labels))
+            return Annotation(F.one_hot(labels, self.num_classes).float())
         candidates = self.stage_candidates[self._rows].to(self.device)
         return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
-    def _distributions(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels (n,) as one-hot rows, (n, c)."""
-        return F.one_hot(labels, self.num_classes).float().to(self.device)
-
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_g of Eq. 2 of images (n, C, H, W), with their graph, and in fine-tuning the student's loss if switched on.
-
-        Images are generated ones; targets are noisy labels as one-hot rows (n, c), with no rows in pretraining.
-        """
+        """L_g of Eq. 2 of generated images (n, C, H, W), with their graph."""
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":
             discriminator = self.teacher.unprotected(
                 self.annotator, reason="the generator was trained against the private teacher"
             ).to(images.device)
-        return self.generator_training.against(discriminator, self.student, images, targets)
+        return self.generator_training(discriminator, images)[0]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """With the stage's images and labels, which a resumed run must not draw again."""
@@ -308,7 +272,6 @@ class LabelDP(DataFreeDistillation):
             **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
-            "processes": self.stage_processes,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -317,4 +280,3 @@ class LabelDP(DataFreeDistillation):
         self.stage_images, self.stage_labels = stage["images"], stage["labels"]
         self.stage_candidates = stage["candidates"]
         self.stage_begin, self.stage_end = int(stage["begin"]), int(stage["end"])
-        self.stage_processes = int(stage["processes"])

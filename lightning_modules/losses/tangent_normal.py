@@ -78,39 +78,30 @@ def find_directions(
     codes: Tensor,
     *,
     draw: torch.Generator,
-    adversarial: bool = True,
 ) -> Directions:
     """The directions, detached, in which a classifier's predictions change fastest, along the manifold and across it.
 
     Tangent: one power step in the latent space on KL(f(x) || f(x + dec(z + r) - dec(z))), with x = dec(z). Normal: one
     power step in image space on KL(f(x) || f(x + n)), with the tangent's displacement projected out before and after.
 
-    DGD's text calls both "random perturbation noise" along these directions: `adversarial=False` takes the random start
-    of each power step as it is.
-
     Args:
         classify: f, images (N, C, H, W) to logits (N, c); deterministic, each sample on its own (eval mode).
         decode: dec, codes (N, latent_dim) to images (N, C, H, W), likewise.
         codes: z, (N, latent_dim).
         draw: source of the random starts.
-        adversarial: take the power step.
     """
     codes = codes.detach()
     with torch.no_grad():
         images = decode(codes)
         logits = classify(images)
     start = with_length(_randn(codes, draw), 1.0)
-    tangent = start
-    if adversarial:
-        tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=_PROBE)
+    tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=_PROBE)
     tangent = with_length(tangent, 1.0, instead=start)
     with torch.no_grad():
         displacement = decode(codes + tangent) - images
     start = with_length(project_out(_randn(images, draw), displacement), 1.0)
-    normal = start
-    if adversarial:
-        normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=_PROBE)
-        normal = project_out(normal, displacement)
+    normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=_PROBE)
+    normal = project_out(normal, displacement)
     return Directions(tangent, displacement, with_length(normal, 1.0, instead=start))
 
 
@@ -139,7 +130,7 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TangentNormalLoss:
-    """Weights and directions of the tangent, normal and entropy terms; a weight of 0 switches a term off.
+    """Weights of the tangent, normal and entropy terms; a weight of 0 switches a term off.
 
     Attributes:
         tangent_weight: Of the tangent term; 1 as printed, where it drowned the labels of the digits.
@@ -147,21 +138,17 @@ class TangentNormalLoss:
         entropy_weight: Of the entropy term; as above.
         entropy_term: `determinate` makes outputs determinate, as DGD's text says; `as_printed` makes them uniform, as
             its Eq. 6 does.
-        directions: `adversarial`, those in which the student's prediction changes fastest (TNAR), or `random`, DGD's
-            "random perturbation noise".
     """
 
     tangent_weight: float = 0.01
     normal_weight: float = 0.01
     entropy_weight: float = 0.01
     entropy_term: Literal["determinate", "as_printed"] = "determinate"
-    directions: Literal["adversarial", "random"] = "adversarial"
 
     def __post_init__(self) -> None:
         for name in ("tangent_weight", "normal_weight", "entropy_weight"):
             check_number(f"tangent_normal.{name}", getattr(self, name), least=0)
         check_choice("tangent_normal.entropy_term", self.entropy_term, ("determinate", "as_printed"))
-        check_choice("tangent_normal.directions", self.directions, ("adversarial", "random"))
 
     @property
     def switched_on(self) -> bool:
@@ -173,8 +160,7 @@ class TangentNormalLoss:
     ) -> Tensor:
         """The weighted sum of the terms, with the student's graph, at codes (N, latent_dim) of decoded images."""
         with evaluating(student):
-            adversarial = self.directions == "adversarial"
-            found = find_directions(student, decode, codes, draw=draw, adversarial=adversarial)
+            found = find_directions(student, decode, codes, draw=draw)
         with torch.no_grad():
             plain = decode(codes)
         with frozen_statistics(student):

@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import gcd
 from typing import Literal
 
@@ -128,35 +127,24 @@ class TwoConvNet(ImageClassifier):
     """DGD's baseline, teachers and student: two convolutions, then the output.
 
     The convolutions are 3x3 with 64 and 128 channels, each with ReLU and a 2x2 max-pool. Stride 1, padding 1, Xavier
-    initialisation (DGD, section on implementation details). For SVHN the paper adds two dense layers:
-    `hidden=[384, 192]`.
+    initialisation (DGD, section on implementation details).
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width; at least 4x4 pixels.
-        hidden: sizes of dense ReLU layers before the output.
 
     Raises:
-        ValueError: for an image smaller than 4x4 pixels or a size in `hidden` that is not positive.
+        ValueError: for an image smaller than 4x4 pixels.
     """
 
-    def __init__(
-        self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28), hidden: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, height, width = checked_shape("TwoConvNet", num_classes=num_classes, image_shape=image_shape, least=4)
-        if any(size < 1 for size in hidden):
-            raise ValueError(f"hidden must hold positive layer sizes, got {list(hidden)!r}")
         layers: list[nn.Module] = []
         for inputs, outputs in ((channels, 64), (64, 128)):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-        layers.append(nn.Flatten())
-        size = 128 * (height // 4) * (width // 4)
-        for outputs in hidden:
-            layers += [nn.Linear(size, outputs), nn.ReLU()]
-            size = outputs
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(size, num_classes)
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Linear(128 * (height // 4) * (width // 4), num_classes)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.xavier_uniform_(module.weight)

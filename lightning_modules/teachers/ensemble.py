@@ -70,8 +70,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, DGD's (for SVHN with `hidden: [384, 192]`; for CIFAR10 a ViT, as torchvision has it). With a
-            fixed `feature_extractor` (`LinearOnFeatures`) the features are computed once for all teachers.
+            `TwoConvNet`, DGD's but for CIFAR10 and SVHN. With a fixed `feature_extractor` (`LinearOnFeatures`) the
+            features are computed once for all teachers.
         steps: Steps of each teacher.
         teachers_at_once: Teachers in training at a time: bounds the memory, and what an interruption loses.
         optimizer: Default: Adam with the rate 3e-3.

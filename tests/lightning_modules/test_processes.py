@@ -19,10 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from support.processes import TWO, command_line, fit_in_processes, in_processes, saved_by
 from support.runs import QUIET, checkpoint, configuration, distil, fit, result
 
-from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli import main
 from lightning_modules.runtime.processes import check_kind_of_strategy, check_launcher, check_strategy
-from privacy.identity import CheckpointError
 from privacy.processes import ProcessesError
 
 STEPS = 2
@@ -182,19 +180,6 @@ def test_a_run_goes_on_with_another_number_of_processes(place: Path, name: str, 
     for folder in ("grows", "shrinks"):
         assert list(charges(folder, Path("ledgers/Digits-train.jsonl")).values()) == [calls]
         assert checkpoint(folder)["distillation"]["steps_done"] == 2 * STEPS
-
-
-def test_a_stage_goes_on_with_as_many_processes_as_made_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {"annotator": LABELS, "student_loss_weight": 1.0, "pretraining_steps": 1}
-    model: Any = distil(class_path="LabelDP", steps=STEPS, model=chosen).model
-    monkeypatch.setattr(DataFreeDistillation, "on_fit_start", lambda self: None)
-    model.steps_done -= 1
-    model.on_fit_start()
-    model.stage_processes = 2
-    with pytest.raises(CheckpointError, match=r"2 process\(es\) made, and this fit has 1"):
-        model.on_fit_start()
-    model.steps_done += 1
-    model.on_fit_start()
 
 
 def test_what_is_kept_does_not_depend_on_the_number_of_processes(place: Path) -> None:

@@ -46,14 +46,14 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         **_of("stages", "threshold noise_correction train_on"),
         **_of(
             "generator_training",
-            "discriminator pretraining_steps one_hot_weight balance_weight statistics_weight student_loss_weight",
+            "discriminator pretraining_steps one_hot_weight balance_weight statistics_weight",
         ),
     },
     "DGD": {
         **_GROUPS,
         **_of(
             "tangent_normal",
-            "tangent_weight normal_weight entropy_weight entropy_term directions",
+            "tangent_weight normal_weight entropy_weight entropy_term",
         ),
         **_of("images", "pool pool_part"),
         **_of(
