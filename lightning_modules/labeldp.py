@@ -254,7 +254,7 @@ class LabelDP(DataFreeDistillation):
         return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_g of Eq. 2 of generated images (n, C, H, W), with their graph."""
+        """L_g of Eq. 2 of generated images (n, C, H, W), with their graph; no targets are used."""
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":
             discriminator = self.teacher.unprotected(

@@ -22,7 +22,7 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 #: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so
 #: that rates mean about the same.
 _LENGTH = 64.0
-#: See `whitening_of`. Of 2,001 images all directions are kept, of more than 8,000 a quarter.
+#: See `whitening_of`. Of 2,001 images all directions are kept.
 _FLOOR, _DIRECTIONS = 0.01, 2000
 
 
@@ -158,13 +158,11 @@ class WhitenedFeatures(nn.Module):
         pieces = [min(500, count - start) for start in range(0, count, 500)]
         size = (image_shape[0], image_shape[1], image_shape[2])
         drawn = [prior.sample(n, image_shape=size, generator=draw, device=torch.device("cpu")) for n in pieces]
-        # A quarter of the images' directions are known well enough.
-        kept = max(_DIRECTIONS, count // 4)
         try:
             self.plain.to(device)
             with full_float32():
                 features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
-                mean, directions, gains = whitening_of(features, power=self.whitening.power, directions=kept)
+                mean, directions, gains = whitening_of(features, power=self.whitening.power)
                 # Scattering features stay as long as they are.
                 own = isinstance(self.plain, Scattering)
                 wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)

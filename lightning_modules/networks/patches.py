@@ -71,8 +71,8 @@ class Patches(nn.Module):
     The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
     exceeds a threshold by, and what it falls short of minus the threshold by (Coates and Ng 2011, "The Importance of
     Encoding Versus Training"), is averaged around the centre of each cell of a grid (`cell_windows`), and a power of
-    the average is the feature. No parameters; the filters are buffers, so that a checkpoint holds them whatever later
-    versions of the prior draw.
+    the average is the feature. No parameters; filters and both last settings are buffers, so that a checkpoint holds
+    them whatever later versions draw or default to.
 
     Args:
         image_shape: channels, height, width.
@@ -96,6 +96,8 @@ class Patches(nn.Module):
     filters: Tensor
     offsets: Tensor
     average: Tensor
+    contrast: Tensor
+    power: Tensor
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Patches(nn.Module):
         channels, height, width = checked_shape(
             f"Patches of {cells}x{cells} cells", image_shape=image_shape, least=patch + stride * (cells - 1)
         )
-        self.patch, self.stride, self.cells, self.contrast, self.power = patch, stride, cells, contrast, power
+        self.patch, self.stride, self.cells = patch, stride, cells
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
 
@@ -131,15 +133,14 @@ class Patches(nn.Module):
         weights, offsets = found_once(prior, "filters", *settings, compute=found)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
+        self.register_buffer("contrast", torch.tensor(contrast))
+        self.register_buffer("power", torch.tensor(power))
         self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:
         """Settings, which the buffers do not show."""
         count, channels = self.filters.shape[:2]
-        return (
-            f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}, "
-            f"contrast={self.contrast:g}, power={self.power:g}"
-        )
+        return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
@@ -155,7 +156,7 @@ class Patches(nn.Module):
             F.avg_pool2d(values.mean(dim=1, keepdim=True), self.patch, self.stride)
             for values in (images, images.square())
         )
-        deviation = (squares - means.square()).clamp_min(0).add(self.contrast**2).sqrt()
+        deviation = (squares - means.square()).clamp_min(0).add(self.contrast.square()).sqrt()
         patches = (F.unfold(images, self.patch, stride=self.stride) / deviation.flatten(2)).mT
         some = filters or len(self.filters)
         positive, negative = [], []

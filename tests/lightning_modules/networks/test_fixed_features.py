@@ -53,13 +53,6 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
     assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
 
 
-def test_more_images_tell_of_more_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_modules.networks.fixed_features._DIRECTIONS", 3)
-    for images, kept in ((8, 3), (40, 10)):
-        found = WhitenedFeatures(Waves(1.0), Whitening(images=images), image_shape=SHAPE, prior=StrokePrior())
-        assert found.directions.shape == (64, kept)
-
-
 def test_a_gpu_without_room_leaves_the_statistics_to_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, on = [], WhitenedFeatures._statistics_on
 

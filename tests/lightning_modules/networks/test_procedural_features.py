@@ -72,6 +72,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("kernels", {"anchors": 9}),
     ("patches", {"filters": 13}),
     ("patches", {"patch": 3}),
+    ("patches", {"contrast": 0.1}),
     ("scattering", {"groups": 27}),
     *(("patches", {"prior": prior}) for prior in (FewLeaves(), FractalPrior())),
     *(("scattering", change) for change in ({"image_shape": (3, 12, 14)}, {"power": 0.5}, {"images": 21})),
