@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
@@ -144,6 +145,8 @@ class WhitenedFeatures(nn.Module):
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Values for the buffers, from the prior's first images: of thousands of patches a core takes many minutes."""
+        size = self.output_shape[0]
+        rank_zero_info(f"{size:,} features are whitened by {count:,} images of {type(prior).__name__}, found once.")
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # it has no room
                 return self._statistics_on(
