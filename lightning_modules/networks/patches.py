@@ -133,8 +133,8 @@ class Patches(nn.Module):
         weights, offsets = found_once(prior, "filters", *settings, compute=found)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
-        self.register_buffer("contrast", torch.tensor(contrast))
-        self.register_buffer("power", torch.tensor(power))
+        self.register_buffer("contrast", torch.tensor(float(contrast)))
+        self.register_buffer("power", torch.tensor(float(power)))
         self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:

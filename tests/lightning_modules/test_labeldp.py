@@ -95,7 +95,7 @@ def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: p
     monkeypatch.setattr(LabelDP, "update_generator", watched)
     run(images="both", pretraining_steps=3)
     half = BATCH_SIZE // 2
-    assert seen == [(half, 0)] * 3 + [(half, 0)] * STEPS * STAGES
+    assert seen == [(half, 0)] * (3 + STEPS * STAGES)
 
 
 def test_a_generator_that_begins_anew_is_pretrained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
