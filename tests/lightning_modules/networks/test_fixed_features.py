@@ -11,7 +11,12 @@ from support.features import linear
 from torch import Tensor, nn
 
 from lightning_modules.networks import LinearOnFeatures, Whitening
-from lightning_modules.networks.fixed_features import WhitenedFeatures, moved_each_way, whitening_of
+from lightning_modules.networks.fixed_features import (
+    WhitenedFeatures,
+    leading_eigenvectors,
+    moved_each_way,
+    whitening_of,
+)
 from lightning_modules.networks.memory import same_module
 from lightning_modules.priors import StrokePrior
 
@@ -66,6 +71,19 @@ def test_a_gpu_without_room_leaves_the_statistics_to_the_processor(monkeypatch: 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     WhitenedFeatures(Waves(1.0), Whitening(images=9), image_shape=SHAPE, prior=StrokePrior())
     assert seen == ["cuda", "cpu"]
+
+
+def test_a_few_eigenvectors_of_a_large_matrix_span_what_the_exact_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(600, 600, generator=torch.Generator().manual_seed(0)).double() / torch.arange(1, 601)
+    matrix = rows.T @ rows
+    values, exact = torch.linalg.eigh(matrix)
+    found, vectors = leading_eigenvectors(matrix, count=20)
+    assert torch.allclose(found, values.flip(0)[:20], rtol=1e-6)
+    span = exact.flip(1)[:, :20]
+    assert torch.allclose(vectors @ vectors.T, span @ span.T, atol=1e-6)
+    monkeypatch.setattr("lightning_modules.networks.fixed_features._ROUNDS", 1)  # too few
+    found, _ = leading_eigenvectors(matrix, count=20)
+    assert not torch.allclose(found, values.flip(0)[:20], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 20)])
