@@ -142,7 +142,7 @@ _memory: list[FeatureMemory] = []
 
 
 @contextmanager
-def feature_memory(most_bytes: int = 8 * 2**30) -> Iterator[FeatureMemory]:
+def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
     """Lets the extractors of this process remember, until the outermost of these ends; nothing is without."""
     memory = _memory[-1] if _memory else FeatureMemory(most_bytes)
     _memory.append(memory)
