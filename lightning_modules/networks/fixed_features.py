@@ -25,8 +25,6 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 _LENGTH = 64.0
 #: See `whitening_of`. Of 2,001 images all directions are kept.
 _FLOOR, _DIRECTIONS = 0.01, 2000
-#: Images at once: of a batch of thousands, several copies of all features would take gigabytes.
-_AT_ONCE = 1000
 #: See `leading_eigenvectors`.
 _ROUNDS, _MORE = 3, 200
 
@@ -213,12 +211,7 @@ class WhitenedFeatures(nn.Module):
         return remembered_features(self, images, self._computed)
 
     def _computed(self, images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                self.scale * _whitened(self.before_whitening(piece), self.mean, self.directions, self.gains)
-                for piece in images.split(_AT_ONCE)
-            ]
-        )
+        return self.scale * _whitened(self.before_whitening(images), self.mean, self.directions, self.gains)
 
 
 def moved_each_way(images: Tensor, shifts: int) -> list[Tensor]:
