@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from lightning_modules.priors import ImagePrior
 
-#: Images computed at once: of a batch of thousands, several copies of all features would take gigabytes.
-_AT_ONCE = 1000
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 _numbers = count()
 
@@ -111,10 +109,9 @@ class FeatureMemory:
                     self._entries.move_to_end(key)
         missing = [number for number, row in enumerate(found) if row is None]
         if missing:
-            new = images if len(missing) == len(images) else images[missing]
-            computed = torch.cat([compute(piece).half() for piece in new.split(_AT_ONCE)])
+            computed = compute(images if len(missing) == len(images) else images[missing])
             with self._lock:
-                for number, row in zip(missing, computed, strict=True):
+                for number, row in zip(missing, computed.half(), strict=True):
                     found[number] = row
                     if keys[number] not in self._entries:
                         self._entries[keys[number]] = row
