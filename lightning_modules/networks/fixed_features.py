@@ -103,8 +103,8 @@ def leading_eigenvectors(matrix: Tensor, *, count: int) -> tuple[Tensor, Tensor]
     """Largest eigenvalues (count,) of a symmetric matrix (N, N) without negative ones, and eigenvectors (N, count).
 
     Of a large matrix a few are found by subspace iteration (Halko, Martinsson and Tropp 2011, Algorithm 4.4), in less
-    than half of the time. Of patch features of 8,000 images the spans of 2,000 overlap by 99.5 % with the exact ones, and
-    whitened features of other images move by 1.4 %.
+    than half of the time. Of patch features of 8,000 images the spans of 2,000 overlap by 99.5 % with the exact ones,
+    and whitened features of other images move by 1.4 %.
     """
     size, width = len(matrix), count + _MORE
     if 2 * width >= size:
