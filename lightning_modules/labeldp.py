@@ -107,7 +107,6 @@ class LabelDP(DataFreeDistillation):
     """
 
     paper = "LabelDP"
-    unused = ("student.replay",)
     annotator: LabelAnnotator
 
     def __init__(
@@ -147,7 +146,8 @@ class LabelDP(DataFreeDistillation):
             images = self.stage_images[self._rows].to(self.device).float()
             self.update_student(images)  # line 2, d
             latents = self.draw_latents(self.steps_done)
-            if latents is not None:
+            every = self.images.reset_every
+            if latents is not None and not (every and self.stage_end % every == 0):  # else reset before it is used
                 self.update_generator(self.generate(latents), self._no_targets)
         self.steps_done += 1
 

@@ -25,6 +25,7 @@ FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" n
 FOLLOWS = {
     "generated_images": "dpdfd_mnist",
     "generated_images_labels": "dpsd_label_mnist",
+    "generated_images_labeldp": "labeldp_mnist",
     "dgd_as_printed": "dgd_digits",
     "ensemble_as_printed": "ensemble_digits",
 }
