@@ -19,6 +19,13 @@ LABEL = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "smallest
 RUNS: dict[str, dict[str, Any]] = {
     "DPDFD": {"model": {"student_follows": "gradients"}},
     "DPSD label": {"class_path": "DPSD", "model": {"annotator": LABEL}},
+    "LabelDP": {
+        "class_path": "LabelDP",
+        "model": {
+            "annotator": {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "scope": "run"}},
+            "generator_training": {"discriminator": "student"},
+        },
+    },
 }
 #: Each option by the settings that switch it on.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,7 +76,7 @@ def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, 
     )
 
 
-@pytest.mark.parametrize("name", ["DPDFD", "DPSD label"])
+@pytest.mark.parametrize("name", RUNS)
 def test_options_cost_nothing(folder: Path, asked: list[int], name: str) -> None:
     default = spent(lambda: run(name, "default"), asked)
     assert default[0] == [8] * STEPS and sum(default[0]) == default[2][2] and 0 < default[2][0] < float("inf")
