@@ -89,7 +89,10 @@ class ResultRecord(Callback):
             network, seed, steps = pl_module, torch.initial_seed(), trainer.global_step
             if isinstance(pl_module, _Guaranteed):  # and may be measured on public images
                 guarantee, uncharged = pl_module.guarantee(), pl_module.uncharged_queries
-        measured = measured_on(network, loader, pl_module.device, auroc=asks_for_auroc(trainer))
+        home, device = pl_module.device, trainer.strategy.root_device
+        # By now Lightning has moved it to the CPU, where thousands of patches take minutes.
+        measured = measured_on(network.to(device), loader, device, auroc=asks_for_auroc(trainer))
+        network.to(home)
         record |= {
             **measured,
             "uncharged_accesses": list(measured if uncharged is None else uncharged),
