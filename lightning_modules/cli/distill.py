@@ -36,7 +36,7 @@ PRIORS: Mapping[str, str] = {
 GENERAL: Mapping[str, Any] = {
     "class_path": "MixturePrior",
     "init_args": {
-        "priors": [{"class_path": "FractalPrior"}, {"class_path": "DeadLeavesPrior"}, {"class_path": "GradientPrior"}],
+        "priors": [{"class_path": "FractalPrior"}, {"class_path": "DeadLeavesPrior"}],
         "blend_probability": 0.5,
         "jitter": 0.5,
     },

@@ -4,7 +4,6 @@ from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.priors.dead_leaves import DeadLeavesPrior
 from lightning_modules.priors.fractals import FractalPrior
 from lightning_modules.priors.glyphs import GlyphPrior
-from lightning_modules.priors.gradients import GradientPrior
 from lightning_modules.priors.mixture import MixturePrior
 from lightning_modules.priors.silhouettes import SilhouettePrior
 from lightning_modules.priors.strokes import StrokePrior
@@ -13,7 +12,6 @@ __all__ = [
     "DeadLeavesPrior",
     "FractalPrior",
     "GlyphPrior",
-    "GradientPrior",
     "ImagePrior",
     "MixturePrior",
     "SilhouettePrior",

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lightning_modules.networks import patches
 from lightning_modules.networks.patches import Patches, patch_filters
-from lightning_modules.priors import DeadLeavesPrior, GradientPrior
+from lightning_modules.priors import DeadLeavesPrior, FractalPrior
 
 SHAPE = (3, 12, 10)
 SMALL: dict[str, Any] = {"filters": 12, "patch": 4, "stride": 1}
@@ -90,7 +90,7 @@ def test_brightness_and_contrast_of_an_image_change_little() -> None:
 def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
     with pytest.raises(ValueError, match="filters must be at most 0 of 50"):
         patch_filters(torch.zeros(50, 12), count=1, contrast=0.1, regularisation=0.1)
-    assert features(prior=GradientPrior()).filters.shape[0] == 12
+    assert features(prior=FractalPrior()).filters.shape[0] == 12
     with pytest.raises(ValueError, match="at least 12x12 pixels"):
         features(patch=11)
     with pytest.raises(ValueError, match=r"Patches\.power"):

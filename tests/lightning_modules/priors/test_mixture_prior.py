@@ -75,7 +75,7 @@ NESTED = {
             {"class_path": "SilhouettePrior"},
             {"class_path": "GlyphPrior", "init_args": {"polarity": "dark"}},
             {"class_path": "FractalPrior"},
-            {"class_path": "GradientPrior"},
+            {"class_path": "DeadLeavesPrior"},
         ],
         "weights": [3, 1, 1, 5],
         "blend_probability": 0.25,
@@ -89,7 +89,7 @@ def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
     prior = cli.model.images.prior
     assert isinstance(prior, MixturePrior)
     names = [type(part).__name__ for part in prior.priors]
-    assert names == ["SilhouettePrior", "GlyphPrior", "FractalPrior", "GradientPrior"]
+    assert names == ["SilhouettePrior", "GlyphPrior", "FractalPrior", "DeadLeavesPrior"]
     assert isinstance(prior.priors[1], GlyphPrior) and prior.priors[1].polarity == "dark"
     assert prior.weights == pytest.approx([0.3, 0.1, 0.1, 0.5])
     assert (prior.blend_probability, prior.jitter) == (0.25, 0.5)

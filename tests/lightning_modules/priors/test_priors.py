@@ -18,7 +18,6 @@ from lightning_modules.priors import (
     DeadLeavesPrior,
     FractalPrior,
     GlyphPrior,
-    GradientPrior,
     ImagePrior,
     MixturePrior,
     SilhouettePrior,
@@ -27,10 +26,10 @@ from lightning_modules.priors import (
 from lightning_modules.priors.base import RandomRows, full_float32
 
 DRAWINGS: list[ImagePrior] = [StrokePrior(), GlyphPrior(), SilhouettePrior()]
-PHOTOGRAPHS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior(), GradientPrior()]
+PHOTOGRAPHS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior()]
 MIXTURES: list[ImagePrior] = [
     MixturePrior(priors=[StrokePrior(), DeadLeavesPrior()]),
-    MixturePrior(priors=[GradientPrior(), FractalPrior()], blend_probability=0.5),
+    MixturePrior(priors=[DeadLeavesPrior(), FractalPrior()], blend_probability=0.5),
 ]
 SHAPES = [(1, 8, 8), (3, 20, 36), (1, 1, 1)]
 
