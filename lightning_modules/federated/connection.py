@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from datamodules.partition import disjoint
 from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.networks import Network
@@ -177,7 +179,7 @@ def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> 
     """Refuses clients that share records as far as their files say: one record would then move several answers.
 
     Raises:
-        TeacherError: Two have the same private data, or the same weights.
+        TeacherError: Two have the same private data, under any name, or the same weights.
     """
     of: dict[str | bytes, str] = {}
     for name, teacher in zip(names, teachers, strict=True):
@@ -188,3 +190,10 @@ def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> 
             if (other := of.setdefault(each, name)) != name:
                 what = f"the same private data, {each}" if isinstance(each, str) else "the same teacher"
                 raise TeacherError(f"{other} and {name} have {what}: each needs its own (data: ClientRecords)")
+    for (one, mine), (other, others) in combinations(zip(names, teachers, strict=True), 2):
+        for first, second in product(filter(None, mine.partitions), filter(None, others.partitions)):
+            if first["place"] == second["place"] is not None and not disjoint(first, second):
+                raise TeacherError(
+                    f"{one} and {other} were trained on records of one folder, {first['data']} and {second['data']}: "
+                    "each needs its own (data: ClientRecords)"
+                )

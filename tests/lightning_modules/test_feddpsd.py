@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from datamodules import ClientRecords, Digits
 from datamodules.partition import disjoint
 from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
+from lightning_modules.federated.connection import _require_apart
 from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import GradientTargets
@@ -438,6 +440,17 @@ def test_two_trainings_on_the_same_records_are_no_two_clients() -> None:
     files = [f"{name}/checkpoints/last.ckpt" for name in ("one", "other")]
     with pytest.raises(TeacherError, match="client-0 and client-1 have the same private data, Digits/train"):
         federated(LocalClients(teachers=files), annotator=gradients())
+
+
+def test_one_folder_under_two_names_is_no_two_clients() -> None:
+    def trained_on(name: str, place: str | None) -> Any:
+        partition = {"data": name, "place": place, "class_names": None, "settings": {}, "share": None}
+        return SimpleNamespace(private_data=f"{name}/train", training=None, partitions=[partition, None])
+
+    for other in ("another", None):
+        _require_apart(["a", "b"], [trained_on("east", "folder"), trained_on("west", other)])
+    with pytest.raises(TeacherError, match="a and b were trained on records of one folder, east and west"):
+        _require_apart(["a", "b"], [trained_on("east", "folder"), trained_on("west", "folder")])
 
 
 def test_clients_that_name_one_training_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
