@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -112,6 +112,20 @@ class PoissonLoader:
                     held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
                 batch = records.into(held[turn], positions)
             yield batch if parts is None else (*batch, torch.tensor([len(part) for part in parts], dtype=torch.int64))
+
+
+def require_poisson(loader: Any, sample_rate: float) -> None:
+    """Refuses batches that are not what a step is charged for: a callback may replace or change them within a fit.
+
+    Raises:
+        ValueError: No `PoissonLoader`, or one that draws at another rate.
+    """
+    if not isinstance(loader, PoissonLoader) or loader.batches.sample_rate != sample_rate:
+        rate = f" at {loader.batches.sample_rate:g}" if isinstance(loader, PoissonLoader) else ""
+        raise ValueError(
+            "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
+            f"{sample_rate:g}, got a {type(loader).__name__}{rate}: ε is of batches that draw a coin per record"
+        )
 
 
 class PoissonSampled(WrappedDataset):

@@ -21,7 +21,7 @@ from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.private_run import steps_of_fit
+from lightning_modules.private_run import steps_of_run
 from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
@@ -326,7 +326,7 @@ class DGD(DataFreeDistillation):
 
     def on_train_start(self) -> None:
         """Warns of a fit that ends before the student's first step."""
-        steps, queries = steps_of_fit(self.trainer), self.query_phase
+        steps, queries = steps_of_run(self.trainer, done=self.steps_done), self.query_phase
         needed = self._length("generator") + self._length("vae") + math.ceil(queries.queries / self.batch_size)
         needed += queries.steps_between * (queries.rounds - 1)
         if steps is not None and self.phase != "student" and steps <= needed:

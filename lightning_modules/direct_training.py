@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules import PoissonSampled
+from datamodules.poisson_sampled import require_poisson
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.networks import Network
-from lightning_modules.private_run import PrivateRun, state_of_run, steps_of_fit
+from lightning_modules.private_run import PrivateRun, state_of_run, steps_ahead
 from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.teacher import Teacher
@@ -102,6 +103,9 @@ class DirectTraining(Teacher):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One iteration of Algorithm 3 on private images (n, C, H, W) and the numbers (n,) of their records."""
         images, records = batch  # line 2
+        if isinstance(self.annotator, DirectGradientAnnotator):
+            assert self.annotator.sample_rate is not None
+            require_poisson(self.trainer.train_dataloader, self.annotator.sample_rate)
         if len(images):
             outputs = self.network(images)
             annotation = self.annotate(outputs.detach(), records)  # lines 3 to 10
@@ -199,10 +203,8 @@ class DirectTraining(Teacher):
     def _calls_ahead(self) -> int | None:
         if isinstance(self.annotator, DirectLabelAnnotator):
             return 0 if self.annotator.complete else 1
-        steps = steps_of_fit(self.trainer)
-        if steps is None:
-            return None if self.annotator.budget.target_epsilon is None else 10**7
-        return max(0, steps - self.steps_done)
+        ahead = steps_ahead(self.trainer, self.trainer.num_training_batches)
+        return 10**7 if ahead is None and self.annotator.budget.target_epsilon is not None else ahead
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Ends the fit before the step that the target does not allow, which would be refused anyway; logs ε."""

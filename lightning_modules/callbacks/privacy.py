@@ -15,7 +15,7 @@ from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.images.pool import innermost
-from lightning_modules.private_run import steps_of_fit
+from lightning_modules.private_run import steps_of_run
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.publication import clear, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
@@ -68,7 +68,7 @@ class PrivacyCourse(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fixes the plan, before the first query: the guarantee covers it."""
         module = data_free(pl_module)
-        module.run.fix_plan(lambda: module.calls_ahead(steps_of_fit(trainer)))
+        module.run.fix_plan(lambda: module.calls_ahead(steps_of_run(trainer, done=module.steps_done)))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -16,9 +16,9 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from datamodules import PoissonSampled
-from datamodules.poisson_sampled import PoissonLoader
+from datamodules.poisson_sampled import require_poisson
 from lightning_modules.priors.base import full_float32
-from lightning_modules.private_run import epsilon_metric
+from lightning_modules.private_run import epsilon_metric, steps_ahead
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import TellOfErrors, clear, publish
@@ -26,7 +26,7 @@ from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import keeps_nothing
-from lightning_modules.teachers.dp_sgd_steps import PlannedSteps, steps_ahead
+from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
@@ -214,12 +214,7 @@ class DPSGDTeacher(Teacher):
             ValueError: More steps than the target was calibrated for, or batches that are no Poisson samples.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
-        loader: Any = self.trainer.train_dataloader
-        if not isinstance(loader, PoissonLoader) or loader.batches.sample_rate != self._poisson.sample_rate:
-            raise ValueError(
-                f"train_dataloader() of {type(self._poisson).__name__} must give a PoissonLoader at its sample_rate, "
-                f"not a {type(loader).__name__}: DP-SGD's ε is of batches that take each record by a coin of its own"
-            )
+        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate)
         by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases)
         self.own_training.renew_token()
@@ -323,12 +318,19 @@ class DPSGDTeacher(Teacher):
         inputs, labels, *counts = batch
         wrapper = self.optimizers()
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
+        self._require_charged(optimizer)
         optimizer.zero_grad()
         extracted = self._features_precomputed
         optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=extracted)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self.own_training.register)
         wrapper.step()  # type: ignore[union-attr]
+
+    def _require_charged(self, optimizer: ExactNoise) -> None:
+        """Refuses a step of another rate or noise than `_step` charges: a callback may change either within a fit."""
+        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate)
+        if (now := optimizer.noise_multiplier) != self.noise_multiplier:
+            raise ValueError(f"noise_multiplier must stay what the optimizer adds, {now}, got {self.noise_multiplier}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""

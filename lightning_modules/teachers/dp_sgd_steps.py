@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from privacy.accountants import ExactAccountant
@@ -153,14 +152,3 @@ class PlannedSteps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.accountant.load_state_dict(state["accountant"])
         self.plan = Plan.from_dict(state["plan"])
-
-
-def steps_ahead(trainer: Trainer, length: int) -> int | None:
-    """Steps that a fit has yet to make in epochs of so many; None where its length is unknown."""
-    if trainer.max_epochs in (None, -1):
-        return None
-    loop: Any = trainer.fit_loop
-    epochs = loop.epoch_progress.current
-    within = loop.epoch_loop.batch_progress.current.completed if epochs.ready > epochs.processed else 0
-    ahead: int = (int(trainer.max_epochs or 0) - epochs.processed) * length - within
-    return max(0, ahead)

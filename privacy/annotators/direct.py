@@ -92,7 +92,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         "part (DPDFD, Algorithm 3; Balle and Wang 2018; Dong et al. 2022)"
     )
 
-    _sample_rate: float | None = None
+    sample_rate: float | None = None
     _secure_coins: bool = True
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
@@ -115,7 +115,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
 
     def bind_sampling(self, *, sample_rate: float, secure: bool = True) -> None:
         """Fixes q of Poisson sampling, which the cost depends on, and whether its coins cannot be reproduced."""
-        self._sample_rate = check_probability("sample_rate", sample_rate)
+        self.sample_rate = check_probability("sample_rate", sample_rate)
         self._secure_coins = secure
 
     @property
@@ -128,7 +128,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         if not self._secure_coins:
             return Charge(release=Unbounded(reason=_COINS), queries=batch_size)
         # Before the data are known, as if each record took part in each step.
-        rate = 1.0 if self._sample_rate is None else self._sample_rate
+        rate = 1.0 if self.sample_rate is None else self.sample_rate
         claim = None
         if self.noise_multiplier:
             slope = dpdfd_rdp_slope(self.norm_bound, num_classes, batch_size, self.noise_multiplier)
@@ -157,7 +157,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
                 f"gradients must be (n, {num_classes}), and come with the numbers of their records (n,), got "
                 f"{tuple(gradients.shape)} and {None if records is None else tuple(records.shape)}"
             )
-        if self._sample_rate is None:
+        if self.sample_rate is None:
             raise RuntimeError("call bind_sampling(...) before anything is released")
         if len(torch.unique(records)) != len(records):
             raise ValueError("records must be distinct within a batch: a label would move several rows")
@@ -167,7 +167,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         return MechanismDescription(
             mechanism=(
                 "gradients of each private record's own cross-entropy with respect to the model's outputs, "
-                f"{self._released()}, on Poisson samples at rate {self._sample_rate or 1:.4g}; the private images "
+                f"{self._released()}, on Poisson samples at rate {self.sample_rate or 1:.4g}; the private images "
                 "themselves, in every update"
             ),
             unit="one training record",

@@ -15,7 +15,7 @@ from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
 from support.short_names import nested
 
 from datamodules import COVIDx, Digits, ImageFolder, ImageNet
-from lightning_modules import DirectTraining
+from lightning_modules import DirectTraining, direct_training
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
@@ -152,6 +152,24 @@ def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch:
     if not broken:
         labels = written("run", "guarantee.json")["label_guarantee"]
         assert labels["epsilon"] > labels["epsilon_spent"] > 0
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_batches_that_grow_within_a_fit_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is charged at the rate that the fit began with."""
+
+    def grow(module: DirectTraining) -> None:
+        module.trainer.datamodule.batch_size = 640  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(DirectTraining, "on_train_epoch_end", grow)
+    config = configuration(epochs=2, trainer={"reload_dataloaders_every_n_epochs": 1})
+    if not broken:
+        with pytest.raises(ValueError, match="must give a PoissonLoader at the sample_rate"):
+            trained(config)
+        return
+    monkeypatch.setattr(direct_training, "require_poisson", lambda *_: None)
+    model = trained(config)
+    assert model.trainer.train_dataloader.batches.sample_rate > 5 * model.annotator.sample_rate  # type: ignore[union-attr]
 
 
 def test_going_on_keeps_the_charges() -> None:

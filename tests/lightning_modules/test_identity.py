@@ -19,10 +19,11 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, distil, guarantee, interrupted, working_in
+from support.runs import checkpoint, distil, fit_script, guarantee, interrupted, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
+from lightning_modules.callbacks import privacy as privacy_callback
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.publication import clear
@@ -248,6 +249,29 @@ def test_a_student_that_was_stopped_does_not_shed_its_plan_by_more_noise() -> No
     assert "sigma=30" in after["mechanism"] and "sigma=1e+09" in after["mechanism"]
     # A checkpoint holds the plan as plain values.
     assert len(checkpoint()["distillation"]["planned_charges"]) == 2
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings = {"teacher": f"private/{LAST}", "images": "prior"}, {"release": "per_sample_full", "scope": "run"}
+    distil("run", model=model, annotator=settings, steps=4)
+    if broken:  # as if all epochs had had today's length
+        monkeypatch.setattr(privacy_callback, "steps_of_run", lambda trainer, *, done: 4)
+    plan = distil("run", RESUME, model=model, annotator=settings, steps=1, epochs=4).model.run.plan
+    assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_second_fit_of_a_student_adds_its_steps() -> None:
+    module = DPDFD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=f"private/{LAST}", images=Images(source="prior"),
+        student={"network": SMALL}, annotator=GradientAnnotator(release="per_sample_full"),
+    )  # fmt: skip
+    for calls in (2, 4):
+        fit_script(module, steps=2)
+        assert module.run.plan.calls == calls
+    assert module.run.plan.changed
 
 
 def test_nothing_is_chosen_by_private_records() -> None:

@@ -6,6 +6,7 @@ Each refusal has its negative control: with the check taken out, the same fit tr
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from opacus.validators import ModuleValidator
-from support.dp_teachers import train
+from support.dp_teachers import train, trainer_settings
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -34,6 +35,7 @@ from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial, keeps_nothing
 from lightning_modules.teachers.record_clipping import Mode
+from privacy import SampledGaussian, compose
 
 
 class Plain(nn.Module):
@@ -316,6 +318,10 @@ def test_only_networks_that_are_known_to_keep_nothing_are_called_by_several_thre
     assert keeps_nothing(network) and not keeps_nothing(Plain())
     network.feature_extractor.register_forward_hook(lambda *_: None)
     assert not keeps_nothing(network)
+    layer = nn.Flatten()
+    assert keeps_nothing(layer)
+    layer.forward = lambda images: images.flatten(1)  # type: ignore[method-assign]
+    assert not keeps_nothing(layer)
 
 
 def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
@@ -396,12 +402,44 @@ class Repeated(PoissonSampled):
 def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     teacher, data = made(Plain), Repeated(dataset=Digits(), batch_size=64)
     if broken:
-        monkeypatch.setattr(dp_sgd, "PoissonLoader", object)
+        monkeypatch.setattr(dp_sgd, "require_poisson", lambda *_: None)
         train(teacher, data)
         assert teacher.guarantee().epsilon < 10
     else:
-        with pytest.raises(ValueError, match="Repeated must give a PoissonLoader at its sample_rate, not a DataLoader"):
+        with pytest.raises(ValueError, match="must give a PoissonLoader at the sample_rate"):
             train(teacher, data)
+
+
+class Changes(Callback):
+    """Lets a setting differ from what the first epoch's steps were made with, and notes what is really drawn."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.drawn: Counter[Any] = Counter()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1 and self.what == "batch_size":
+            trainer.datamodule.batch_size = 4
+        elif trainer.current_epoch == 1:
+            pl_module.noise_multiplier = 20.0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        noise = pl_module.optimizers().optimizer.noise_multiplier
+        self.drawn[SampledGaussian(noise, trainer.train_dataloader.batches.sample_rate)] += 1
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("what", ["batch_size", "noise_multiplier"])
+def test_a_step_is_charged_as_it_is_drawn(monkeypatch: pytest.MonkeyPatch, what: str, broken: bool) -> None:
+    teacher, data, changes = made(Plain), PoissonSampled(dataset=Digits(), batch_size=64), Changes(what)
+    settings = {**trainer_settings(".", -1), "max_steps": 30, "logger": False, "callbacks": [changes]}
+    if broken:
+        monkeypatch.setattr(DPSGDTeacher, "_require_charged", lambda *_: None)
+        Trainer(**settings).fit(teacher, data)
+        assert teacher.guarantee().epsilon < 0.9 * compose(changes.drawn, teacher.delta).epsilon
+        return
+    with pytest.raises(ValueError, match=r"must stay what|PoissonLoader at 0\.05"):
+        Trainer(**settings).fit(teacher, data)
 
 
 class TrainsItsFront(nn.Module):
