@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -161,24 +161,23 @@ def epsilon_metric(unit: Unit) -> str:
     return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
 
 
-def steps_ahead(trainer: Trainer, length: float, *, but: Literal["completed", "processed"] = "completed") -> int | None:
+def steps_ahead(trainer: Trainer, length: float) -> int | None:
     """Steps that a fit has yet to make in epochs of so many; None where no end is known.
 
-    Epochs that are done count as done, whatever their length was. Of one that was interrupted the steps that Lightning
-    counts as `but` are not made again.
+    Epochs that are done count as done, whatever their length was.
     """
     if trainer.max_epochs in (None, -1) or not math.isfinite(length):
         return None
     loop: Any = trainer.fit_loop
     epochs, steps = loop.epoch_progress.current, int(length)
-    made = getattr(loop.epoch_loop.batch_progress.current, but) if epochs.ready > epochs.processed else 0
+    # Not `completed`: a step is not made again where the fit was interrupted after it.
+    made = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
     return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(made)))
 
 
 def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
-    """Steps of a student's run in all, of which so many are done; None where no end is known."""
-    # A restored `StepIndices` goes on after every step that was made.
-    ahead = steps_ahead(trainer, trainer.num_training_batches, but="processed")
+    """Steps of a run in all, of which so many are done; None where no end is known."""
+    ahead = steps_ahead(trainer, trainer.num_training_batches)
     return None if ahead is None else done + ahead
 
 

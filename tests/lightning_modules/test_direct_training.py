@@ -172,6 +172,12 @@ def test_batches_that_grow_within_a_fit_are_refused(broken: bool, monkeypatch: p
     assert model.trainer.train_dataloader.batches.sample_rate > 5 * model.annotator.sample_rate  # type: ignore[union-attr]
 
 
+def test_a_run_that_was_interrupted_after_a_step_keeps_its_plan() -> None:
+    interrupted(DirectTraining, 2, lambda: trained(configuration(epochs=1)))
+    model = trained(configuration(epochs=1), after="run")
+    assert model.run.plan.calls == model.steps_done and not model.run.plan.changed
+
+
 def test_going_on_keeps_the_charges() -> None:
     first = trained(configuration("one", epochs=1, optimizer=ADAM))
     before = first.annotator.account.epsilon_label(scope="run")
