@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from support.dp_teachers import teacher_by_dp_sgd
-from support.runs import BATCH_SIZE, checkpoint, distil, fit_script, guarantee, result
+from support.runs import BATCH_SIZE, checkpoint, distil, fit_script
 from torch import nn
 
 from datamodules import Digits
@@ -19,29 +18,11 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.student import StudentConfig
-from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
 
 
 def run(folder: str = "run", *arguments: str, steps: int = 3, epochs: int = 1, **model: Any) -> TranscriptionCLI:
     return distil(folder, *arguments, class_path="Distillation", steps=steps, epochs=epochs, model=model)
-
-
-def test_the_teachers_guarantee_is_the_students(folder: Path) -> None:
-    teacher_by_dp_sgd("teacher", target_epsilon=3.0)
-    run("student", teacher="teacher/checkpoints/last.ckpt", annotator={"class_path": "ResponseAnnotator"})
-    own, students = (result(name) for name in ("teacher", "student"))
-    assert 2.9 < students["epsilon_record"] <= 3.0
-    assert students["epsilon_record"] == pytest.approx(own["epsilon_record"])
-    assert "DP-SGD" in guarantee("student")["source"]
-    with pytest.raises(BudgetExceeded):
-        less = {"class_path": "ResponseAnnotator", "init_args": {"budget": {"target_epsilon": 2.0}}}
-        run("refused", teacher="teacher/checkpoints/last.ckpt", annotator=less)
-
-
-def test_a_teacher_trained_without_privacy_leaves_no_bound(folder: Path) -> None:
-    run()
-    assert guarantee()["epsilon"] == "inf"
 
 
 def test_the_pool_is_asked_once_and_the_plan_says_so(folder: Path) -> None:

@@ -177,30 +177,6 @@ def test_the_calibration_counts_the_calls_that_are_made(place: Path, capsys: pyt
     assert "As configured, 8 calls: record-level ε = 9.99" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_what_was_answered_before_a_crash_stays_paid(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first step there is no checkpoint: whoever begins anew asks anew, and the ledger knows both.
-
-    Of the first run it counts the whole plan: whoever stopped it had seen two of its calls.
-    """
-    annotate, answers = MeanResponseAnnotator.annotate, [False, True, True]
-
-    def failing(self: MeanResponseAnnotator, logits: Tensor) -> Tensor:
-        if not answers.pop():
-            raise InterruptedError
-        return annotate(self, logits)
-
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(MeanResponseAnnotator, "annotate", failing)
-        run()
-    with pytest.raises(BudgetExceeded):
-        run("again", annotator={"target_epsilon": 10.0})
-    model = run("again").model
-    assert model.annotator.account.counts() == {model.annotator.charge: 2 + CALLS}
-    assert model.annotator.account.epsilon() == pytest.approx(bound(2 * CALLS, sigma=SIGMA))
-    assert model.guarantee().epsilon == pytest.approx(bound(2 * CALLS, sigma=SIGMA))
-
-
 def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant in which the teachers themselves answer the pool."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,32 +100,6 @@ def _noisy(*arguments: str, epochs: int = EPOCHS) -> DPDFD:
 
 def _calls(model: DPDFD) -> int:
     return sum(model.annotator.account.counts(scope="run").values())
-
-
-def test_a_crash_spends_the_whole_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dies cannot settle: what the ledger reserved counts, however little of it was used."""
-    monkeypatch.setattr("lightning_modules.callbacks.PrivacyCourse.on_exception", lambda *_: None)
-    monkeypatch.setattr("privacy.annotators.Annotator.close", lambda *_: None)
-    interrupted(DPDFD, 2, _noisy)
-    resumed = _noisy(LAST)
-    assert _calls(resumed) == 100 + (2 * STEPS - 2)
-
-
-def test_a_checkpoint_rolled_back_forgets_nothing(folder: Path) -> None:
-    _noisy(epochs=1)
-    shutil.copyfile("run/checkpoints/last.ckpt", "early.ckpt")
-    spent = _noisy(LAST).annotator.account.epsilon()
-    again = _noisy("--ckpt_path=early.ckpt")
-    assert again.steps_done == 2 * STEPS
-    assert _calls(again) == 3 * STEPS
-    assert again.annotator.account.epsilon() > spent
-
-
-@pytest.mark.slow
-def test_a_ledger_that_was_lost_is_made_up_for_by_the_checkpoint(folder: Path) -> None:
-    _noisy(epochs=1)
-    Path("ledgers/Digits-train.jsonl").unlink()
-    assert _calls(_noisy(LAST)) == 2 * STEPS
 
 
 def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:

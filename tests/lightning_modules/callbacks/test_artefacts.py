@@ -69,12 +69,6 @@ def test_an_accuracy_on_what_is_kept_apart_is_called_val(folder: Path) -> None:
     assert record["config"]["data"]["init_args"]["evaluation"] == "selection"
 
 
-def test_an_infinite_epsilon_is_the_string_inf(folder: Path) -> None:
-    distil(annotator={"noise_multiplier": 0.0}, steps=1)
-    record = json.loads(Path("run/result.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert (record["epsilon_record"], record["epsilon_published"]) == ("inf", "inf")
-
-
 @pytest.mark.slow
 def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> None:
     logger = {

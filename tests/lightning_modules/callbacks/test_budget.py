@@ -76,11 +76,3 @@ def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypa
     assert checkpoint()["distillation"]["steps_done"] == 5
     # What was released before the error stays released, and is stated.
     assert guarantee()["queries"] == 5 * BATCH_SIZE
-
-
-def test_a_second_run_on_the_same_private_data_composes(folder: Path) -> None:
-    first = distil("one", steps=2).model.annotator.account
-    second = distil("two", steps=2).model.annotator.account
-    assert second.epsilon() > first.epsilon()
-    assert second.epsilon(scope="run") == first.epsilon(scope="run")
-    assert guarantee("two")["runs"] == 2
