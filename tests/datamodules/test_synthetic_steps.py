@@ -122,22 +122,6 @@ def test_the_halves_have_no_record_in_common_and_depend_on_ids_alone() -> None:
     assert set(chosen.ids.tolist()) != set(records.select(by_other).ids.tolist())
 
 
-def test_halves_by_position_would_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_position(ids: Tensor, *, purpose: str) -> Tensor:
-        return (torch.arange(len(ids)) % 2).double()
-
-    monkeypatch.setattr("datamodules.splits.id_fraction", by_position)
-    with pytest.raises(AssertionError):
-        test_the_halves_have_no_record_in_common_and_depend_on_ids_alone()
-
-
-class PlainRange(SyntheticSteps):
-    """What SyntheticSteps would be without a loader that can be resumed."""
-
-    def train_dataloader(self) -> Any:
-        return range(self.steps_per_epoch)
-
-
 def steps_over_a_crash(folder: Path, cls: type[SyntheticSteps], *, crash_at: int) -> list[int]:
     """The steps of three epochs of five, crashed after ``crash_at`` of them and resumed from the last checkpoint."""
     first, second = Recorder(), Recorder()
@@ -157,8 +141,3 @@ def steps_over_a_crash(folder: Path, cls: type[SyntheticSteps], *, crash_at: int
 @pytest.mark.parametrize("crash_at", [3, 5, 12])
 def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: int) -> None:
     assert steps_over_a_crash(tmp_path, SyntheticSteps, crash_at=crash_at) == [0, 1, 2, 3, 4] * 3
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
-def test_resuming_a_plain_range_would_repeat_steps(tmp_path: Path) -> None:
-    assert steps_over_a_crash(tmp_path, PlainRange, crash_at=3)[:8] == [0, 1, 2, 0, 1, 0, 1, 2]

@@ -96,18 +96,15 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, changed: list[set[str]] | None = N
 ORDER = ["generator"] * GENERATOR + ["vae"] * VAE + ["query"] * ASKING
 
 
-@pytest.mark.parametrize("kind", ["DGD", pytest.param("UnchangedDGD", marks=pytest.mark.slow)])
 def test_phases_follow_the_counter_and_train_their_own_network_alone(
-    place: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[set[str]] = []
     seen = steps_of(monkeypatch, changed)
-    model = run(kind=kind, **BASELINE).model
-    whole = ORDER + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
-    assert (seen == whole) is (kind == "DGD")
+    model = run(**BASELINE).model
+    assert seen == ORDER + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
     assert model.steps_done == STEPS * EPOCHS == len(seen)
-    if kind == "DGD":
-        assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
+    assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
     assert changed == [set() if phase == "query" else {phase} for phase in seen]
 
 

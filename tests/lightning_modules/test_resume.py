@@ -61,16 +61,6 @@ def test_a_generator_that_begins_anew_does_so_in_a_resumed_run(folder: Path, mon
     assert not equal(whole, networks(_quiet("never")))
 
 
-@pytest.mark.slow
-def test_the_comparison_notices_other_draws_after_the_interruption(folder: Path) -> None:
-    whole = networks(_quiet("whole"))
-    interrupted(DPDFD, 2, lambda: _quiet("run"))
-    content = checkpoint()
-    content["distillation"]["draw_seed"] += 1
-    torch.save(content, "run/checkpoints/last.ckpt")
-    assert not equal(whole, networks(_quiet("run", LAST)))
-
-
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_step_that_was_cut_short_is_done_again(folder: Path, step: int) -> None:
     def run(*arguments: str) -> TranscriptionCLI:

@@ -47,14 +47,6 @@ class CuriousDGD(DGD):
         self.log("train/agreement", agree.float().mean())
 
 
-class UnchangedDGD(DGD):
-    """Never leaves its first phase."""
-
-    def _enter_next_phase(self) -> None:
-        if self.phase_step == 0:
-            super()._enter_next_phase()
-
-
 class GuidedDGD(DGD):
     """Chooses what to ask by the votes."""
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import DPSD, LabelDP
@@ -64,24 +62,6 @@ class BackDoorDPSD(DPSD):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.generator_criterion(self.teacher._network_of(0), images)[0]
-
-
-class StuckLatentsDPSD(DPSD):
-    """Its latent inputs belong to no optimizer."""
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        assert self.generator is not None
-        return self.generator.parameters()
-
-
-class ForgetfulDPSD(DPSD):
-    """Draws its latent inputs anew when it is resumed."""
-
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        if self.latents is not None and self.steps_done:
-            with torch.no_grad():
-                self.latents.normal_()
 
 
 class ForgetfulLabelDP(LabelDP):

@@ -90,13 +90,6 @@ class PeekingDPDFD(DPDFD):
         super().training_step(batch, batch_idx)
 
 
-class CarelessDPDFD(DPDFD):
-    """Each of its two optimizers steps both networks."""
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
-
-
 class UndetachedDPDFD(DPDFD):
     """Uses the released targets' values in the generator's loss, with the teacher still in their graph."""
 

@@ -169,22 +169,11 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def two_processes(start: Callable[..., int]) -> None:
+def test_two_processes_make_each_fit_once(start: Callable[..., int]) -> None:
     for child in [start(fit(0.1)), start(fit(0.1))]:
         assert os.waitpid(child, 0)[1] == 0
     assert sorted(ran()) == [*CELLS, "teacher"]
     assert len({pid for *_, pid, _ in said("begun")}) == 2
-
-
-def test_two_processes_make_each_fit_once(start: Callable[..., int]) -> None:
-    two_processes(start)
-
-
-def test_without_the_lock_fits_would_be_made_twice(start: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeps.runner.queue.fcntl.flock", lambda *_: None)
-    with pytest.raises(AssertionError):
-        two_processes(start)
-    assert len(ran()) > len(CELLS) + 1
 
 
 def test_what_a_killed_process_was_making_is_taken_over_from_its_checkpoint(start: Callable[..., int]) -> None:

@@ -90,17 +90,6 @@ def test_what_differs_is_computed_anew(computed: list[int], other: Callable[[Whi
     assert alike(found, other(extractor()))
 
 
-def test_a_memory_that_forgets_whose_features_they_are_would_be_seen(
-    computed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control of the test above."""
-    monkeypatch.setattr(module, "digest_of", lambda _extractor: "the same")
-    with feature_memory():
-        one = extractor()
-        one(IMAGES)
-        assert not alike(other_settings(one), extractor(power=0.5)._computed(IMAGES))
-
-
 def test_what_validation_leaves_can_be_trained_on() -> None:
     with feature_memory():
         one, head = extractor(), torch.nn.Linear(80, 2)

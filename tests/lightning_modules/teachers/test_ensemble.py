@@ -281,16 +281,6 @@ def test_a_finished_run_has_nothing_left_to_do(uninterrupted: Run) -> None:
     assert differ(uninterrupted(), again.model) == [] and again.trainer.global_step == 18
 
 
-def test_the_comparison_notices_another_seed_after_the_interruption(
-    monkeypatch: pytest.MonkeyPatch, uninterrupted: Run
-) -> None:
-    interrupt(monkeypatch, "on_train_batch_end", (2, 3), lambda: fit(configuration()))
-    content = checkpoint()
-    content["ensemble"]["draw_seed"] += 1
-    torch.save(content, "run/checkpoints/last.ckpt")
-    assert differ(uninterrupted(), fit(configuration(), LAST).model) == [2, 3, 4]
-
-
 def test_other_shards_are_refused_on_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(monkeypatch, "on_train_batch_end", (0, 3), lambda: fit(configuration()))
     content = checkpoint()
