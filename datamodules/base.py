@@ -38,7 +38,7 @@ _LISTED = 10  # missing files in a message
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
-    | {"size", "channels", "resize", "crop", "bits", "preparation", "num_records", "classes", "settings"}
+    | {"size", "channels", "resize", "bits", "preparation", "num_records", "classes", "settings"}
     | {"val_fraction"}  # records that are held out are as private as those that are trained on
 )
 

@@ -18,7 +18,6 @@ _PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 _ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"
 _PICTURES = "img_align_celeba"
 _HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair")
-_WIDTH = 178
 
 
 class CelebA(PictureDataModule):
@@ -30,8 +29,8 @@ class CelebA(PictureDataModule):
 
     Files are looked for where torchvision puts them: `root/celeba/img_align_celeba/*.jpg` of 178×218 pixels, beside it
     `list_attr_celeba.txt`, `list_eval_partition.txt` and, for a model with `unit: person`, `identity_CelebA.txt`. A
-    square is cut out of the middle (`crop`) and shrunk. A record's id is the number in its file name. The text files
-    hold all parts; those lines are kept that are of the part that is read.
+    square is cut out of the middle, which keeps all hair, and shrunk. A record's id is the number in its file name. The
+    text files hold all parts; those lines are kept that are of the part that is read.
 
     Both tasks are of the same faces: the private data have one name and one ledger.
     """
@@ -47,7 +46,6 @@ class CelebA(PictureDataModule):
         *,
         task: Literal["gender", "hair"] = "gender",
         size: int = 64,
-        crop: int = _WIDTH,
         **settings: Any,
     ) -> None:
         """Remembers the settings; no file is touched.
@@ -55,19 +53,15 @@ class CelebA(PictureDataModule):
         Args:
             task: The attribute that is classified.
             size: Height and width of the images.
-            crop: Side of the square that is cut out of the middle, in pixels of the files, which are 178 wide. The
-                default keeps all hair; 108 leaves only the face.
             settings: As for every data set.
         """
         if task not in ("gender", "hair"):
             raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")
-        if not 1 <= crop <= _WIDTH:
-            raise ValueError(f"crop must lie between 1 and {_WIDTH}, the width of the files, got {crop}")
         self.task = task
         self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
         self.num_classes = len(self.class_names)
         self.name = "CelebA-G" if task == "gender" else "CelebA-H"
-        super().__init__(preparation=Preparation(size=size, channels=3, crop=crop), **settings)
+        super().__init__(preparation=Preparation(size=size, channels=3), **settings)
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""

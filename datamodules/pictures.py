@@ -46,14 +46,12 @@ class Preparation:
         size: Height and width that come out.
         channels: 1 or 3.
         resize: `crop` cuts out the middle as a square, `stretch` squeezes all of it into one.
-        crop: Side of the square that is cut out, in pixels of the file; None is the shorter side.
         bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs; the lowest are dropped.
     """
 
     size: int
     channels: int
     resize: Literal["crop", "stretch"] = "crop"
-    crop: int | None = None
     bits: int = 16
 
     def __post_init__(self) -> None:
@@ -77,17 +75,16 @@ class Preparation:
             ValueError: It is not a picture, is damaged, or holds pixels whose range is not known.
         """
         with _opened(path) as picture:
-            if self.crop is None:
-                # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
-                picture.draft(picture.mode, (2 * self.size, 2 * self.size))
+            # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
+            picture.draft(picture.mode, (2 * self.size, 2 * self.size))
             upright = ImageOps.exif_transpose(picture)
             image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
             pixels: Pixels = np.asarray(image, dtype=np.uint8)
             return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
 
     def _squared(self, image: Image.Image) -> Image.Image:
-        if self.resize == "crop" or self.crop is not None:
-            side = min(*image.size, self.crop or max(image.size))
+        if self.resize == "crop":
+            side = min(image.size)
             left, top = ((length - side) // 2 for length in image.size)
             image = image.crop((left, top, left + side, top + side))
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR)

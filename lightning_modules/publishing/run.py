@@ -40,7 +40,7 @@ class FinishedRun:
     Attributes:
         network: The student, or a teacher by DP-SGD, in eval mode.
         architecture: Its name and all its arguments.
-        pictures: How the run's data made images of picture files: `resize`, `crop` and `bits` of `Preparation`.
+        pictures: How the run's data made images of picture files: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
         method: Class that trained it.
         guarantee: `guarantee.json` of the run; `page` is `guarantee.md`.
@@ -326,7 +326,7 @@ def _of_data(
     given = dict(spec.get("init_args") or {}) if isinstance(spec, Mapping) else {}
     inner = given.get("dataset")
     given |= dict(inner.get("init_args") or {}) if isinstance(inner, Mapping) else {}
-    pictures = {"resize": given.get("resize", "crop"), "crop": given.get("crop"), "bits": given.get("bits", 16)}
+    pictures = {"resize": given.get("resize", "crop"), "bits": given.get("bits", 16)}
     return tuple(str(name) for name in names), pictures
 
 

@@ -24,8 +24,6 @@ def test_the_middle_is_cut_out_or_all_is_squeezed(tmp_path: Path) -> None:
     assert np.array_equal(cropped, ramp(20, 60)[:, 20:40])
     stretched = Preparation(size=20, channels=1, resize="stretch")(path)[0]
     assert stretched[0, 0] < 10 and stretched[0, -1] > 245
-    small = Preparation(size=8, channels=1, crop=8)(path)[0]
-    assert np.array_equal(small, ramp(20, 60)[6:14, 26:34])
 
 
 def test_grey_and_colour_become_each_other(tmp_path: Path) -> None:

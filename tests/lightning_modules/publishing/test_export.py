@@ -250,7 +250,6 @@ def test_what_the_config_holds(runs: Path) -> None:
     }  # fmt: skip
     assert config["class_names"] == [str(label) for label in range(10)]
     assert config["preprocessing"]["range"] == [-1.0, 1.0] and config["versions"]["torch"]
-    assert config["preprocessing"]["crop"] is None  # the shorter side
 
 
 def test_private_teachers_are_never_exported(runs: Path) -> None:
