@@ -50,17 +50,10 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW: dict[str, dict[str, Any]] = {
-    "DPDFD mean": {"class_path": "DPDFD", "annotator": {"release": "batch_mean_rows"}, "model": {"images": "prior"}},
-    "DPDFD ensemble": {
-        "class_path": "DPDFD",
-        "model": {"teacher": "teachers/ensemble.ckpt"},
-        "annotator": {"release": "ensemble"},
-    },
     "DPDFD more of what was released": {
         "class_path": "DPDFD",
         "model": {"replay": {"capacity": 20}},
     },
-    "DPSD data": {"class_path": "DPSD", "annotator": {"top_k": 3}},
     "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",
@@ -76,10 +69,6 @@ SLOW: dict[str, dict[str, Any]] = {
             "generator_steps": 1,
         },
         "epochs": 2,
-    },
-    "Distillation of one": {
-        "class_path": "Distillation",
-        "model": {"annotator": {"class_path": "ResponseAnnotator", "init_args": {}}, "pool_size": 20},
     },
 }
 

@@ -105,19 +105,6 @@ def test_the_refusal_says_what_bounds_nothing() -> None:
         account(target_epsilon=100.0).charge(Charge(release=Gaussian(mu=math.inf)))
 
 
-def test_what_is_void_stays_void_for_all_later_runs(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    first = account(path=path, run="first", block=1)
-    first.charge(VOID)
-    later = account(path=path, run="later")
-    later.charge(STEP)
-    assert later.epsilon() == math.inf
-    assert later.unbounded() == ["the noise can be drawn again"]
-    assert later.epsilon(scope="run") < 2
-    with pytest.raises(BudgetExceeded):
-        account(path=path, run="third", target_epsilon=1e6).charge(STEP)
-
-
 def test_a_charge_without_a_claim_has_no_published_figure() -> None:
     spender = account()
     spender.charge(STEP)

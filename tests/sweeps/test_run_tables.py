@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -174,13 +173,3 @@ def test_a_small_table_end_to_end(
     with pytest.raises(SystemExit, match="fits failed"):
         main(["tables", "run", "dpdfd-fig2.yaml", "--preset", "cpu", "--seeds", "0"])
     assert "failed" in Path("results/tables/dpdfd-fig2.md").read_text()
-
-
-@pytest.mark.slow
-def test_two_processes_make_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    main(["tables", "run", "dpdfd-sigma", "--jobs", "2"])
-    assert len(list(Path("runs/tables/results/dpdfd-sigma/smoke/records").iterdir())) == 3
-    assert "failed" not in Path("runs/tables/results/dpdfd-sigma.md").read_text()
-    (ledger,) = Path().rglob("*.jsonl")  # all charges are in the ledger of whoever asked
-    assert ledger.resolve().parent == Path(os.environ["TRANSCRIPTION_LEDGERS"]).resolve()

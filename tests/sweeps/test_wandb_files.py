@@ -15,7 +15,6 @@ from support.runs import QUIET
 
 import sweeps
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import command_line as build
 from lightning_modules.runtime.wandb_runs import end_wandb_run
 
 SWEEPS = Path(sweeps.__path__[0])
@@ -77,24 +76,6 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
         values["command"]
     )
     json.dumps(values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_value_of_every_parameter_is_understood(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    values = yaml.safe_load(path.read_text())
-    for point in points(values):
-        _, program, command, *line = as_the_agent_does(values, point)
-        assert (program, command) == ("LightningCLI", "fit")
-        on_digits = [part.replace("_mnist.", "_digits.") for part in line if "--trainer.logger" not in part]
-        build(
-            [str(next(SWEEPS.rglob(Path(part).name))) if part.endswith(".yaml") else part for part in on_digits]
-            + QUIET,
-            run=False,
-        )
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd
 from support.federations import BATCH_SIZE, client, question, reproducible, small_network, terms
 from torch import nn
 
 from lightning_modules.federated import ClientRefusal, FederatedClient
-from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -92,16 +90,6 @@ def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: 
         asked.begin(terms(mechanism={**terms().mechanism, **mechanism}))
     with pytest.raises(ClientRefusal, match="noise of one"):
         asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "noise": None}}))  # type: ignore[dict-item]
-
-
-def test_a_teacher_by_dp_sgd_bounds_what_is_sent_without_noise() -> None:
-    teacher_by_dp_sgd("dp", target_epsilon=2.0)
-    held = TeacherConfig(path="dp/checkpoints/last.ckpt").load(num_classes=10, image_shape=(1, 8, 8))
-    asked = FederatedClient(name="one", teacher=held, trusts_server=True)
-    asked.begin(terms(noise_by="server", mechanism={**terms().mechanism, "noise_multiplier": 0.0}))
-    asked.answer(question())
-    assert 1.9 < asked.guarantee().epsilon <= 2.0
-    assert asked.introduction().releases
 
 
 @pytest.mark.parametrize(

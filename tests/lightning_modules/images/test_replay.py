@@ -162,12 +162,6 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
-def test_nothing_is_kept_where_it_is_off(folder: Path) -> None:
-    model = distil(steps=3).model
-    assert model.memory is None and "replay" not in checkpoint()
-    assert int(model.student.state_dict()["features.1.num_batches_tracked"]) == 3
-
-
 def test_a_memory_of_less_than_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"replay\.capacity must be 0 or at least the batch size 6, got 5"):
         Replay(capacity=5).build(batch_size=6)
