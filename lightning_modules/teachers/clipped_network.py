@@ -14,10 +14,12 @@ from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors.base import full_float32
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import (
+    DRAWS,
     ClippingTrial,
     Extracts,
     changed,
     digests,
+    generators,
     logits_after,
     refuse_gradient_hooks,
 )
@@ -48,6 +50,8 @@ class ClippedNetwork:
         self.by_person = by_person
         self.mode: Mode = clipping.mode_for(network, by_person=by_person)
         self._clipped: RecordClipping | None = None
+        #: Records of a physical batch.
+        self._most = clipping.physical_batch_size
         #: Of all but the trained weights, when the fit began.
         self._state: dict[str, str] | None = None
 
@@ -68,10 +72,6 @@ class ClippedNetwork:
         if before in MODES and self.clipping.mode in ("auto", state.get("given_mode")):
             self.mode = replace(self.clipping, mode=before).mode_for(self.network, by_person=self.by_person)
 
-    def _records_at_once(self, records: int) -> int:
-        """Records of a physical batch, of so many in all."""
-        return max(1, records) if self.mode == "linear" else self.clipping.physical_batch_size
-
     def settle(
         self,
         *,
@@ -90,11 +90,13 @@ class ClippedNetwork:
         if self._clipped is not None:
             self._clipped.release()  # a copy of the network would include the hooks
             self._clipped = None
+        # Twice what is expected: a Poisson batch has more about every second time, and no piece is larger than tried.
+        self._most = min(self.clipping.physical_batch_size, 2 * batch_size)
         trial = ClippingTrial(
             image_shape=image_shape,
             num_classes=num_classes,
             # Features are computed in pieces, as `PoissonSampled.precompute` does.
-            physical=min(batch_size, 512 if self.mode == "linear" else self._records_at_once(batch_size)),
+            physical=512 if self.mode == "linear" else self._most,
             extracts=self.extracts,
             criterion=self.criterion,
         )
@@ -126,8 +128,10 @@ class ClippedNetwork:
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
             return sums
+        drawn = generators(inputs)
         persons = None if counts is None else counts.tolist()
-        pieces = pieces_of(inputs, labels, persons, size=self._records_at_once(len(inputs)))
+        size = len(inputs) if self.mode == "linear" else self._most
+        pieces = pieces_of(inputs, labels, persons, size=size)
         with full_float32():  # how TF32 rounds one record may depend on how many there are
             for rows, targets, within in pieces:
                 parts = self._clipped.sums(
@@ -135,6 +139,8 @@ class ClippedNetwork:
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
+        if generators(inputs) != drawn:  # a schedule of dropout began after the trial
+            raise ValueError(f"model.network: it {DRAWS}")
         for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None
             vars(parameter).pop("_norm_sample", None)

@@ -137,6 +137,11 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
+        if torch.is_anomaly_enabled():
+            raise ValueError(
+                "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
+                "the abort would tell"
+            )
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand

@@ -151,9 +151,9 @@ class TiedAutoencoder(nn.Module):
 
 
 class Dropped(Plain):
-    def __init__(self) -> None:
+    def __init__(self, probability: float = 0.1) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(probability)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         return self.dropout(super().features(images))  # type: ignore[no-any-return]
@@ -162,6 +162,15 @@ class Dropped(Plain):
 class SeldomDraws(Plain):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images * float(np.random.rand() > 1e-4))
+
+
+class RoundedByThePeak(Plain):
+    """Rounds features to 8 bits of the batch's largest one, in float32 alone."""
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().features(images.float())
+        step = float(found.detach().abs().max()) / 127
+        return torch.fake_quantize_per_tensor_affine(found, step, 0, -128, 127)
 
 
 class FrozenBatchNorm(Plain):
@@ -205,6 +214,7 @@ def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
     monkeypatch.setattr(clipped_network, "refuse_gradient_hooks", lambda network: None)
+    monkeypatch.setattr(clipped_network, "generators", lambda images: ())
 
 
 REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
@@ -220,7 +230,9 @@ REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "dropout": (Dropped, {}, "Dropout 'dropout' draws at random in train mode"),
     "seldom": (SeldomDraws, {}, "it draws at random"),
     "all but closed": (partial(NearlyApart, gate=1e-7, above=0), {}, "depend on another image"),
-    "large batches": (partial(NearlyApart, gate=0.02, above=20), {}, "depend on another image"),
+    "large batches": (partial(NearlyApart, gate=2e-3, above=20), {}, "depend on another image"),
+    "batches above the expected": (partial(NearlyApart, gate=2e-3, above=100), {}, "depend on another image"),
+    "rounded by the peak": (RoundedByThePeak, {}, "flat clipping makes of a batch"),
     "hook": (Hooked, {"clipping": "ghost"}, r"'head\.weight' has a hook"),
     "statistics": (partial(FrozenBatchNorm, tracks=False), {}, "flat clipping makes of a batch"),
     "running statistics": (partial(FrozenBatchNorm, tracks=True), {}, r"'norm\.\w+' changes"),
@@ -503,6 +515,24 @@ class Watches(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for parameter in pl_module.parameters():
             parameter.register_hook(lambda gradient: print(gradient.norm()))
+
+
+class TurnsDropoutOn(Callback):
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.network.dropout.p = 0.5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_draws_that_begin_after_the_trial_are_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:
+        monkeypatch.setattr(clipped_network, "generators", lambda images: ())
+    with nullcontext() if broken else pytest.raises(ValueError, match="draws at random in train mode"):
+        fitted(made(partial(Dropped, 0.0)), callbacks=[TurnsDropoutOn()])
+
+
+def test_anomaly_detection_is_refused_before_a_record_can_end_the_fit() -> None:
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be"):
+        fitted(made(Plain))
 
 
 def test_a_hook_that_comes_after_the_trial_is_refused_before_it_sees_a_gradient(
