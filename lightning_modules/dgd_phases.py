@@ -41,7 +41,7 @@ class GeneratorPhase(GeneratorLoss):
         super().__post_init__()
         if self.baseline not in (None, "student"):
             config = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline")
-            object.__setattr__(self, "baseline", config)
+            object.__setattr__(self, "baseline", config.held())
         check_whole_number("generator_phase.steps", self.steps, least=0)
         check_number("generator_phase.student_loss_weight", self.student_loss_weight, least=0, most=0)
 

@@ -86,7 +86,8 @@ class SyntheticImages(Callback):
         bounded = math.isfinite(module.annotator.covered_epsilon(module.run.plan.covered))
         folder = public_folder(trainer) if bounded else private_folder(trainer)
         path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
-        log_image(trainer, images, path, step=module.steps_done)
+        if bounded:
+            log_image(trainer, images, path, step=module.steps_done)
 
 
 def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:

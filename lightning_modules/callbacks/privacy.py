@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.partition import Partition, require_classes, require_partition, same_data
-from datamodules.pictures import PictureDataModule, require_outside
+from datamodules.pictures import PictureDataModule, pictures_below, require_outside
 from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
@@ -137,7 +137,10 @@ def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) ->
     judged_on = innermost(data)
     if isinstance(judged_on, PictureDataModule):  # those of a folder inside of the private one have another name
         others = [one for one in partitions if one and not same_data(one, judged_on.partition)]
-        require_outside(others, [judged_on.folder / "test"], named="data.dataset.root")
+        test = judged_on.folder / "test"
+        if others:  # links followed
+            shown = [test, *pictures_below(test if test.is_dir() else judged_on.folder)]
+            require_outside(others, shown, named="data.dataset.root")
 
 
 def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:

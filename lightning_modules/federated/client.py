@@ -229,7 +229,7 @@ class FederatedClient:
             f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "
             f"leaves it and keeps what it was sent to itself, epsilon = {round_up(epsilon)} at delta = {delta:g} for "
             f"one record of this client, or all of them ({rounds:,} planned rounds, mu = {terms.server_mu:.4g} "
-            "each)"
+            "each), by this run alone: earlier ones add to it"
         )
 
     def _write_guarantee(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,7 +131,7 @@ class LocalClients(ClientConnection):
             for index, given in enumerate(every)
         ]
         # In a function, see `PrivateTeacher`.
-        self._configs: Callable[[], list[TeacherConfig]] = partial(list, configs)
+        self._configs: Callable[[], list[TeacherConfig]] = lambda: list(configs)
         self.names = names
         self.target_epsilon = target_epsilon
         self.noise = noise

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch import nn
 
 from datamodules.partition import Partition
 from lightning_modules.federated.messages import Introduction
@@ -74,6 +75,9 @@ class Federation(PrivateModel):
     def is_foreign(self) -> bool:
         """False: no network is at hand that could be tried."""
         return False
+
+    def require_unlike(self, networks: Mapping[str, nn.Module]) -> None:
+        """Nothing: no weight is at hand."""
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """None: clients answer, and their annotators release.

@@ -137,7 +137,12 @@ def _refuse_shared(network: nn.Module, what: str) -> None:
     for name, tensor in tensors.items():
         if _address(tensor) in taken:
             raise ValueError(f"{what} must build each network anew, and {name!r} is another's as well: return a copy")
-    _handed_out.update(dict.fromkeys(tensors.values()))
+    hand_out(network)
+
+
+def hand_out(network: nn.Module) -> None:
+    """Remembers its weights and buffers: no network that is built later may have one of them."""
+    _handed_out.update(dict.fromkeys([*network.parameters(), *network.buffers()]))
 
 
 def _address(tensor: Tensor) -> int:

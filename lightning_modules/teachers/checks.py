@@ -27,7 +27,7 @@ from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInpu
 TRIAL_ACCESS = (
     "when the teacher was loaded, the form of its outputs for procedural images was looked at without noise (whether "
     "they are logits, of more than one class, and surer or more diverse with other pixels than were stated): a refusal "
-    "or a warning was shown to the owner on the console, and stands in no file of the run. What is stated of its "
+    "or a warning was shown to the owner on the console alone. What is stated of its "
     "inputs and outputs is how it was trained, and was not chosen by these messages"
 )
 """For the guarantee, where a teacher is tried. The same words whatever was found."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,16 +14,27 @@ from torch import nn
 
 from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.networks.network import hand_out
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher, weights_digest
+from lightning_modules.teachers.private_teacher import (
+    PrivateEnsemble,
+    PrivateModel,
+    PrivateTeacher,
+    require_apart,
+    weights_digest,
+)
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
 from privacy.ledger import ledgers_of
 
+_BESIDE = (
+    "ONE FOLDER: the ledger lies beside the teacher's file. It holds no use of the same data through a teacher in "
+    f"another folder, nor through this one before it was moved, unless {LEDGERS} names one folder for all ledgers"
+)
 _UNNAMED = (
     "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "
     "and weights: it holds no use of the teacher from another folder, before it was moved, nor of other teachers of "
@@ -63,8 +75,10 @@ class TeacherConfig:
         """The same, with a network of a script out of reach of every `state_dict`, copy and pickle."""
         given: Any = self.path
         if isinstance(given, nn.Module):
+            hand_out(given)
             name = self.private_data or "training data of a teacher given in a script"
             if isinstance(given, nn.ModuleList):
+                require_apart(given)
                 stack = NetworkStack([self.adapted(network) for network in given])
                 given = PrivateEnsemble(stack, private_data=name)
             else:
@@ -167,6 +181,8 @@ class TeacherConfig:
                 known = ledgers_of(training, [ledger_file("x", beside=file).parent])
             # The one under the file's present name comes first, whatever names it had.
             kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
+        elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):
+            assumptions.append(_BESIDE)
         for state in (content.get("dp_sgd"), content.get("ensemble")):
             assumptions += [str(text) for text in (state or {}).get("assumptions", ())]
             accesses = (state or {}).get("uncharged_queries", ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -123,6 +123,23 @@ class PrivateModel(ABC):
                 check_network(network, num_classes=num_classes, image_shape=image_shape, name="model.teacher")
             except ValueError as error:
                 raise TeacherError(f"{self.name(index)} is of no use here: {error}") from error
+
+    def require_unlike(self, networks: Mapping[str, nn.Module]) -> None:
+        """Refuses networks that begin with a weight of a teacher which nothing bounds: it would be published.
+
+        Raises:
+            TeacherError: Naming the weight.
+        """
+        if isinstance(self.training, Training) and self.training.releases:
+            return
+        # A teacher's have been frozen since it is held.
+        own = {digest for index in range(self.num_teachers) for digest in _learnt(self._network_of(index), frozen=True)}
+        for kind, network in networks.items():
+            if found := [name for digest, name in _learnt(network).items() if digest in own]:
+                raise TeacherError(
+                    f"model.{kind}: {found[0]!r} begins as a weight of {self.name()}, which nothing bounds and which "
+                    "would be published: begin with new weights. Public ones that both have must be frozen"
+                )
 
     @property
     def is_foreign(self) -> bool:
@@ -297,6 +314,31 @@ class PrivateEnsemble(PrivateModel):
     def name(self, teacher: int = 0) -> str:
         """What messages call one of its teachers."""
         return f"teacher {teacher} of {'the ensemble' if self.path is None else f'ensemble {self.path}'}"
+
+
+def require_apart(networks: Iterable[nn.Module]) -> None:
+    """Refuses teachers that have a weight in common: one record would then move the answers of several.
+
+    Raises:
+        TeacherError: Naming the weight.
+    """
+    known: dict[bytes, int] = {}
+    for index, network in enumerate(networks):
+        for digest, name in _learnt(network).items():
+            if known.setdefault(digest, index) != index:
+                raise TeacherError(
+                    f"teachers {known[digest]} and {index} both have the weight {name!r}: each must be trained by "
+                    "itself. Public weights that all have must be frozen (requires_grad)"
+                )
+
+
+def _learnt(network: nn.Module, *, frozen: bool = False) -> dict[bytes, str]:
+    """Names, by a digest of the values, of the weights that are not constant, and unless asked for not frozen."""
+    return {
+        weights_digest({"": value.detach()}): name
+        for name, value in network.named_parameters()
+        if (frozen or value.requires_grad) and bool((value != value.flatten()[:1]).any())
+    }
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:

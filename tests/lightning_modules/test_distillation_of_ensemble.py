@@ -293,7 +293,7 @@ def test_the_annotator_is_given_each_teachers_own_answers(
 
 def agreement(sigma: float) -> float:
     """How often the pool's answers are what the teachers together say."""
-    teachers = small_networks(1) * 5
+    teachers = [network.requires_grad_(False) for network in small_networks(1) * 5]
     module = script(teachers, MeanResponseAnnotator(noise_multiplier=sigma, noise=Seeded()))
     _, answers, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(4)])

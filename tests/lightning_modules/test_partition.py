@@ -105,8 +105,13 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
         monkeypatch.setattr(privacy, "require_outside", lambda *given, **named: None)
         transcribe(pictures(root="outer/train"))
         return
-    with pytest.raises(PartitionError, match=r"data\.dataset\.root must lie outside of the folder of outer"):
-        transcribe(pictures(root="outer/train"))
+    write_folders(Path("links/train"))
+    for kind in ("ants", "bees"):  # links from outside
+        Path("links/test").mkdir(parents=True, exist_ok=True)
+        Path("links/test", kind).symlink_to(Path("outer/train", kind).resolve())
+    for given in (pictures(root="outer/train"), pictures(None, root="links")):
+        with pytest.raises(PartitionError, match=r"data\.dataset\.root must lie outside of the folder of outer"):
+            transcribe(given)
 
 
 def test_the_same_partition_and_other_data_are_taken() -> None:

@@ -23,10 +23,12 @@ from support.runs import (
     teacher_weights,
 )
 from support.variants import FixedAnnotator, MoodyTeacher, UndetachedDPDFD, generator_gap
+from torch import nn
 
 from lightning_modules import DPDFD
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator
 
@@ -143,6 +145,42 @@ def _gap(kind: type[DPDFD], **settings: Any) -> float:
 def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
     assert _gap(DPDFD, generator_loss=GeneratorLoss(student_loss_weight=1.0)) == 0
     assert _gap(UndetachedDPDFD) > 0, "a target that is not detached is noticed"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("kind", ["its layers", "a warm start"])
+def test_a_student_begins_with_no_weight_of_the_teacher(
+    folder: Path, kind: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be published as it is, at any price."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    teacher, weights = nn.Sequential(body, nn.Linear(8, 10)), copy.deepcopy(body.state_dict())
+
+    def network() -> nn.Module:
+        if kind == "its layers":
+            return nn.Sequential(body, nn.Linear(8, 10))
+        own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        own.load_state_dict(weights)
+        return nn.Sequential(own, nn.Linear(8, 10))
+
+    if broken:
+        monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
+        monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: None)
+
+    def begun() -> torch.Tensor:
+        module = DPDFD(
+            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, images=PRIOR,
+            student=StudentConfig(network=network),
+        )  # fmt: skip
+        before = next(module.student.parameters()).clone()
+        fit_script(module, steps=1)
+        return before
+
+    if broken:
+        assert torch.equal(begun(), weights["1.weight"])
+        return
+    with pytest.raises(ValueError, match=r"is another's as well|begins as a weight of the teacher"):
+        begun()
 
 
 def test_the_teacher_answers_in_eval_mode_without_gradients() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from datamodules import Digits
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.teachers import config
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
@@ -110,3 +113,18 @@ def test_a_script_may_give_networks() -> None:
         many.load_ensemble(num_classes=3, image_shape=SHAPE)
     with pytest.raises(TeacherError, match="must be one network"):
         many.load(num_classes=10, image_shape=SHAPE)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_teachers_that_share_what_they_learnt_are_refused(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record would move the answers of all of them."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).requires_grad_(not frozen)
+    heads = nn.ModuleList([nn.Sequential(body, nn.Linear(8, 10)) for _ in range(3)])
+    with nullcontext() if frozen else pytest.raises(TeacherError, match=r"teachers 0 and 1 both have .*'0\.1\.weight'"):
+        TeacherConfig(path=heads).load_ensemble(num_classes=10, image_shape=SHAPE)
+    one = SmallCNN(image_shape=SHAPE, width=4, hidden=8)
+    copies = TeacherConfig(path=nn.ModuleList([one, deepcopy(one)]))
+    with pytest.raises(TeacherError, match="each must be trained by itself"):
+        copies.held()
+    monkeypatch.setattr(config, "require_apart", lambda networks: None)
+    assert copies.load_ensemble(num_classes=10, image_shape=SHAPE).num_teachers == 2

@@ -61,10 +61,14 @@ def test_a_file_that_was_renamed_has_no_new_budget(
         assert (moved.private_data == first.private_data) is not broken
 
 
-def test_the_page_says_what_such_a_ledger_does_not_know() -> None:
-    _, said = used("weights.pt")
-    assert len(said) == 1 and said[0].startswith("UNNAMED DATA") and "before it was moved" in said[0]
+def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    (said,) = used("weights.pt")[1]
+    assert said.startswith("UNNAMED DATA") and "before it was moved" in said
+    (said,) = used("weights.pt", private_data="faces")[1]
+    assert said.startswith("ONE FOLDER") and "TRANSCRIPTION_LEDGERS names one folder" in said
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "ledgers")
     assert used("weights.pt", private_data="faces")[1] == ()
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
     # As it reaches the page of a run.
     model = {"teacher": "weights.pt", "teacher_network": "SmallCNN"}
     distil("run", model=model, annotator={"noise_multiplier": 100.0}, steps=1)
