@@ -55,8 +55,8 @@ class TeacherConfig:
         input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
         outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
         trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
-            logits are refused, and an input range that looks different from the stated one gives a warning. It is not
-            charged, and a guarantee names it, but not what came of it.
+            what is stated are refused, and one class for all of them gives a warning. It is not charged, and a
+            guarantee names it, but not what came of it.
     """
 
     path: str | nn.Module

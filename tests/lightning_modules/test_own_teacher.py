@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from sklearn.datasets import load_digits
 from support.runs import distil
 from torch import nn
-from torch.nn import functional as F
 
 from lightning_modules import DGD, DPDFD
 from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.images.source import Images
-from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import TRIAL_ACCESS
 from lightning_modules.teachers.config import TeacherConfig
@@ -58,18 +53,6 @@ def network_of(place: Path, *args: Any) -> nn.Module:
     return network
 
 
-def train(network: nn.Module, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """On digits, whose pixels in [0, 1] are scaled."""
-    digits = load_digits()
-    images, labels = torch.tensor(digits.images[:, None] / 16).float(), torch.tensor(digits.target)
-    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
-    for _ in range(8):
-        for rows in torch.randperm(len(images)).split(64):
-            optimizer.zero_grad()
-            F.cross_entropy(network(scale(images[rows])), labels[rows]).backward()
-            optimizer.step()
-
-
 def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int = 8, **more: Any) -> dict[str, Any]:
     arguments = {"channels": channels, "pixels": pixels, "classes": classes}
     return {
@@ -88,42 +71,28 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_another_range_is_warned_of_and_right_where_it_is_stated(place: Path, said: list[str]) -> None:
-    torch.manual_seed(0)
-    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8))
-    train(network, lambda pixels: pixels)
-    save_file(network.state_dict(), "teacher.safetensors")
-    own = {"teacher": "teacher.safetensors", "teacher_network": "SmallCNN", "images": "prior"}
-    distil("silent", model={**own, "teacher_trial": False})
-    assert said == []
-    distil("unstated", model=own)
-    assert len(said) == 1 and "model.teacher.input.range: [0, 1] its decisions" in said[0]
-    said.clear()
-    stated = distil("stated", model={**own, "teacher_input": {"range": [0, 1]}})
-    assert said == []
-    # Which images and how many are charged does not depend on it.
-    assert stated.model.annotator.account.queries(scope="run") == 3 * 8
-
-
 def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said: list[str]) -> None:
     torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
     distil("run", model=settings(place))
     assert f"ACCESSED WITHOUT CHARGE: {TRIAL_ACCESS}" in Path("run/public/guarantee.md").read_text()
     written = [file for file in Path("run").rglob("*") if file.is_file() and "private" not in file.parts]
+    assert "model.teacher.input is not stated" in said[0]
     # Neither what a trial found, nor that it found anything, is anywhere.
     for text in said:
         assert not any(text[:60].encode() in file.read_bytes() for file in written)
     # Without the look the page says that there was none.
+    said.clear()
     distil("none", model=settings(place, teacher_trial=False))
+    distil("as it is", model=settings(place, teacher_input={"range": [-1, 1]}))
+    assert said == []
     assert "ACCESSED WITHOUT CHARGE" not in Path("none/public/guarantee.md").read_text()
     assert not Path("none/private").exists()
 
 
 def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
-    cli = distil()
-    assert cli.model.run.uncharged_queries == [] and said == []
-    distil("stated", model={"teacher_input": {"range": [0, 1]}})
-    assert "with pixels in [-1, 1] its decisions" in said[0]
+    assert distil().model.run.uncharged_queries == [] and said == []
+    stated = distil("stated", model={"teacher_input": {"range": [0, 1]}})
+    assert stated.model.run.uncharged_queries == [TRIAL_ACCESS]
 
 
 def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
