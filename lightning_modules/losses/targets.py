@@ -16,6 +16,7 @@ from lightning_modules.losses.functional import (
     kd,
     label_evidence,
     label_posterior,
+    logit_distance,
     output_gradients,
     soft_cross_entropy,
 )
@@ -69,7 +70,7 @@ class GradientTargets:
 
     Attributes:
         loss: Distillation loss whose gradient is annotated: `dkd` decoupled (Zhao et al. 2022), `dkd_as_printed` as
-            DPSD's Eq. 2 prints it (`decoupled_kd_as_printed`), or `kd` classic.
+            DPSD's Eq. 2 prints it (`decoupled_kd_as_printed`), `kd` classic, or `logits`, their squared distance.
         outputs: What φ_s(D) is. `logits`: the target is softmax(logits − γ·g̃). `probabilities`: it is p − γ·g̃, which
             noise takes out of the simplex. Negative entries, whose cross-entropy has no lower bound, are set to 0 and
             the others divided by their sum (by post-processing of what was released: it costs nothing).
@@ -80,18 +81,20 @@ class GradientTargets:
             cross-entropy to the teacher's probabilities that the released rows stand for (`teacher_answers`), which
             says nothing of what the student thought; the mean row of several teachers is solved as that of one. The
             first multiplies gradients by the softmax's Jacobian, which vanishes where the student is sure, right or
-            wrong. The others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t.
+            wrong. The others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t, or
+            `logits`: a row is then the direction from z_t to z_s, and softmax(−γ·g̃) the answer, as if z_s were 0 (a
+            student of noisy answers has far smaller logits than its teachers).
         dkd_beta: Weight of the other classes' part of decoupled distillation; that of the target class is 1.
     """
 
-    loss: Literal["kd", "dkd", "dkd_as_printed"] = "dkd"
+    loss: Literal["kd", "logits", "dkd", "dkd_as_printed"] = "dkd"
     gamma: float | None = None
     student_target: Literal["targets", "gradients", "answers"] = "targets"
     dkd_beta: float = 8.0
     outputs: Literal["logits", "probabilities"] = "logits"
 
     def __post_init__(self) -> None:
-        check_choice("gradient_targets.loss", self.loss, ("kd", "dkd", "dkd_as_printed"))
+        check_choice("gradient_targets.loss", self.loss, ("kd", "logits", "dkd", "dkd_as_printed"))
         check_choice("gradient_targets.outputs", self.outputs, ("logits", "probabilities"))
         check_choice("gradient_targets.student_target", self.student_target, ("targets", "gradients", "answers"))
         check_number("gradient_targets.gamma", self.gamma, above=0, null="1/norm_bound")
@@ -100,9 +103,9 @@ class GradientTargets:
             raise ValueError(
                 f"gradient_targets.student_target={self.student_target!r} needs outputs='logits', got {self.outputs!r}"
             )
-        if self.student_target == "answers" and (self.loss, self.gamma) != ("kd", None):
+        if self.student_target == "answers" and self.loss != "logits" and (self.loss, self.gamma) != ("kd", None):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs loss='kd' and gamma=null, got "
+                "gradient_targets.student_target='answers' needs loss='logits', or loss='kd' and gamma=null, got "
                 f"{self.loss!r} and {self.gamma}"
             )
 
@@ -124,9 +127,9 @@ class GradientTargets:
                 "gradient_targets.student_target='answers' needs annotator.bounding normalize and release per_sample "
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
-        if annotator.stability < _LEAST_STABILITY:
+        if self.loss == "kd" and annotator.stability < _LEAST_STABILITY:
             raise ValueError(
-                "gradient_targets.student_target='answers' needs an annotator.stability of "
+                "gradient_targets.student_target='answers' of loss='kd' needs an annotator.stability of "
                 f"{_LEAST_STABILITY} or more, got {annotator.stability}"
             )
 
@@ -155,6 +158,8 @@ class GradientTargets:
         """Losses (B,) of logits (B, c)."""
         if self.loss == "kd":
             return kd(student, teacher)
+        if self.loss == "logits":
+            return logit_distance(student, teacher)
         decoupled = decoupled_kd if self.loss == "dkd" else decoupled_kd_as_printed
         return decoupled(student, teacher, beta=self.dkd_beta)
 
@@ -172,6 +177,8 @@ class GradientTargets:
         step = (1 / norm_bound if self.gamma is None else self.gamma) * released
         if self.outputs == "probabilities":
             return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
+        if self.student_target == "answers" and self.loss == "logits":
+            return Annotation(functional.softmax(-step, dim=1))
         if self.student_target == "answers":
             return Annotation(teacher_answers(functional.softmax(outputs.float(), dim=1), step, stability=stability))
         targets = functional.softmax(outputs.float() - step, dim=1)

@@ -125,6 +125,7 @@ def test_what_is_charged_is_the_same() -> None:
         GradientTargets(),
         GradientTargets(outputs="probabilities"),
         GradientTargets(loss="dkd_as_printed"),
+        GradientTargets(loss="logits"),
     ):
         asked = 1e3 * settings.gradients(logits(0), logits(1))
         assert float(asked.norm(dim=1).min()) > C  # the negative control: unbounded they would not do
@@ -183,7 +184,7 @@ def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: 
             {"outputs": "probabilities", "student_target": "gradients"},
             "student_target='gradients' needs outputs='logits'",
         ),
-        ({"student_target": "answers"}, "needs loss='kd' and gamma=null, got 'dkd' and None"),
+        ({"student_target": "answers"}, "or loss='kd' and gamma=null, got 'dkd' and None"),
     ],
 )
 def test_settings_without_meaning_are_refused(given: dict[str, Any], message: str) -> None:
@@ -200,6 +201,18 @@ def test_answers_are_the_teachers_whatever_the_student_thinks() -> None:
     torch.testing.assert_close(made.targets.double(), teacher.double().softmax(1), rtol=0, atol=1e-6)
     wrong = settings.annotation(student, released, norm_bound=C, stability=0.1).targets
     assert not torch.allclose(wrong.double(), teacher.double().softmax(1), atol=1e-2)
+
+
+def test_answers_of_logits_have_their_direction() -> None:
+    settings = GradientTargets(loss="logits", student_target="answers", gamma=4 / C)
+    student, teacher = torch.zeros(6, 5), 3 * logits(1)
+    released = GRADIENT_BOUNDINGS["normalize"].bound(
+        settings.gradients(student, teacher).double(), norm_bound=C, stability=1e-6
+    )
+    centred = teacher - teacher.mean(dim=1, keepdim=True)
+    expected = (4 * centred / centred.norm(dim=1, keepdim=True)).softmax(1)
+    made = settings.annotation(student, released, norm_bound=C).targets
+    torch.testing.assert_close(made.float(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_answers_of_noisy_rows_are_the_nearest_distributions() -> None:
