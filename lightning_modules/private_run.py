@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.partition import Partition
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
@@ -165,8 +166,16 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
     """Steps that a fit has yet to make in epochs of so many; None where no end is known.
 
     Epochs that are done count as done, whatever their length was.
+
+    Raises:
+        ValueError: No end is known, and a callback chooses it by results, which no ε of the steps taken allows.
     """
     if trainer.max_epochs in (None, -1) or not math.isfinite(length):
+        if any(isinstance(callback, EarlyStopping) for callback in callbacks_of(trainer)):
+            raise ValueError(
+                "trainer.max_epochs must be set beside EarlyStopping: all its steps are then charged, however early it "
+                "stops"
+            )
         return None
     loop: Any = trainer.fit_loop
     epochs, steps = loop.epoch_progress.current, int(length)

@@ -200,6 +200,14 @@ STOP = {"monitor": "test_split/accuracy", "mode": "max", "stopping_threshold": 0
 EARLY = [{"class_path": "EarlyStopping", "init_args": STOP}]
 
 
+@pytest.mark.usefixtures("trained")
+def test_results_end_no_training_without_a_plan() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set beside EarlyStopping"):
+        teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=-1, callbacks=EARLY)
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set beside EarlyStopping"):
+        distil("run", model={"teacher": f"private/{LAST}", "images": "prior"}, epochs=-1, trainer={"callbacks": EARLY})
+
+
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_teacher_that_stopped_early_costs_its_whole_plan(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # steps taken, in place of steps planned
