@@ -435,8 +435,8 @@ class Guarantee:
             ) + ("" if self.labels is None else f" {self.labels.headline()}")
         elif self.epsilon > MEANINGFUL_EPSILON:
             text = (
-                f"{at}: a bound so large that it protects no {self.level} in any meaningful sense (a ratio of e^ε "
-                "between what two neighbouring data sets may give)."
+                f"{at}: a bound so large that it protects no {self.level} in any meaningful sense (one may change the "
+                "odds of any outcome by a factor of e^ε)."
             )
         else:
             text = f"{at}." + _OF_LEVEL.get(self.level, "")

@@ -116,7 +116,7 @@ def planned_cost(cli: Any) -> list[str]:
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
-        f"As configured, {calls:,} calls: record-level ε = {round_up(record)} "
+        f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
         f"({'of its noisy releases alone' if reason else 'a bound'}); "
         f"{_claim(published, words.published_source)}.",
         *([f"It also uses, without noise, {reason[0]}."] if reason else []),

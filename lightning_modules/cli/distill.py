@@ -66,8 +66,10 @@ def configuration(
     steps = check_count("--steps", options.steps, minimum=1)
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
-    # By the teacher: a second call goes on in it, and is charged for no other run.
-    of_teacher = re.sub(r"\W+", "_", str(Path(options.teacher).with_suffix(""))).strip("_")
+    # By the teacher and the data: a second call goes on in it, and is charged for no other run.
+    of_both = (
+        re.sub(r"\W+", "_", text).strip("_") for text in (options.data, str(Path(options.teacher).with_suffix("")))
+    )
     dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
     if shape is not None and name.rpartition(".")[2] == "ImageFolder":
         dataset["init_args"] = {**dataset.get("init_args", {}), "channels": shape[0], "size": shape[1]}
@@ -84,6 +86,7 @@ def configuration(
         special = {
             "student": {"network": options.student or network or "SmallCNN", **training},
             **images,
+            "pool_size": min(50_000, steps * options.batch_size),  # a student of few steps needs no more
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
     else:
@@ -109,7 +112,7 @@ def configuration(
             "max_epochs": steps // per_epoch,
             "accelerator": "auto",
             "num_sanity_val_steps": 0,
-            "default_root_dir": options.folder or f"runs/distill_{name.lower()}_{of_teacher}",
+            "default_root_dir": options.folder or f"runs/distill_{'_'.join(of_both).lower()}",
         },
         "model": {"class_path": method, "init_args": {**common, **special}},
         "data": {

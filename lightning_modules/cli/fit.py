@@ -100,7 +100,7 @@ class TranscriptionCLI(LightningCLI):
         config["ckpt_path"] = None if path is None else str(path)
         if path is None:
             if given:
-                rank_zero_info(f"ckpt_path {given}: there is none yet, and the fit begins anew.")
+                rank_zero_info(f"ckpt_path {given}: there is none yet: the fit begins.")
             return
         content = read_checkpoint(path, command=command)
         trained = hyperparameters(content)

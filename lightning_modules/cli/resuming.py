@@ -95,7 +95,7 @@ def refuse(
     checkpoint: Path,
     *,
     why: str = "a run cannot be resumed with this changed",
-    otherwise: str = ", or start a new run: without --ckpt_path, of `distill` with another --folder",
+    otherwise: str = ", or start a new run: without --ckpt_path, or for `distill` with another --folder",
 ) -> None:
     """Refuses settings of other values, where there are any.
 

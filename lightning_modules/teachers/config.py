@@ -164,10 +164,8 @@ class TeacherConfig:
         except TeacherError:
             raise
         except (ValueError, TypeError) as error:
-            raise TeacherError(
-                f"the architecture of teacher {file} cannot be built: {error} (images of another size or channels: set "
-                "model.teacher.input)"
-            ) from error
+            other = " (another size or channels: set model.teacher.input)" if "images of shape" in str(error) else ""
+            raise TeacherError(f"the architecture of teacher {file} cannot be built: {error}{other}") from error
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
         """What a file says of its teacher, as arguments of `PrivateModel`."""
