@@ -137,11 +137,6 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
-        if torch.is_anomaly_enabled():
-            raise ValueError(
-                "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
-                "the abort would tell"
-            )
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand
@@ -216,9 +211,15 @@ class DPSGDTeacher(Teacher):
         """Fixes the plan and charges all of it, before the first step.
 
         Raises:
-            ValueError: More steps than the target was calibrated for, or batches that are no Poisson samples.
+            ValueError: More steps than the target was calibrated for, batches that are no Poisson samples, or a flag that
+                lets a record end the fit.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
+        if torch.is_anomaly_enabled():
+            raise ValueError(
+                "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
+                "the abort would tell"
+            )
         require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate)
         by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases)
