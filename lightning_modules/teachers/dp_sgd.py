@@ -211,8 +211,8 @@ class DPSGDTeacher(Teacher):
         """Fixes the plan and charges all of it, before the first step.
 
         Raises:
-            ValueError: More steps than the target was calibrated for, batches that are no Poisson samples, or a flag that
-                lets a record end the fit.
+            ValueError: More steps than the target was calibrated for, batches that are no Poisson samples, or a flag by
+                which a record may end the fit.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
         if torch.is_anomaly_enabled():
