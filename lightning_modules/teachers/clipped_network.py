@@ -19,8 +19,8 @@ from lightning_modules.teachers.clipping_trial import (
     Extracts,
     changed,
     digests,
-    generators,
     logits_after,
+    random_states,
     refuse_gradient_hooks,
 )
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
@@ -128,7 +128,7 @@ class ClippedNetwork:
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
             return sums
-        drawn = generators(inputs)
+        drawn = random_states(inputs)
         persons = None if counts is None else counts.tolist()
         size = len(inputs) if self.mode == "linear" else self._most
         pieces = pieces_of(inputs, labels, persons, size=size)
@@ -139,7 +139,7 @@ class ClippedNetwork:
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
-        if generators(inputs) != drawn:  # a schedule of dropout began after the trial
+        if random_states(inputs) != drawn:  # a schedule of dropout began after the trial
             raise ValueError(f"model.network: it {DRAWS}")
         for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None

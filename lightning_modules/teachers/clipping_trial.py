@@ -340,7 +340,7 @@ def _require_features_apart(tried: _Copy, *, double: bool) -> None:
         )
 
 
-def generators(images: Tensor) -> tuple[bytes, ...]:
+def random_states(images: Tensor) -> tuple[bytes, ...]:
     """State of the generators of torch, NumPy and Python that a network may draw from."""
     tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(images.device)] if images.is_cuda else [])]
     return *map(bytes, map(bytes_of, tensors)), pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())
@@ -349,10 +349,10 @@ def generators(images: Tensor) -> tuple[bytes, ...]:
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
     """The first layer to use a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
     found: list[str] = []
-    start = generators(tried.images)
+    start = random_states(tried.images)
 
     def look(name: str, *_: Any) -> None:
-        if not found and generators(tried.images) != start:
+        if not found and random_states(tried.images) != start:
             found.append(name)
 
     handles: list[Any] = []
