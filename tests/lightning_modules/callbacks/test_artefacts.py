@@ -59,6 +59,18 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     assert {path.name for path in Path("run/public/figures").iterdir()} == pictures
 
 
+@pytest.mark.parametrize("noise", [1.0, 0.0])
+def test_loggers_are_given_no_images_that_nothing_bounds(
+    folder: Path, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Path] = []
+    monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", lambda *given, **_: shown.append(given[2]))
+    distil(annotator={"noise_multiplier": noise}, steps=1)
+    drawn = list(Path("run").rglob("synthetic_*.png"))
+    assert drawn and all(("private" in path.parts) is not bool(noise) for path in drawn)
+    assert bool(shown) is bool(noise)
+
+
 def test_an_accuracy_on_what_is_kept_apart_is_called_val(folder: Path) -> None:
     config = configuration(model={"images": "prior", "generator": None})
     config["data"]["init_args"]["evaluation"] = "selection"
