@@ -115,11 +115,11 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
     Its teacher is read from a file as in a real run: with a ledger beside it.
     """
     shape = (1, size.side, size.side)
-    seed_everything(1, verbose=False)
     file = folder / "teacher.pt"
     if not file.is_file():
+        seed_everything(1, verbose=False)  # the student begins with weights of its own
         torch.save(SmallCNN(num_classes=CLASSES, image_shape=shape).state_dict(), file)
-    seed_everything(0, verbose=False)  # the student has weights of its own
+    seed_everything(0, verbose=False)
     kind, annotator = METHODS[name]
     module = kind(
         num_classes=CLASSES,

@@ -177,9 +177,9 @@ class GradientTargets:
         step = (1 / norm_bound if self.gamma is None else self.gamma) * released
         if self.outputs == "probabilities":
             return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
-        if self.student_target == "answers" and self.loss == "logits":
-            return Annotation(functional.softmax(-step, dim=1))
         if self.student_target == "answers":
+            if self.loss == "logits":
+                return Annotation(functional.softmax(-step, dim=1))
             return Annotation(teacher_answers(functional.softmax(outputs.float(), dim=1), step, stability=stability))
         targets = functional.softmax(outputs.float() - step, dim=1)
         if self.student_target == "targets":
