@@ -237,7 +237,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
-        self.teacher.require_unlike(self.published_networks())
         if isinstance(self.images, PoolSource):
             data = datamodule_of(self.trainer)
             partitions = [*self.run.partitions, data.partition]

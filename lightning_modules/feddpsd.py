@@ -14,7 +14,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.partition import disjoint
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.federated import Absence, ClientConnection, Federation, FederationError, Question, Terms
+from lightning_modules.federated import (
+    Absence,
+    ClientConnection,
+    Federation,
+    FederationError,
+    LocalClients,
+    Question,
+    Terms,
+)
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -229,6 +237,8 @@ class FedDPSD(DataFreeDistillation):
         if self.processes.size > 1:
             raise ProcessesError(f"trainer.devices must be 1 for FedDPSD, got {self.processes.size} processes")
         super().prepare_fit()
+        for client in self.clients.clients if isinstance(self.clients, LocalClients) else ():
+            self.require_unlike(client.teacher)
 
     def read_teacher(self) -> PrivateModel:
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)

@@ -127,7 +127,7 @@ class LocalClients(ClientConnection):
         configs = [
             TeacherConfig(path=given, network=teacher_network)
             if isinstance(given, str)
-            else TeacherConfig(path=given, private_data=f"training data of client {index} of a script")
+            else TeacherConfig(path=given, private_data=f"training data of client {index} of a script").held()
             for index, given in enumerate(every)
         ]
         # In a function, see `PrivateTeacher`.

@@ -76,8 +76,9 @@ class Federation(PrivateModel):
         """False: no network is at hand that could be tried."""
         return False
 
-    def require_unlike(self, networks: Mapping[str, nn.Module]) -> None:
+    def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
         """Nothing: no weight is at hand."""
+        return []
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """None: clients answer, and their annotators release.

@@ -24,7 +24,7 @@ from lightning_modules.teachers.private_teacher import (
     PrivateEnsemble,
     PrivateModel,
     PrivateTeacher,
-    require_apart,
+    require_own_weights,
     weights_digest,
 )
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
@@ -78,7 +78,7 @@ class TeacherConfig:
             hand_out(given)
             name = self.private_data or "training data of a teacher given in a script"
             if isinstance(given, nn.ModuleList):
-                require_apart(given)
+                require_own_weights(given)
                 stack = NetworkStack([self.adapted(network) for network in given])
                 given = PrivateEnsemble(stack, private_data=name)
             else:

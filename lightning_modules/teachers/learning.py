@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning import LightningModule, Trainer
+from torch import nn
 
 from lightning_modules.images.base import ImageSource
 from lightning_modules.private_run import PrivateRun
@@ -76,6 +77,10 @@ class LearnsFromTeacher(_Module):
             self.admit(teacher, self.teacher_config, named="model.teacher")
             self._teacher = teacher
 
+    def published_networks(self) -> dict[str, nn.Module]:
+        """Networks that a guarantee of this run covers, by name."""
+        raise NotImplementedError
+
     def read_teacher(self) -> PrivateModel:
         """The teacher as a fit loads it. It is only run on blank images.
 
@@ -89,8 +94,18 @@ class LearnsFromTeacher(_Module):
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
+    def require_unlike(self, teacher: PrivateModel) -> None:
+        """See `PrivateModel.require_unlike`; of frozen weights in common the guarantee tells."""
+        if common := teacher.require_unlike(self.published_networks()):
+            self.run.note(f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are")
+
     def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherConfig`, and notes which records are private."""
+        """Tries a teacher that was not trained here, see `TeacherConfig`, and notes which records are private.
+
+        Raises:
+            TeacherError: It gives other outputs than stated, or what is published begins with one of its weights.
+        """
+        self.require_unlike(teacher)
         if config.trial:
             try_foreign(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.run.keep_partitions(teacher.partitions)

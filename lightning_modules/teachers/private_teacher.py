@@ -124,22 +124,29 @@ class PrivateModel(ABC):
             except ValueError as error:
                 raise TeacherError(f"{self.name(index)} is of no use here: {error}") from error
 
-    def require_unlike(self, networks: Mapping[str, nn.Module]) -> None:
+    def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
         """Refuses networks that begin with a weight of a teacher which nothing bounds: it would be published.
 
+        Returns:
+            Names of the weights in common that are frozen, as those of a public feature extractor are.
+
         Raises:
-            TeacherError: Naming the weight.
+            TeacherError: Naming one that is not.
         """
         if isinstance(self.training, Training) and self.training.releases:
-            return
-        # A teacher's have been frozen since it is held.
-        own = {digest for index in range(self.num_teachers) for digest in _learnt(self._network_of(index), frozen=True)}
-        for kind, network in networks.items():
-            if found := [name for digest, name in _learnt(network).items() if digest in own]:
+            return []
+        begun = [(kind, *one) for kind, network in networks.items() for one in _varied(network)]
+        shapes = {value.shape for *_, value in begun}
+        theirs = (value for index in range(self.num_teachers) for value in self._network_of(index).parameters())
+        own = {_digest(value) for value in theirs if value.shape in shapes}
+        common = [(f"model.{kind}: {name!r}", value) for kind, name, value in begun if _digest(value) in own]
+        for name, value in common:
+            if value.requires_grad:
                 raise TeacherError(
-                    f"model.{kind}: {found[0]!r} begins as a weight of {self.name()}, which nothing bounds and which "
-                    "would be published: begin with new weights. Public ones that both have must be frozen"
+                    f"{name} begins as a weight of {self.name()}, which nothing bounds and which would be published: "
+                    "begin with new weights. Public ones that both have must be frozen"
                 )
+        return [name for name, _ in common]
 
     @property
     def is_foreign(self) -> bool:
@@ -316,7 +323,7 @@ class PrivateEnsemble(PrivateModel):
         return f"teacher {teacher} of {'the ensemble' if self.path is None else f'ensemble {self.path}'}"
 
 
-def require_apart(networks: Iterable[nn.Module]) -> None:
+def require_own_weights(networks: Iterable[nn.Module]) -> None:
     """Refuses teachers that have a weight in common: one record would then move the answers of several.
 
     Raises:
@@ -324,21 +331,21 @@ def require_apart(networks: Iterable[nn.Module]) -> None:
     """
     known: dict[bytes, int] = {}
     for index, network in enumerate(networks):
-        for digest, name in _learnt(network).items():
-            if known.setdefault(digest, index) != index:
+        for name, value in _varied(network):
+            if value.requires_grad and known.setdefault(_digest(value), index) != index:
                 raise TeacherError(
-                    f"teachers {known[digest]} and {index} both have the weight {name!r}: each must be trained by "
-                    "itself. Public weights that all have must be frozen (requires_grad)"
+                    f"teachers {known[_digest(value)]} and {index} both have the weight {name!r}: each must be trained "
+                    "by itself. Public weights that all have must be frozen (requires_grad)"
                 )
 
 
-def _learnt(network: nn.Module, *, frozen: bool = False) -> dict[bytes, str]:
-    """Names, by a digest of the values, of the weights that are not constant, and unless asked for not frozen."""
-    return {
-        weights_digest({"": value.detach()}): name
-        for name, value in network.named_parameters()
-        if (frozen or value.requires_grad) and bool((value != value.flatten()[:1]).any())
-    }
+def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Its weights by name, without those that are constant, as a normalisation's are before training."""
+    return [(name, value) for name, value in network.named_parameters() if bool((value != value.flatten()[:1]).any())]
+
+
+def _digest(value: torch.Tensor) -> bytes:
+    return weights_digest({"": value.detach()})
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:

@@ -25,10 +25,13 @@ from support.runs import (
 from support.variants import FixedAnnotator, MoodyTeacher, UndetachedDPDFD, generator_gap
 from torch import nn
 
-from lightning_modules import DPDFD
+from lightning_modules import DPDFD, FedDPSD
+from lightning_modules.dgd_phases import GeneratorPhase
+from lightning_modules.federated import LocalClients
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.annotators import GradientAnnotator
 
@@ -68,6 +71,10 @@ def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
     assert not {"teacher", "annotator"} & set(module.hparams)
     with pytest.raises(TypeError, match="never written"):
         pickle.dumps(module)
+    with pytest.raises(TypeError, match="never written"):
+        pickle.dumps(GeneratorPhase(baseline=TeacherConfig(path=MoodyTeacher())))
+    with pytest.raises((AttributeError, pickle.PicklingError, TypeError)):
+        pickle.dumps(LocalClients(teachers=[MoodyTeacher()]))
 
 
 def test_no_private_image_is_read(folder: Path) -> None:
@@ -148,7 +155,7 @@ def test_the_generator_learns_of_the_teacher_through_released_targets_alone(fold
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("kind", ["its layers", "a warm start"])
+@pytest.mark.parametrize("kind", ["its layers", "a warm start", "a client's layers", "a client's warm start"])
 def test_a_student_begins_with_no_weight_of_the_teacher(
     folder: Path, kind: str, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +164,7 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
     teacher, weights = nn.Sequential(body, nn.Linear(8, 10)), copy.deepcopy(body.state_dict())
 
     def network() -> nn.Module:
-        if kind == "its layers":
+        if kind.endswith("layers"):
             return nn.Sequential(body, nn.Linear(8, 10))
         own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
         own.load_state_dict(weights)
@@ -168,10 +175,10 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: None)
 
     def begun() -> torch.Tensor:
-        module = DPDFD(
-            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, images=PRIOR,
-            student=StudentConfig(network=network),
-        )  # fmt: skip
+        client = kind.startswith("a client")
+        given: dict[str, Any] = {"clients": LocalClients(teachers=[teacher])} if client else {"teacher": teacher}
+        given |= {"images": PRIOR, "student": StudentConfig(network=network)}
+        module = (FedDPSD if client else DPDFD)(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
         before = next(module.student.parameters()).clone()
         fit_script(module, steps=1)
         return before
@@ -181,6 +188,19 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         return
     with pytest.raises(ValueError, match=r"is another's as well|begins as a weight of the teacher"):
         begun()
+
+
+def test_frozen_weights_in_common_are_told_on_the_page(folder: Path) -> None:
+    """They may be a public feature extractor's, or a copy of what the teacher has learnt."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).requires_grad_(False)
+    networks = [nn.Sequential(copy.deepcopy(body), nn.Linear(8, 10)) for _ in range(2)]
+    module = DPDFD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=networks[0], images=PRIOR,
+        student=StudentConfig(network=lambda: networks[1]),
+    )  # fmt: skip
+    fit_script(module, steps=1)
+    told = "2 frozen weights of a teacher, model.student: '0.1.weight' first, are published as they are"
+    assert f"ACCESSED WITHOUT CHARGE: {told}" in module.guarantee().assumptions
 
 
 def test_the_teacher_answers_in_eval_mode_without_gradients() -> None:

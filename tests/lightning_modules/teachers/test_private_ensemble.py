@@ -126,5 +126,5 @@ def test_teachers_that_share_what_they_learnt_are_refused(frozen: bool, monkeypa
     copies = TeacherConfig(path=nn.ModuleList([one, deepcopy(one)]))
     with pytest.raises(TeacherError, match="each must be trained by itself"):
         copies.held()
-    monkeypatch.setattr(config, "require_apart", lambda networks: None)
+    monkeypatch.setattr(config, "require_own_weights", lambda networks: None)
     assert copies.load_ensemble(num_classes=10, image_shape=SHAPE).num_teachers == 2
