@@ -10,7 +10,7 @@ from lightning_modules.runtime.quiet import quiet
 
 if TYPE_CHECKING:
     from lightning_modules.base import DataFreeDistillation
-    from lightning_modules.baselines import FedAvg, FedDistillation
+    from lightning_modules.baselines import DPMERF, FedAvg, FedDistillation
     from lightning_modules.dgd import DGD
     from lightning_modules.direct_training import DirectTraining
     from lightning_modules.distillation import Distillation
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DGD",
     "DPDFD",
+    "DPMERF",
     "DPSD",
     "Clipping",
     "DPSGDTeacher",

@@ -14,6 +14,7 @@ from lightning_modules.networks.classifiers import (
 from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
 from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ScaledOutput
 from lightning_modules.networks.kernels import Kernels
+from lightning_modules.networks.mean_embedding import MeanEmbedding
 from lightning_modules.networks.network import Network, build_network, check_network
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
@@ -25,6 +26,7 @@ __all__ = [
     "ImageClassifier",
     "Kernels",
     "LinearOnFeatures",
+    "MeanEmbedding",
     "Network",
     "Patches",
     "ResNet18",

@@ -1,4 +1,4 @@
-"""Frequencies of classes that are public, and the loss that takes them into account."""
+"""Losses of teachers: cross-entropy with public frequencies of the classes, and the inner product."""
 
 from __future__ import annotations
 
@@ -47,3 +47,14 @@ class PriorCrossEntropy(nn.CrossEntropyLoss):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; `reduction` is torch's."""
         return super().forward(logits if self.log_prior is None else logits + self.log_prior.to(logits), labels)
+
+
+class InnerProduct(PriorCrossEntropy):
+    """Minus the mean logit (N, c) of the labels: the gradient of a linear head is minus its input, in the label's row.
+
+    A step on sums of clipped gradients then releases sums of features of each class.
+    """
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss; `reduction` is torch's."""
+        return nn.functional.nll_loss(logits, labels, reduction=self.reduction)

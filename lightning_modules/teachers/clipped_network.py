@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors.base import full_float32
-from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import (
     DRAWS,
     ClippingTrial,
@@ -48,7 +48,7 @@ class ClippedNetwork:
         self.clipping = clipping
         self.criterion = criterion
         self.by_person = by_person
-        self.mode: Mode = clipping.mode_for(network, by_person=by_person)
+        self.mode: Mode = self._mode_of(clipping)
         self._clipped: RecordClipping | None = None
         #: Records of a physical batch.
         self._most = clipping.physical_batch_size
@@ -70,7 +70,11 @@ class ClippedNetwork:
         """
         before = state.get("settings", {}).get("clipping.mode")
         if before in MODES and self.clipping.mode in ("auto", state.get("given_mode")):
-            self.mode = replace(self.clipping, mode=before).mode_for(self.network, by_person=self.by_person)
+            self.mode = self._mode_of(replace(self.clipping, mode=before))
+
+    def _mode_of(self, clipping: Clipping) -> Mode:
+        exact = isinstance(self.criterion, InnerProduct)  # `linear_sums` are of the cross-entropy
+        return clipping.mode_for(self.network, by_person=self.by_person, linear=not exact)
 
     def settle(
         self,

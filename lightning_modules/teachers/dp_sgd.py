@@ -24,6 +24,7 @@ from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
+from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import keeps_nothing
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
@@ -63,6 +64,8 @@ class DPSGDTeacher(Teacher):
         delta: δ, below one over the number of private records.
         unit: What ε is about: one `record`, or one `person` with all pictures; `data.batch_size` then counts persons.
         clipping: See `Clipping`.
+        loss: `inner_product` is minus the logit of the label, by which one step releases sums of features: see
+            `MeanEmbedding`.
         noise: Source of the noise; None is the operating system's generator.
         **shared: See `Teacher`. The network must treat each image by itself, without dropout or BatchNorm, which is
             tried before the first step; features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed
@@ -81,6 +84,7 @@ class DPSGDTeacher(Teacher):
         delta: float = 1e-5,
         unit: Literal["record", "person"] = "record",
         clipping: Clipping | str = Clipping(),
+        loss: Literal["cross_entropy", "inner_product"] = "cross_entropy",
         noise: NoiseSource | None = None,
         **shared: Any,
     ) -> None:
@@ -94,6 +98,11 @@ class DPSGDTeacher(Teacher):
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
         check_choice("unit", unit, ("record", "person"))
+        check_choice("loss", loss, ("cross_entropy", "inner_product"))
+        if loss == "inner_product":
+            if self.class_prior is not None:
+                raise ValueError(f"class_prior must be null for loss=inner_product, got {self.class_prior}")
+            self.criterion = InnerProduct()
         self.unit = Unit(unit)
         self.clipping = settings_of(Clipping, clipping, name="clipping")
         self.automatic_optimization = False
@@ -410,6 +419,7 @@ class DPSGDTeacher(Teacher):
             "noise_multiplier": self._given[1],
             "delta": self.delta,
             "unit": self.unit.value,
+            "loss": type(self.criterion).__name__,
             **{f"clipping.{name}": value for name, value in kept.items()},
             # The guarantee names it as public: steps by another would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],

@@ -107,7 +107,7 @@ class Clipping:
         """Distance of the lattice, a power of two; None without one."""
         return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
 
-    def mode_for(self, network: nn.Module, *, by_person: bool = False) -> Mode:
+    def mode_for(self, network: nn.Module, *, by_person: bool = False, linear: bool = True) -> Mode:
         """The mode for a network: of `auto`, `flat` before `ghost`, since its sums are the most exact.
 
         Raises:
@@ -117,11 +117,11 @@ class Clipping:
             raise ValueError(
                 "clipping.mode=ghost holds no gradients to take a person's mean of: with unit=person take auto"
             )
-        head = linear_head(network)
+        head = linear_head(network) if linear else None
         if self.mode == "linear" and head is None:
             raise ValueError(
-                f"clipping.mode=linear needs a network that trains a linear head alone, got {type(network).__name__}: "
-                "take auto"
+                "clipping.mode=linear needs a network that trains a linear head alone, by cross-entropy, got "
+                f"{type(network).__name__}: take auto"
             )
         if self.mode != "auto":
             return self.mode

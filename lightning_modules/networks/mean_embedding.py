@@ -1,0 +1,54 @@
+"""DP-MERF's classifier: each class by the mean of random Fourier features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.networks.classifiers import ImageClassifier, checked_shape
+from lightning_modules.setting_checks import check_number, check_whole_number
+
+
+class MeanEmbedding(ImageClassifier):
+    """A linear head without bias, 0 at first, on random Fourier features of length 1 (Rahimi and Recht 2007).
+
+    One step of `DPSGDTeacher` with `loss: inner_product`, rate 1 and every record in the batch makes row y of the head
+    the sum of the features of class y over the number of records, with noise: the mean embedding of DP-MERF (Harder,
+    Adamczewski and Park 2021, Eq. 8).
+
+    Args:
+        num_classes: number of classes c.
+        image_shape: channels, height, width.
+        features: D, an even number: cosines and sines of D/2 random projections.
+        length: Length scale of the Gaussian kernel that inner products of features approximate, for images in [-1, 1].
+            DP-MERF's code has √105 for MNIST in [0, 1].
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        features: int = 10_000,
+        length: float = 20.5,
+    ) -> None:
+        super().__init__()
+        pixels = math.prod(checked_shape("MeanEmbedding", num_classes=num_classes, image_shape=image_shape))
+        check_whole_number("features", features, least=2)
+        check_number("length", length, above=0)
+        draw = torch.Generator().manual_seed(0)  # public, and the same for generated images
+        self.register_buffer("frequencies", torch.randn(pixels, features // 2, generator=draw) / length)
+        self.head = nn.Linear(features // 2 * 2, num_classes, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to features (N, D) of length 1."""
+        projected = images.flatten(1) @ self.frequencies
+        return torch.cat([projected.cos(), projected.sin()], dim=1) / math.sqrt(projected.shape[1])

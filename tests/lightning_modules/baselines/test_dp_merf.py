@@ -1,0 +1,78 @@
+"""DP-MERF: one step releases the mean embeddings, and a student of images that match them has their ε."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.dp_teachers import PLAIN_SGD, private_teacher, teacher_by_dp_sgd
+from support.runs import configuration, fit, result
+from torch.nn import functional as F
+
+from datamodules import Digits
+from lightning_modules.networks import MeanEmbedding
+from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
+from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers.record_clipping import Clipping
+from privacy.processes import ALONE
+
+NETWORK = {"name": "MeanEmbedding", "arguments": {"features": 200, "length": 8.0}}
+
+
+def merf(teacher: str, **model: Any) -> dict[str, Any]:
+    made = configuration("student", steps=400)
+    made["data"]["init_args"]["batch_size"] = 64
+    made["model"] = {
+        "class_path": "DPMERF",
+        "init_args": {
+            "teacher": teacher,
+            "images": {"generator": {"name": "DAFLGenerator", "arguments": {"width": 8}}},
+            **model,
+        },
+    }
+    return made
+
+
+@pytest.mark.parametrize("mode", ["auto", "ghost"])
+def test_a_step_releases_sums_of_the_features_of_each_class(mode: Any) -> None:
+    network = MeanEmbedding(image_shape=(1, 8, 8), features=200, length=8.0)
+    data = Digits()
+    data.setup("fit")
+    images, labels = data.train_records.__getitems__(list(range(500)))
+    features = network.forward_features(images)
+    assert torch.allclose(features.norm(dim=1), torch.ones(()))  # one record moves a sum by 1
+    sums = -F.one_hot(labels, 10).T.double() @ features.double()
+
+    def error(criterion: PriorCrossEntropy) -> float:
+        clipped = ClippedNetwork(network, Clipping(max_grad_norm=1.0, mode=mode), criterion)
+        shape: dict[str, Any] = {"image_shape": (1, 8, 8), "num_classes": 10, "batch_size": 256}
+        clipped.settle(**shape, processes=ALONE, resumed=False)
+        inputs = features if clipped.mode == "linear" else images
+        (total,) = clipped.sums(inputs.detach(), labels, extracted=clipped.mode == "linear")
+        clipped._clipped.release()
+        return float((total - sums).norm() / sums.norm())
+
+    assert error(InnerProduct()) < 2e-3
+    assert error(PriorCrossEntropy()) > 0.2  # `auto` clips its gradients by another formula
+    with pytest.raises(ValueError, match=r"linear head alone, by cross-entropy"):
+        ClippedNetwork(network, Clipping(mode="linear"), InnerProduct())
+
+
+def test_a_student_of_matching_images_learns_at_the_epsilon_of_the_embeddings(folder: Path) -> None:
+    optimizer = {**PLAIN_SGD, "init_args": {"lr": 1 / 3}}  # three steps
+    teacher_by_dp_sgd(
+        "teacher", network=NETWORK, loss="inner_product", clipping={"max_grad_norm": 1.0}, optimizer=optimizer,
+        target_epsilon=10.0, batch=1000, epochs=1,
+    )  # fmt: skip
+    module = fit(merf("teacher/checkpoints/last.ckpt", generator_steps=200)).model
+    assert result("student")["accuracy"] > 0.5
+    assert module.guarantee().epsilon == result("teacher")["epsilon_record"] <= 10
+    assert "the teacher's weights were read" in " ".join(module.guarantee().assumptions)
+
+
+def test_other_teachers_are_refused(folder: Path) -> None:
+    private_teacher("teacher")
+    with pytest.raises(ValueError, match="must be a MeanEmbedding, got SmallCNN"):
+        fit(merf("teacher/checkpoints/last.ckpt"))
