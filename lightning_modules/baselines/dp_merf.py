@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import MeanEmbedding
+from lightning_modules.private_run import steps_of_run
 from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.annotators import ResponseAnnotator
+from privacy.guarantee import Guarantee
 
 _REASON = "a generator was fitted to its mean embeddings"
 
@@ -25,7 +31,8 @@ class DPMERF(DataFreeDistillation):
     Args:
         generator_steps: Steps of the generator, before the first of the student.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        **shared: See `DataFreeDistillation`. The first c latent inputs of the generator are the class, one-hot.
+        **shared: See `DataFreeDistillation`. An image's class is the largest of the first c latent inputs, of which the
+            generator is given a one-hot vector.
 
     Raises:
         ValueError: Images that are not of a generator with more than c latent inputs.
@@ -39,7 +46,15 @@ class DPMERF(DataFreeDistillation):
         super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
         check_whole_number("generator_steps", generator_steps, least=1)
         check_choice("images.source", self.images.kind, ("generator",))
+        if (width := self.images.latent_dim) <= self.num_classes:
+            raise ValueError(f"images.generator needs a latent_dim above {self.num_classes} (classes), got {width}")
         self.generator_steps = generator_steps
+        assert self.generator is not None
+        self.generator.register_forward_pre_hook(self._with_classes)
+
+    def _with_classes(self, generator: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        c, latents = self.num_classes, inputs[0]
+        return torch.cat([F.one_hot(latents[:, :c].argmax(dim=1), c).to(latents), latents[:, c:]], dim=1)
 
     @property
     def needs_gradients_of_teacher(self) -> str:
@@ -56,29 +71,38 @@ class DPMERF(DataFreeDistillation):
     def calls_of(self, steps: int) -> int:
         return 0
 
-    def assumptions(self) -> list[str]:
-        return [*super().assumptions(), "the teacher's weights were read as they are, which its own guarantee covers"]
+    def read_teacher(self) -> PrivateModel:
+        """Refuses other networks before anything is charged."""
+        teacher = super().read_teacher()
+        if not isinstance(network := teacher._network_of(0), MeanEmbedding):
+            raise ValueError(f"model.teacher must be a MeanEmbedding, got {type(network).__name__}")
+        return teacher
+
+    def guarantee(self) -> Guarantee:
+        """Says what was read, which was no response."""
+        return replace(super().guarantee(), mechanism="the teacher's weights, which are mean embeddings, as they are")
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._embedding()
 
+    def on_train_start(self) -> None:
+        """Warns of a student that is not trained."""
+        steps = steps_of_run(self.trainer, done=self.steps_done)
+        if steps is not None and steps <= self.generator_steps:
+            rank_zero_warn(f"this run has {steps} steps, none of them the student's: lower model.generator_steps")
+
     def _embedding(self) -> MeanEmbedding:
-        network = self.teacher.unprotected(self.annotator, reason=_REASON).to(self.device)
-        if not isinstance(network, MeanEmbedding):
-            raise ValueError(f"model.teacher must be a MeanEmbedding, got {type(network).__name__}")
-        return network
+        return cast(MeanEmbedding, self.teacher.unprotected(self.annotator, reason=_REASON).to(self.device))
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of the generator, or later of the student. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             assert latents is not None
-            classes = torch.randint(self.num_classes, (len(latents),), device=self.device)
-            latents[:, : self.num_classes] = F.one_hot(classes, self.num_classes).to(latents)
+            classes = latents[:, : self.num_classes].argmax(dim=1)
             if self.steps_done < self.generator_steps:
-                targets = F.one_hot(classes, self.num_classes).float()
-                self.update_generator(self.generate(latents), targets)
+                self.update_generator(self.generate(latents), F.one_hot(classes, self.num_classes).float())
             else:
                 images = self.draw_images(self.steps_done, latents).detach()
                 self.step_student(F.cross_entropy(self.student(images).float(), classes))
@@ -88,4 +112,6 @@ class DPMERF(DataFreeDistillation):
         """Squared distance of the images' mean embedding from the released one (DP-MERF Eq. 9)."""
         embedding = self._embedding()
         own = targets.T @ embedding.forward_features(images.float()) / len(images)
+        if self.processes.size > 1:  # the mean over all processes, with the gradient of this one's share
+            own = own + (torch.stack(self.processes.gather(own.detach().cpu())).mean(dim=0).to(own) - own).detach()
         return (own - embedding.head.weight).square().sum()

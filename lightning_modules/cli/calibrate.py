@@ -167,9 +167,12 @@ def planned_epsilon(cli: Any) -> float:
 
 
 def _planned_calls(cli: Any) -> int:
-    calls: int = cli.model.calls_of(int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader()))
-    if calls < 1:
+    steps = int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader())
+    calls: int = cli.model.calls_of(steps)
+    if steps < 1:
         raise ValueError("trainer.max_epochs must be set, so that the number of planned steps is known")
+    if calls < 1:
+        raise ValueError(f"{type(cli.model).__name__} asks its teacher nothing: its epsilon is the teacher's own")
     return calls
 
 

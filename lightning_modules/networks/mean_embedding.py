@@ -14,16 +14,17 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 class MeanEmbedding(ImageClassifier):
     """A linear head without bias, 0 at first, on random Fourier features of length 1 (Rahimi and Recht 2007).
 
-    One step of `DPSGDTeacher` with `loss: inner_product`, rate 1 and every record in the batch makes row y of the head
-    the sum of the features of class y over the number of records, with noise: the mean embedding of DP-MERF (Harder,
-    Adamczewski and Park 2021, Eq. 8).
+    One step of `DPSGDTeacher` with `loss: inner_product`, plain SGD of rate 1 and every record in the batch makes row y
+    of the head the sum of the features of class y over the number of records, with noise: the mean embedding of DP-MERF
+    (Harder, Adamczewski and Park 2021, Eq. 8). At any other rate or number of steps it is of another scale.
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width.
         features: D, an even number: cosines and sines of D/2 random projections.
         length: Length scale of the Gaussian kernel that inner products of features approximate, for images in [-1, 1].
-            DP-MERF's code has √105 for MNIST in [0, 1].
+            One that is computed of private images is not private. DP-MERF's code has √105 for MNIST and √127 for
+            FashionMNIST, in [0, 1], without saying of which images they are.
 
     Raises:
         ValueError: a setting out of range.

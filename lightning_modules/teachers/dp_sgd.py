@@ -99,6 +99,7 @@ class DPSGDTeacher(Teacher):
             raise ValueError(f"delta must lie between 0 and 1, got {delta}")
         check_choice("unit", unit, ("record", "person"))
         check_choice("loss", loss, ("cross_entropy", "inner_product"))
+        self.loss = loss
         if loss == "inner_product":
             if self.class_prior is not None:
                 raise ValueError(f"class_prior must be null for loss=inner_product, got {self.class_prior}")
@@ -419,7 +420,7 @@ class DPSGDTeacher(Teacher):
             "noise_multiplier": self._given[1],
             "delta": self.delta,
             "unit": self.unit.value,
-            "loss": type(self.criterion).__name__,
+            "loss": self.loss,
             **{f"clipping.{name}": value for name, value in kept.items()},
             # The guarantee names it as public: steps by another would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],

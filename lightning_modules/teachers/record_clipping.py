@@ -182,12 +182,15 @@ class FlatClipping(RecordClipping):
     """Stores per-sample gradients."""
 
     def _prepare(self, network: nn.Module) -> None:
-        self._hooks = GradSampleModule(network, loss_reduction="mean")
+        # A sum: torch's mean is over labels other than its `ignore_index`, so that it depends on other records.
+        self._hooks = GradSampleModule(network, loss_reduction="sum")
+        self._losses = copy.copy(self.criterion)
+        self._losses.reduction = "sum"
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         for parameter in self.trained:
             parameter.grad_sample = None
-        self.criterion(forward(inputs), labels).backward()
+        self._losses(forward(inputs), labels).backward()
         if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.trained):
             raise ValueError("a trained weight has no gradient of each record")
         for parameter in self.trained:

@@ -21,8 +21,12 @@ from privacy.processes import ALONE
 NETWORK = {"name": "MeanEmbedding", "arguments": {"features": 200, "length": 8.0}}
 
 
-def merf(teacher: str, **model: Any) -> dict[str, Any]:
-    made = configuration("student", steps=400)
+def charged() -> bool:
+    return any("mean embeddings" in file.read_text() for file in Path().rglob("*.jsonl"))
+
+
+def merf(teacher: str, *, steps: int = 400, **model: Any) -> dict[str, Any]:
+    made = configuration("student", steps=steps)
     made["data"]["init_args"]["batch_size"] = 64
     made["model"] = {
         "class_path": "DPMERF",
@@ -69,10 +73,27 @@ def test_a_student_of_matching_images_learns_at_the_epsilon_of_the_embeddings(fo
     module = fit(merf("teacher/checkpoints/last.ckpt", generator_steps=200)).model
     assert result("student")["accuracy"] > 0.5
     assert module.guarantee().epsilon == result("teacher")["epsilon_record"] <= 10
-    assert "the teacher's weights were read" in " ".join(module.guarantee().assumptions)
+    assert module.guarantee().mechanism.startswith("the teacher's weights")
+    grid = module.synthetic_grid()  # of inputs as in training
+    latents = torch.randn(64, module.generator.latent_dim)
+    assert grid.shape == (64, 1, 8, 8) and torch.equal(
+        module.generator.eval()(latents), module.generator(module._with_classes(module.generator, (latents,)))
+    )
 
 
-def test_other_teachers_are_refused(folder: Path) -> None:
+def test_other_teachers_are_refused_before_they_cost_anything(folder: Path) -> None:
     private_teacher("teacher")
     with pytest.raises(ValueError, match="must be a MeanEmbedding, got SmallCNN"):
         fit(merf("teacher/checkpoints/last.ckpt"))
+    assert not charged()
+
+
+def test_what_cannot_work_is_said(folder: Path) -> None:
+    private_teacher("teacher", network=NETWORK)
+    small = {"images": {"generator": {"name": "DAFLGenerator", "arguments": {"width": 8, "latent_dim": 10}}}}
+    with pytest.raises(ValueError, match="latent_dim above 10"):
+        fit(merf("teacher/checkpoints/last.ckpt", **small))
+    with pytest.warns(UserWarning, match="none of them the student's"):
+        module = fit(merf("teacher/checkpoints/last.ckpt", steps=20, generator_steps=20)).model
+    assert charged()
+    assert module.guarantee().epsilon == float("inf")  # the teacher was trained without noise

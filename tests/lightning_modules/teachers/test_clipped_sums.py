@@ -22,7 +22,14 @@ from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import record_clipping as module
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
-from lightning_modules.teachers.record_clipping import Clipping, GhostClipping, flat_sums, linear_head, linear_sums
+from lightning_modules.teachers.record_clipping import (
+    Clipping,
+    FlatClipping,
+    GhostClipping,
+    flat_sums,
+    linear_head,
+    linear_sums,
+)
 from privacy.identity import CheckpointError
 from privacy.processes import ALONE
 
@@ -403,3 +410,23 @@ def test_pieces_divide_no_person() -> None:
     assert [within for *_, within in pieces] == [[3], [4], [9], [1, 2, 1]]
     assert torch.equal(torch.cat([inputs for inputs, *_ in pieces]), rows)
     assert [len(inputs) for inputs, *_ in module.pieces_of(rows, rows, None, size=8)] == [8, 8, 4]
+
+
+def test_labels_that_count_for_nothing_do_not_scale_what_others_move() -> None:
+    """torch's mean is over labels other than -100: by that, 4 of 64 records would weigh 16 times as much."""
+    features, labels = records(64, seed=5)
+    labels[4:] = -100
+    network = nn.Sequential(head())
+    F.cross_entropy(network(features[:1]), labels[:1]).backward()
+    own = float(vector([parameter.grad for parameter in network.parameters()]).norm())  # type: ignore[misc]
+
+    def moved(reduction: str) -> float:
+        """By the first record."""
+        clipping = FlatClipping(network, Clipping(max_grad_norm=1000.0), PriorCrossEntropy())
+        clipping._losses.reduction = reduction
+        sums = [vector(clipping.sums(features[first:], labels[first:], clipping._hooks)) for first in (0, 1)]
+        clipping.release()
+        return float((sums[0] - sums[1]).norm())
+
+    assert moved("sum") == pytest.approx(own, rel=1e-4)
+    assert moved("mean") != pytest.approx(own, rel=0.1)  # negative control
