@@ -9,15 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.baselines.clients import (
-    mean_logits,
-    mean_logits_and_features,
-    mean_logits_and_statistics,
-)
 from lightning_modules.baselines.image_terms import ImagePool, ImageTerms
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import evaluating
+from lightning_modules.networks.batchnorm import evaluating, logits_and_statistics
+from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
@@ -29,6 +25,8 @@ _SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noi
 
 class FedDistillation(DataFreeDistillation):
     """The student follows the mean logits of the clients' models by KL; methods differ in their images.
+
+    The ensemble is the mean of the clients' logits (AVGLOGITS of Lin et al. 2020, and DENSE).
 
     - FedDF (Lin et al. 2020): unlabelled images of a prior, or of an untrained generator.
     - FedDAFL (Chen et al. 2019): in each step a generator is trained against the ensemble as well, by `generator_loss`.
@@ -129,11 +127,11 @@ class FedDistillation(DataFreeDistillation):
 
     def image_loss(self, images: torch.Tensor, classes: torch.Tensor, terms: ImageTerms) -> torch.Tensor:
         """Loss of images (N, C, H, W) with classes that were drawn for them, (N,) or one-hot (N, c)."""
-        clients = self._clients(_REASON)
-        if terms.statistics_weight:
-            logits, statistics = mean_logits_and_statistics(clients, images)
-        else:
-            logits, statistics = mean_logits(clients, images), images.new_zeros(())
+        found = [
+            logits_and_statistics(client, images) if terms.statistics_weight else (client(images), images.new_zeros(()))
+            for client in self._clients()
+        ]
+        logits, statistics = (torch.stack(each).float().mean(dim=0) for each in zip(*found, strict=True))
         loss = F.cross_entropy(logits, classes) + terms.statistics_weight * statistics + terms.of_pixels(images)
         if terms.compares_with_student:
             loss = loss + terms.of_student(logits, self.student(images).float())
@@ -145,12 +143,14 @@ class FedDistillation(DataFreeDistillation):
         if self.terms is not None:
             return self.image_loss(images, targets, self.terms)
         assert self.generator_criterion is not None
-        return self.generator_criterion.of(*mean_logits_and_features(self._clients(_REASON), images))
+        found = [logits_and_features(client, images) for client in self._clients()]
+        logits, features = zip(*found, strict=True)
+        return self.generator_criterion.of(torch.stack(logits).float().mean(dim=0), torch.cat(features, dim=1).float())
 
-    def _clients(self, reason: str) -> list[nn.Module]:
+    def _clients(self) -> list[nn.Module]:
         """Every client's network itself, in evaluation mode; charged once in a run, as what nothing bounds."""
         return [
-            self.teacher.unprotected(self.annotator, reason=reason, teacher=client).to(self.device)
+            self.teacher.unprotected(self.annotator, reason=_REASON, teacher=client).to(self.device)
             for client in range(self.teacher.num_teachers)
         ]
 

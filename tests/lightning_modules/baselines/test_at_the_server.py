@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.runs import QUIET, checkpoint, fit_script, result, working_in
 from torch import nn
+from torch.nn import functional as F
 
 from lightning_modules import FedDistillation
 from lightning_modules.baselines import ImageTerms, NoisePrior
@@ -17,6 +18,7 @@ from lightning_modules.cli import main
 from lightning_modules.images.source import Images
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
+from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
 from privacy.annotators import GradientAnnotator
@@ -158,6 +160,16 @@ def test_statistics_of_the_clients_change_the_images(images: Images | None, fold
     assert (pool(shift=0.0, weight=1.0) - pool(shift=3.0, weight=1.0)).abs().mean() > 1e-3
     # The comparison notices a term that is inert.
     assert (pool(shift=0.0, weight=0.0) - pool(shift=3.0, weight=0.0)).abs().mean() < 1e-3
+
+
+def test_the_loss_of_images_is_of_the_means_over_all_clients(folder: Path) -> None:
+    clients = networks()
+    module = fitted(module_of(teacher=clients, image_terms=ImageTerms(steps=1, statistics_weight=2.0)), steps=1)
+    images, classes = torch.rand(16, *SHAPE), torch.arange(16) % 10
+    logits, distances = zip(*(logits_and_statistics(client.eval(), images) for client in clients), strict=True)
+    assert len({float(distance) for distance in distances}) == 3
+    expected = F.cross_entropy(torch.stack(logits).mean(0), classes) + 2 * torch.stack(distances).mean()
+    assert float(module.image_loss(images, classes, module.terms)) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the baselines compute of the clients' models: means, BatchNorm statistics that are really compared, terms."""
+"""Terms of images that are optimised against the clients' models, and where they are kept."""
 
 from __future__ import annotations
 
@@ -6,47 +6,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from lightning_modules.baselines.clients import mean_logits, mean_logits_and_features, mean_logits_and_statistics
 from lightning_modules.baselines.image_terms import ImagePool, boundary_support, jensen_shannon, total_variation
-from lightning_modules.networks import SmallCNN
-from lightning_modules.networks.batchnorm import logits_and_statistics
 
 SHAPE = (1, 8, 8)
-
-
-@pytest.fixture
-def clients() -> list[nn.Module]:
-    """Three networks whose BatchNorm remembers images of different brightness."""
-    torch.manual_seed(0)
-    networks: list[nn.Module] = [SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in range(3)]
-    for shift, network in enumerate(networks):
-        for _ in range(30):
-            network(0.3 * torch.randn(64, *SHAPE) + shift / 2)
-    return [network.eval().requires_grad_(False) for network in networks]
-
-
-def test_means_are_of_every_client(clients: list[nn.Module]) -> None:
-    images = torch.randn(5, *SHAPE)
-    expected = torch.stack([network(images) for network in clients]).mean(0)
-    logits, features = mean_logits_and_features(clients, images)
-    assert torch.allclose(mean_logits(clients, images), expected) and torch.allclose(logits, expected)
-    assert features.shape == (5, 24)
-    assert torch.allclose(mean_logits_and_statistics(clients, images)[0], expected)
-
-
-def test_statistics_are_those_of_every_client_and_have_gradients(clients: list[nn.Module]) -> None:
-    images = (0.3 * torch.randn(256, *SHAPE)).requires_grad_()
-    _, distance = mean_logits_and_statistics(clients, images)
-    each = [logits_and_statistics(network, images)[1] for network in clients]
-    assert torch.allclose(distance, torch.stack(each).mean())
-    # Such images are what the first client remembers, and none of the others.
-    assert float(each[0]) < 0.8 * float(each[1]) and float(each[0]) < 0.8 * float(each[2])
-    (gradient,) = torch.autograd.grad(distance, [images])
-    assert float(gradient.abs().amax(dim=(1, 2, 3)).min()) > 0
-    for client in range(3):
-        assert float(torch.autograd.grad(each[client], [images])[0].abs().sum()) > 0
 
 
 def test_boundary_support_is_of_images_that_are_decided_differently() -> None:
