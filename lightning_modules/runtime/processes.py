@@ -93,16 +93,7 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
             known = isinstance(strategy, SingleDeviceStrategy)
         name = type(strategy).__name__
     if not known:
-        reason = next((why for kind, why in _REASONS.items() if name.lower().startswith(kind)), "no test covers it")
-        raise _refusal(f"{name} is not supported: {reason}")
-
-
-_REASONS = {
-    "fsdp": "it splits up weights, whose gradients are bounded or averaged as a whole here",
-    "modelparallel": "it splits up weights, whose gradients are bounded or averaged as a whole here",
-    "ddp": "the process that starts its processes would hold a module whose ledger was never opened",
-    "deepspeed": "it takes one optimizer alone, and a method here has several",
-}
+        raise _refusal(f"{name} is not supported: docs/processes.md has the reasons")
 
 
 def _refusal(why: str) -> ProcessesError:
