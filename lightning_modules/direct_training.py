@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,7 +16,6 @@ from datamodules.poisson_sampled import require_poisson
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.networks import Network
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_ahead
 from lightning_modules.runtime.publication import TellOfErrors, clear, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
@@ -51,15 +49,11 @@ class DirectTraining(Teacher):
     - *Batches*: Poisson samples (line 2; the data module `PoissonSampled`); of the label switch any.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
         batch_size: B, nominal size of a batch; linked from the data.
-        network: Builds the classifier. Default: `SmallCNN`. BatchNorm does no harm: it mixes images, not labels.
         annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
             gradients.
         gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
-        optimizer: See `Teacher`.
-        lr_scheduler: See `Teacher`.
+        **shared: See `Teacher`, but for `class_prior`. BatchNorm does no harm: it mixes images, not labels.
 
     Raises:
         ValueError: An invalid setting, or an annotator that is not for the switch.
@@ -70,26 +64,18 @@ class DirectTraining(Teacher):
     def __init__(
         self,
         *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
         batch_size: int,
-        network: Network | str | None = None,
         annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
         gamma: float | None = None,
-        optimizer: OptimizerCallable | None = None,
-        lr_scheduler: LRSchedulerCallable | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            network=network,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-        )
+        super().__init__(**shared)
+        if self.class_prior is not None:
+            raise ValueError("class_prior has no effect in direct training: leave it out")
         self.automatic_optimization = False
         self.batch_size = batch_size
         self.annotator = annotator or DirectGradientAnnotator()
-        self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper)
+        self.annotator.bind(batch_size=batch_size, num_classes=self.num_classes, paper=self.paper)
         self.gradient_targets = GradientTargets(gamma=gamma)
         self.run = PrivateRun(self.annotator)
         self.steps_done = 0

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.networks import Network
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_whole_number
@@ -32,33 +30,19 @@ class FedAvg(Teacher):
     **No privacy**: what it writes is as private as the clients' records, and record-level ε is infinite.
 
     Args:
-        num_classes: c; linked from the data.
-        image_shape: (C, H, W); linked from the data.
         rounds: Rounds of communication.
         local_steps: Steps of each client in a round.
-        network: Builds the classifier, see `Teacher`. The mean is of BatchNorm's statistics as well.
-        optimizer: Of a client, anew in each round. Default: SGD with rate 0.01 and momentum 0.9, as in DENSE.
+        **shared: See `Teacher`. The mean is of BatchNorm's statistics as well. `optimizer` is of a client, anew in each
+            round, without a schedule; default: SGD with rate 0.01 and momentum 0.9, as in DENSE.
 
     Raises:
         ValueError: A setting that has no meaning, or a network that does not give c logits for such an image.
     """
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        image_shape: tuple[int, int, int],
-        rounds: int = 1,
-        local_steps: int = 100,
-        network: Network | str | None = None,
-        optimizer: OptimizerCallable | None = None,
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            image_shape=image_shape,
-            network=network,
-            optimizer=optimizer,
-        )
+    def __init__(self, *, rounds: int = 1, local_steps: int = 100, **shared: Any) -> None:
+        super().__init__(**shared)
+        if self.scheduler_factory is not None:
+            raise ValueError("lr_scheduler has no effect in federated averaging: leave it out")
         check_whole_number("rounds", rounds, least=1)
         check_whole_number("local_steps", local_steps, least=1)
         self.automatic_optimization = False

@@ -245,6 +245,11 @@ def test_the_target_of_the_paper_ends_a_run() -> None:
     assert written("run", "result.json")["epsilon_record"] == "inf"
 
 
+def test_class_frequencies_without_an_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="class_prior has no effect"):
+        DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=8, class_prior=[0.1] * 10)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.runs import QUIET, checkpoint, fit, result
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR
 
 from datamodules import Digits
 from lightning_modules import FedAvg
@@ -95,6 +96,11 @@ def test_resumed_as_if_never_interrupted(folder: Path) -> None:
     average("part", few, "--model.rounds=2", "--ckpt_path=part/checkpoints/last.ckpt")
     whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
     assert all(torch.equal(whole[name], part[name]) for name in whole)
+
+
+def test_a_schedule_without_an_effect_is_refused() -> None:
+    with pytest.raises(ValueError, match="lr_scheduler has no effect"):
+        FedAvg(num_classes=10, image_shape=(1, 8, 8), lr_scheduler=ConstantLR)
 
 
 def test_other_data_are_refused(folder: Path) -> None:
