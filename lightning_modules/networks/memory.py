@@ -25,13 +25,7 @@ def same_module(one: nn.Module, other: nn.Module) -> bool:
 
     Buffers count whether or not a `state_dict` holds them. For settings see `settings_of_parts`.
     """
-    if settings_of_parts(one) != settings_of_parts(other):
-        return False
-    first, second = _values(one), _values(other)
-    return first.keys() == second.keys() and all(
-        value.shape == second[name].shape and torch.equal(value.to(second[name].device), second[name])
-        for name, value in first.items()
-    )
+    return digest_of(one) == digest_of(other)
 
 
 def bytes_of(values: Tensor) -> memoryview:
@@ -42,8 +36,8 @@ def bytes_of(values: Tensor) -> memoryview:
 def digest_of(module: nn.Module) -> str:
     """SHA-256 of a module's settings, weights and buffers: 64 hexadecimal digits."""
     state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
-    for name, value in _values(module).items():
-        state.update(name.encode())
+    for name, value in chain(module.named_parameters(), module.named_buffers()):
+        state.update(f"\n{name} {value.dtype} {tuple(value.shape)} ".encode())
         state.update(bytes_of(value))
     return state.hexdigest()
 
@@ -71,10 +65,6 @@ def _said(value: object) -> str:
         return hashlib.sha256(pickle.dumps(value)).hexdigest()
     except Exception:  # an object may raise anything
         return f"number {next(_numbers)}"
-
-
-def _values(module: nn.Module) -> dict[str, Tensor]:
-    return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
 class FeatureMemory:
