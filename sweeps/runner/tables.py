@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +25,21 @@ TEACHER = "teacher_accuracy"
 RESULTS = "results/tables"
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The cells of one table and one of its seeds."""
-
-    spec: Spec
-    seed: int
-    cells: Sequence[Cell]
-
-
-def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[Turn]:
-    """The first seed of every table in the order given, then the second seed of every table, and so on.
+def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[tuple[Spec, Cell]]:
+    """Cells for the first seed of every table in the order given, then for the second seed of every table, and so on.
 
     An interrupted run has a figure in as many tables as possible, rather than every seed of a few.
     """
-    turns: list[tuple[int, Turn]] = []
+    found = []
     for spec in specs:
         cells = spec.cells(preset, seeds=seeds)
-        for number, seed in enumerate(dict.fromkeys(cell.seed for cell in cells)):
-            turns.append((number, Turn(spec, seed, [cell for cell in cells if cell.seed == seed])))
-    return [turn for _, turn in sorted(turns, key=lambda entry: entry[0])]
-
-
-def plan_of(turns: Sequence[Turn], store: Store, *, title: str = "") -> Plan:
-    """One plan of several tables; a fit that many cells need comes where it is first needed."""
-    return Plan([task for turn in turns for cell in turn.cells for task in cell.tasks], store, title=title)
+        order = list(dict.fromkeys(cell.seed for cell in cells))
+        found += [(order.index(cell.seed), spec, cell) for cell in cells]
+    return [(spec, cell) for _, spec, cell in sorted(found, key=itemgetter(0))]
 
 
 def run_tables(
-    turns: Sequence[Turn],
+    cells: Sequence[tuple[Spec, Cell]],
     *,
     preset: str,
     run: Run,
@@ -64,10 +51,10 @@ def run_tables(
 ) -> Progress:
     """Runs what is missing in `folder`; records and rendered tables follow each fit into `results`.
 
-    The other arguments are those of `run_plan`.
+    The other arguments are those of `run_plan`. A fit that many cells need comes where it is first needed.
     """
-    plan = plan_of(turns, Store(folder), title=f"tables {preset}")
-    left = [(turn.spec, cell) for turn in turns for cell in turn.cells]
+    plan = Plan([task for _, cell in cells for task in cell.tasks], Store(folder), title=f"tables {preset}")
+    left = [*cells]
 
     def follow(failed: Mapping[str, str]) -> None:
         nonlocal left
@@ -168,12 +155,12 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
         known = list(specs[0].presets)
         options.preset = known[0] if known and "smoke" not in known else "smoke"
     results = Path(options.results or (Path(options.folder, "results") if options.preset == "smoke" else RESULTS))
-    turns = in_order(specs, preset=options.preset, seeds=options.seeds)
+    cells = in_order(specs, preset=options.preset, seeds=options.seeds)
     if options.dry_run:
-        _dry_run(turns, options)
+        _dry_run(cells, options)
         return
     outcome = run_tables(
-        turns,
+        cells,
         preset=options.preset,
         run=run,
         folder=options.folder,
@@ -191,18 +178,16 @@ def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
         sys.exit(f"error: {len(outcome.failed)} fits failed; each one's folder in {options.folder} has a failed.json")
 
 
-def _dry_run(turns: Sequence[Turn], options: argparse.Namespace) -> None:
-    plan = plan_of(turns, Store(options.folder), title=f"tables {options.preset}")
+def _dry_run(cells: Sequence[tuple[Spec, Cell]], options: argparse.Namespace) -> None:
+    plan = Plan([task for _, cell in cells for task in cell.tasks], Store(options.folder))
+    turns = [(*turn, [*of]) for turn, of in groupby(cells, lambda one: (f"{one[0].kind}-{one[0].name}", one[1].seed))]
     seen: set[str] = set()
-    print(f"{len(turns)} tables and seeds, {sum(len(turn.cells) for turn in turns)} cells, {len(plan.tasks)} fits")
-    for turn in turns:
-        names = {task.name for cell in turn.cells for task in cell.tasks} - seen
+    print(f"{len(turns)} tables and seeds, {len(cells)} cells, {len(plan.tasks)} fits")
+    for table, seed, of_turn in turns:
+        names = {task.name for _, cell in of_turn for task in cell.tasks} - seen
         seen |= names
         left = sum(plan.current(name) is None for name in names)
-        print(
-            f"  {f'seed {turn.seed}  {turn.spec.kind}-{turn.spec.name}':<30} {len(turn.cells):>3} cells, "
-            f"{left:>3} fits to do"
-        )
+        print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {left:>3} fits to do")
     for line in plan.made_before():
         print(f"  again: {line}")
 
