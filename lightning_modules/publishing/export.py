@@ -18,7 +18,7 @@ from lightning_modules.publishing.formats import (
     write_onnx,
 )
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
-from lightning_modules.publishing.model_card import CARD, card_name, model_card
+from lightning_modules.publishing.model_card import CARD, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.runtime.runs import versions
 from privacy.exported import GUARANTEE, checksums
@@ -87,7 +87,7 @@ def export_run(
             carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
             differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)
         files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
-        card = model_card(run, name=card_name(target), license_name=license_name, files=files)
+        card = model_card(run, name=target.resolve().name or "student", license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")
         _write_json(folder / GUARANTEE, {**run.guarantee, "files": checksums(folder)})
     return Exported(folder=target, run=run, differences=differences)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -194,8 +193,3 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
             "export with `--onnx` has a file that loads by itself."
         )
     return "\n\n".join(ways)
-
-
-def card_name(target: Path) -> str:
-    """Name of the model, after its folder."""
-    return target.resolve().name or "student"
