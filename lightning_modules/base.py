@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 from lightning import Callback, LightningModule
 from torch import nn
+from torch.nn import functional
 
 from lightning_modules.callbacks.privacy import default_callbacks
 from lightning_modules.evaluation import Evaluated, Evaluation
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
-from lightning_modules.losses.functional import balanced_mean, soft_cross_entropy
+from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_run import PrivateRun, state_of_run
@@ -160,7 +161,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
             outputs = self.student(images).float()
             targets = self.memory.targets(kept, outputs.detach())
-            losses = soft_cross_entropy(outputs, targets)
+            losses = functional.cross_entropy(outputs, targets, reduction="none")
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
     def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:

@@ -108,14 +108,6 @@ def _binary_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     ) * (functional.logsigmoid(-teacher) - functional.logsigmoid(-student))
 
 
-def soft_cross_entropy(logits: Tensor, target_probabilities: Tensor) -> Tensor:
-    """Cross-entropy of logits (B, c) to distributions (B, c), -sum_j y_j log softmax(logits)_j, for each sample: (B,).
-
-    The student's loss L_S (DPDFD Algorithm 1).
-    """
-    return -(target_probabilities * functional.log_softmax(logits, 1)).sum(1)
-
-
 def class_weights(answers: Tensor, *, power: float) -> Tensor:
     """Weights n_y^-power, (N,) float32, of samples of which n_y have the same likeliest class y.
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lightning_modules.losses.functional import (
     activation,
     class_balance,
     one_hot_loss,
-    soft_cross_entropy,
 )
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
@@ -60,7 +60,7 @@ class GeneratorLoss:
         loss, logits = self(discriminator, images)
         if self.student_loss_weight and len(targets):
             outputs = logits if discriminator is student else student(images).float()
-            loss = loss + self.student_loss_weight * soft_cross_entropy(outputs, targets.detach()).mean()
+            loss = loss + self.student_loss_weight * functional.cross_entropy(outputs, targets.detach())
         return loss
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from lightning_modules.losses.functional import (
     label_posterior,
     logit_distance,
     output_gradients,
-    soft_cross_entropy,
 )
 from lightning_modules.setting_checks import check_choice, check_number
 from privacy.annotators import Annotator, GradientAnnotator
@@ -53,10 +52,10 @@ class Annotation(NamedTuple):
         return cls(label_posterior(outputs.float(), evidence), evidence=evidence)
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The student's loss, for each sample: (B, c) to (B,)."""
+        """The student's loss, L_S of DPDFD's Algorithm 1 but for `gradients`, for each sample: (B, c) to (B,)."""
         if self.gradients is not None:  # a loss whose value means nothing, and whose gradient is the released one
             return (outputs * self.gradients.detach()).sum(dim=1)
-        return soft_cross_entropy(outputs, self.targets)
+        return functional.cross_entropy(outputs, self.targets, reduction="none")
 
 
 @dataclass(frozen=True, kw_only=True)

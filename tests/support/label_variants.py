@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from lightning_modules import DPSD, LabelDP
-from lightning_modules.losses.functional import soft_cross_entropy
 from privacy.annotators.label import LabelAnnotator
 
 
@@ -54,7 +53,7 @@ class UndetachedDPSD(DPSD):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         answer = self.teacher._network_of(0)(images).softmax(dim=1)
-        return soft_cross_entropy(self.student(images), targets + answer - answer.detach()).mean()
+        return F.cross_entropy(self.student(images), targets + answer - answer.detach())
 
 
 class BackDoorDPSD(DPSD):

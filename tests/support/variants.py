@@ -14,7 +14,6 @@ from datamodules.base import ImageDataModule, Part
 from datamodules.images import ImageDataset
 from lightning_modules import DPDFD
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import soft_cross_entropy
 from lightning_modules.networks import logits_and_features
 from privacy.annotators import GradientAnnotator
 
@@ -96,7 +95,7 @@ class UndetachedDPDFD(DPDFD):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits, _ = logits_and_features(self.student, images)
         answer = self.teacher._network_of(0)(images).softmax(dim=1)
-        return soft_cross_entropy(logits, targets.detach() + answer - answer.detach()).mean()
+        return F.cross_entropy(logits, targets.detach() + answer - answer.detach())
 
 
 class FixedAnnotator(GradientAnnotator):

@@ -19,7 +19,6 @@ from lightning_modules.losses.functional import (
     decoupled_kd,
     logit_distance,
     one_hot_loss,
-    soft_cross_entropy,
 )
 from privacy.events import RandomizedResponse
 from privacy.mechanisms.noise import ReproducibleNoise
@@ -84,7 +83,6 @@ def test_losses_and_gradients_are_finite_for_extreme_logits(low: float, high: fl
     for loss in (
         decoupled_kd(student, teacher).sum(),
         decoupled_kd(student, teacher, target=teacher.argmin(1)).sum(),
-        soft_cross_entropy(student, teacher.softmax(1)).sum(),
         one_hot_loss(student),
         class_balance(student),
     ):
@@ -104,14 +102,6 @@ def test_two_classes_leave_exactly_the_target_term() -> None:
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-def test_soft_cross_entropy_is_its_definition_and_rows_are_apart() -> None:
-    logits, target = logits_of(6, 4, 2.0, 0).requires_grad_(), logits_of(6, 4, 2.0, 1).softmax(1)
-    loss = soft_cross_entropy(logits, target)
-    assert loss.shape == (6,)
-    torch.testing.assert_close(loss.mean(), functional.cross_entropy(logits, target))
-    assert torch.equal(gradient(loss[0], logits)[1:], torch.zeros(5, 4))
 
 
 def test_weights_give_every_class_that_is_there_as_much() -> None:
@@ -173,13 +163,13 @@ def test_the_gradient_of_likely_classes_is_that_of_the_likelihood_of_the_answers
     candidates = torch.zeros(20, 10, dtype=torch.bool).scatter_(1, torch.randn(20, 10).topk(3, dim=1).indices, True)
     answers = candidates.double().argmax(1)
     targets = (outputs.detach() + losses.label_evidence(answers, candidates, epsilon=1.0)).softmax(1)
-    (gradient,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, targets).sum(), outputs)
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(outputs, targets, reduction="sum"), outputs)
     keep, other = RandomizedResponse(1.0, 3).probabilities
     channel = torch.where(candidates, other, 1 / 3).double().scatter(1, answers[:, None], keep)
     (expected,) = torch.autograd.grad(-(outputs.softmax(1) * channel).sum(1).log().sum(), outputs)
     assert torch.allclose(gradient, expected, atol=1e-6)
     plain = torch.nn.functional.one_hot(answers, 10).double()
-    (mutant,) = torch.autograd.grad(losses.soft_cross_entropy(outputs, plain).sum(), outputs)
+    (mutant,) = torch.autograd.grad(functional.cross_entropy(outputs, plain, reduction="sum"), outputs)
     assert not torch.allclose(mutant, expected, atol=0.1)
 
 
