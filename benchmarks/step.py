@@ -31,6 +31,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
+from datamodules.mapped import one_thread
 from datamodules.synthetic_steps import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks import PrivacyCourse
@@ -221,13 +222,8 @@ def main(args: list[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as temporary:
-            methods = measure(size, folder=Path(temporary))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), tempfile.TemporaryDirectory() as temporary:
+        methods = measure(size, folder=Path(temporary))
     measured = {**size._asdict(), "threads": 1, "classes": CLASSES, "methods": methods}
     result = {**measured, "hardware": hardware(), "versions": versions(), "commit": commit()}
     print(table(result))

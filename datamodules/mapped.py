@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,6 +19,21 @@ from datamodules.images import ImageDataset
 PIECE = 512
 #: Between two lines of progress.
 _SECONDS = 20
+
+
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Leave each operation one thread within the block, and yield how many there were before.
+
+    Threads that each run a separate operation would otherwise fight for the cores, and a sum over more threads
+    adds up in another order: results would depend on the machine.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
 
 
 class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
@@ -82,13 +98,8 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
             for rows in parts[1:]:
                 fill(rows)
             return cls(inputs, records.labels)
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
-        finally:
-            torch.set_num_threads(before)
+        with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
         return cls(inputs, records.labels)
 
     def __len__(self) -> int:

@@ -8,32 +8,18 @@ networks waits for launches, which `vmap` makes once for all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
+from datamodules.mapped import one_thread
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@contextmanager
-def one_thread() -> Iterator[int]:
-    """Leave each operation one thread within the block, and yield how many there were before.
-
-    Threads that each run a separate operation would otherwise fight for the cores, and a sum over more threads
-    adds up in another order: results would depend on the machine.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules import ShardedRecords
-from lightning_modules.networks.stacked import in_threads, one_thread
+from datamodules.mapped import one_thread
+from lightning_modules.networks.stacked import in_threads
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.teachers.augmentation import shifted
 
