@@ -140,7 +140,7 @@ def test_list_names_what_make_runs_and_no_other_preset_is_run(capsys: pytest.Cap
     main(["tables", "list"])
     shown = capsys.readouterr().out
     assert "table-dpdfd-table1 " in shown and "figure-dpdfd-fig2 " in shown and "smoke (4)" in shown
-    with pytest.raises(SystemExit, match="--preset must be one of cpu, paper, smoke, got 'big'"):
+    with pytest.raises(SystemExit, match="--preset must be one of cifar10, cpu, paper, smoke, got 'big'"):
         main(["tables", "run", "--preset", "big", "--dry-run"])
 
 
