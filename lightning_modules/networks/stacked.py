@@ -1,9 +1,4 @@
-"""Many networks of one architecture, queried together: one at a time in threads on a CPU, by `vmap` on an accelerator.
-
-Measured with one CPU core and networks on 28x28 images, `vmap` over 16 of them takes 1.2 to 2.3 times as long as one
-after the other: a CPU is busy with one already. There the gain is in the cores. On an accelerator a loop of small
-networks waits for launches, which `vmap` makes once for all.
-"""
+"""Many networks of one architecture, queried together: one at a time, in threads on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
 
 from datamodules.mapped import one_thread
 
@@ -88,11 +82,9 @@ class NetworkStack:
 
     Args:
         networks: the networks, n of them.
-        at_once: how many are queried in one call where it is vectorised: bounds the memory.
         images_at_once: images in one call.
-        vectorised: by `vmap`; None decides by the device of the images.
-        workers: threads that ask one network each, where it is not vectorised; None as many as torch would use. Does
-            not change the result.
+        workers: threads on a CPU that ask one network each; None as many as torch would use. Does not change the
+            result.
         feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
 
     Raises:
@@ -103,24 +95,17 @@ class NetworkStack:
         self,
         networks: Sequence[nn.Module],
         *,
-        at_once: int = 25,
         images_at_once: int = 1024,
-        vectorised: bool | None = None,
         workers: int | None = None,
         feature_extractor: nn.Module | None = None,
     ) -> None:
         if not networks:
             raise ValueError("networks must hold at least one network, got none")
         self._networks = [network.eval().requires_grad_(False) for network in networks]
-        self.at_once = at_once
         self.images_at_once = images_at_once
-        self.vectorised = vectorised
         self.workers = workers
         self._feature_extractor = feature_extractor
         self._moved: tuple[torch.device, nn.Module] | None = None
-        self._stacked: tuple[torch.device, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] | None = None
-        # Its weights take no memory and are never used.
-        self._template = copy.deepcopy(self._networks[0]).to("meta")
 
     @classmethod
     def from_states(cls, template: nn.Module, states: Mapping[str, Tensor], **settings: Any) -> NetworkStack:
@@ -153,7 +138,6 @@ class NetworkStack:
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device."""
         images = images.detach().float()
-        by_vmap = images.device.type != "cpu" if self.vectorised is None else self.vectorised
         pieces = list(images.split(self.images_at_once))
         with torch.autocast(images.device.type, enabled=False):
             if self._feature_extractor is not None:
@@ -164,8 +148,7 @@ class NetworkStack:
                         self._moved = (images.device, copy.deepcopy(extractor).to(images.device))
                     extractor = self._moved[1]
                 pieces = [extractor(piece).float() for piece in pieces]
-            found = self._by_vmap(pieces) if by_vmap else self._one_by_one(pieces)
-        return found.float()
+            return self._one_by_one(pieces).float()
 
     def _one_by_one(self, pieces: list[Tensor]) -> Tensor:
         def ask(index: int) -> Tensor:
@@ -180,22 +163,3 @@ class NetworkStack:
                 return torch.stack(in_threads(ask, range(len(self)), pool=None))
             with ThreadPoolExecutor(workers) as pool:
                 return torch.stack(in_threads(ask, range(len(self)), pool=pool))
-
-    def _by_vmap(self, pieces: list[Tensor]) -> Tensor:
-        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
-            logits: Tensor = functional_call(self._template, (parameters, buffers), (images,))
-            return logits
-
-        call = torch.vmap(one, in_dims=(0, 0, None))
-        chunks = self._on(pieces[0].device)
-        return torch.cat([torch.cat([call(*chunk, piece) for piece in pieces], dim=1) for chunk in chunks])
-
-    def _on(self, device: torch.device) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        if self._stacked is None or self._stacked[0] != device:
-            chunks = []
-            for first in range(0, len(self), self.at_once):
-                stacked = stack_module_state(self._networks[first : first + self.at_once])
-                parameters, buffers = ({name: v.detach().to(device) for name, v in kind.items()} for kind in stacked)
-                chunks.append((parameters, buffers))
-            self._stacked = (device, chunks)
-        return self._stacked[1]

@@ -202,9 +202,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         if self._voters is None or self._voters[0] != named or not self.trained:
-            settings: dict[str, Any] = {"at_once": self.teachers_at_once, "workers": self.workers}
             extractor = self.networks.feature_extractor
-            self._voters = named, NetworkStack(teachers, feature_extractor=extractor, **settings)
+            self._voters = named, NetworkStack(teachers, workers=self.workers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
 
     # --- the course of a fit ---

@@ -92,18 +92,17 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-@pytest.mark.parametrize("settings", [{"vectorised": False, "workers": 2}, {"vectorised": True, "at_once": 2}])
-def test_logits_are_those_of_whole_networks(factory: Any, settings: dict[str, Any], images: Tensor) -> None:
+def test_logits_are_those_of_whole_networks(factory: Any, images: Tensor) -> None:
     whole = networks(factory)
     with torch.no_grad():
         alone = torch.stack([network(images) for network in whole])
     parts, extractor = stripped(whole)
-    stack = NetworkStack(parts, feature_extractor=extractor, images_at_once=7, **settings)
+    stack = NetworkStack(parts, feature_extractor=extractor, images_at_once=7, workers=2)
     found = stack.logits(images)
     assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-3)
     # A feature extractor that is another one is noticed.
-    mutant = NetworkStack(parts, feature_extractor=nn.Sequential(Negative(), extractor), images_at_once=7, **settings)
+    mutant = NetworkStack(parts, feature_extractor=nn.Sequential(Negative(), extractor), images_at_once=7, workers=2)
     assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
     for number in (0, 4):
         assert torch.allclose(stack.network(number)(images), alone[number], atol=1e-5)
@@ -114,17 +113,16 @@ class Negative(nn.Module):
         return -images
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor, vectorised: bool) -> None:
+def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor) -> None:
     parts, extractor = stripped(networks(OnEdges))
     extractor.asked = 0  # type: ignore[assignment]
-    NetworkStack(parts, feature_extractor=extractor, images_at_once=7, vectorised=vectorised).logits(images)
+    NetworkStack(parts, feature_extractor=extractor, images_at_once=7).logits(images)
     assert extractor.asked == 3
     # Whole networks ask it each.
     whole = networks(OnEdges)
     for network in whole:
         network.feature_extractor.asked = 0  # type: ignore[union-attr, assignment]
-    NetworkStack(whole, images_at_once=7, vectorised=False).logits(images)
+    NetworkStack(whole, images_at_once=7).logits(images)
     assert sum(network.feature_extractor.asked for network in whole) == 15  # type: ignore[union-attr, misc]
 
 

@@ -38,13 +38,12 @@ def images() -> torch.Tensor:
     return torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize("factory", [SmallCNN, TwoConvNet, DataLensClassifier])
-def test_logits_are_those_of_each_network(factory: type[nn.Module], vectorised: bool) -> None:
+def test_logits_are_those_of_each_network(factory: type[nn.Module]) -> None:
     torch.manual_seed(0)
     many = [factory(image_shape=SHAPE) for _ in range(5)]
     images = torch.randn(20, *SHAPE)
-    stack = NetworkStack(many, at_once=2, images_at_once=7, vectorised=vectorised, workers=2)
+    stack = NetworkStack(many, images_at_once=7, workers=2)
     alone = torch.stack([network.eval()(images) for network in many])
     found = stack.logits(images)
     assert found.shape == (5, 20, 10) and not found.requires_grad
@@ -53,8 +52,7 @@ def test_logits_are_those_of_each_network(factory: type[nn.Module], vectorised: 
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-5)
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: bool) -> None:
+def test_transformers_are_asked_and_trained_like_any_other_network() -> None:
     """DGD's teachers of CIFAR10: torchvision has them."""
     torch.manual_seed(0)
     size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
@@ -63,7 +61,7 @@ def test_transformers_are_asked_and_trained_like_any_other_network(vectorised: b
         nn.init.normal_(network.heads.head.weight)  # torchvision's own begins at zero
     images, labels = torch.randn(3, 6, 3, 16, 16), torch.randint(10, (3, 6))
     alone = torch.stack([network.eval()(images[0]) for network in many])
-    assert torch.allclose(NetworkStack(copy.deepcopy(many), vectorised=vectorised).logits(images[0]), alone, atol=1e-5)
+    assert torch.allclose(NetworkStack(copy.deepcopy(many)).logits(images[0]), alone, atol=1e-5)
     expected = [
         float(F.cross_entropy(network(rows), own)) for network, rows, own in zip(many, images, labels, strict=True)
     ]
@@ -81,18 +79,14 @@ def test_the_number_of_threads_does_not_change_a_bit(images: torch.Tensor) -> No
 
 
 def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tensor) -> None:
-    """DGD's peers run hooks on a shell whose layers are never called: its statistics say nothing."""
     many = networks()
-    stack = NetworkStack(many, vectorised=True)
+    stack = NetworkStack(many)
     distances = []
     for index in range(len(stack)):
         logits, distance = logits_and_statistics(stack.network(index), images)
         assert torch.allclose(logits, stack.logits(images)[index], atol=1e-5)
         distances.append(float(distance.detach()))
     assert len(set(distances)) == len(stack)
-    # The shell that `vmap` calls through has no numbers in it to compare with.
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        logits_and_statistics(stack._template, images)
 
 
 def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
