@@ -24,7 +24,7 @@ MAY_CHANGE = frozenset(
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
         *("generator_phase.baseline.path", "teacher.trial"),
         # Sizes that change no result, or that a method compares itself.
-        *("workers", "teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
+        *("teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
         *("num_classes", "image_shape", "evaluation", "clipping.mode"),
     )
 )

@@ -15,6 +15,8 @@ from datamodules.mapped import one_thread
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_IMAGES_AT_ONCE = 1024
+
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
     """Return `function` of each item, in order; without a pool, one after the other.
@@ -82,33 +84,21 @@ class NetworkStack:
 
     Args:
         networks: the networks, n of them.
-        images_at_once: images in one call.
-        workers: threads on a CPU that ask one network each; None as many as torch would use. Does not change the
-            result.
         feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
 
     Raises:
         ValueError: if there are no networks.
     """
 
-    def __init__(
-        self,
-        networks: Sequence[nn.Module],
-        *,
-        images_at_once: int = 1024,
-        workers: int | None = None,
-        feature_extractor: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, networks: Sequence[nn.Module], *, feature_extractor: nn.Module | None = None) -> None:
         if not networks:
             raise ValueError("networks must hold at least one network, got none")
         self._networks = [network.eval().requires_grad_(False) for network in networks]
-        self.images_at_once = images_at_once
-        self.workers = workers
         self._feature_extractor = feature_extractor
         self._moved: tuple[torch.device, nn.Module] | None = None
 
     @classmethod
-    def from_states(cls, template: nn.Module, states: Mapping[str, Tensor], **settings: Any) -> NetworkStack:
+    def from_states(cls, template: nn.Module, states: Mapping[str, Tensor]) -> NetworkStack:
         """Rebuild from what `stack_states` gives; a fixed feature extractor of the template is kept once for all.
 
         Raises:
@@ -124,7 +114,7 @@ class NetworkStack:
             network = copy.deepcopy(template)
             network.load_state_dict({name: values[index] for name, values in states.items()})
             networks.append(network)
-        return cls(networks, feature_extractor=feature_extractor, **settings)
+        return cls(networks, feature_extractor=feature_extractor)
 
     def __len__(self) -> int:
         """Return n."""
@@ -136,9 +126,12 @@ class NetworkStack:
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device."""
+        """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device.
+
+        On a CPU as many threads as torch would use ask one network each, which does not change the result.
+        """
         images = images.detach().float()
-        pieces = list(images.split(self.images_at_once))
+        pieces = list(images.split(_IMAGES_AT_ONCE))
         with torch.autocast(images.device.type, enabled=False):
             if self._feature_extractor is not None:
                 extractor = self._feature_extractor
@@ -148,18 +141,13 @@ class NetworkStack:
                         self._moved = (images.device, copy.deepcopy(extractor).to(images.device))
                     extractor = self._moved[1]
                 pieces = [extractor(piece).float() for piece in pieces]
-            return self._one_by_one(pieces).float()
 
-    def _one_by_one(self, pieces: list[Tensor]) -> Tensor:
-        def ask(index: int) -> Tensor:
-            # Neither is inherited by a thread.
-            with torch.no_grad():
-                network = self._networks[index].eval().to(pieces[0].device)
-                return torch.cat([network(piece) for piece in pieces])
+            def ask(index: int) -> Tensor:
+                # Neither is inherited by a thread.
+                with torch.no_grad():
+                    network = self._networks[index].eval().to(images.device)
+                    return torch.cat([network(piece) for piece in pieces])
 
-        with one_thread() as threads:
-            workers = min(self.workers or threads, len(self))
-            if workers == 1 or pieces[0].device.type != "cpu":
-                return torch.stack(in_threads(ask, range(len(self)), pool=None))
-            with ThreadPoolExecutor(workers) as pool:
-                return torch.stack(in_threads(ask, range(len(self)), pool=pool))
+            with one_thread() as threads, ThreadPoolExecutor(min(threads, len(self))) as pool:
+                taken = pool if images.device.type == "cpu" else None
+                return torch.stack(in_threads(ask, range(len(self)), pool=taken)).float()

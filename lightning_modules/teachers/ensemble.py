@@ -58,10 +58,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     and nothing is clipped, averaged or stopped over several of them. What the fit writes is as private as its training
     data: only votes of all teachers, with noise, are bounded (`PrivateEnsemble`).
 
-    A step trains all teachers of a chunk by one batch each, with the same bits whatever `workers`, `teachers_at_once`
-    and the number of processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint that follows it holds the
-    teachers that are done, and resumes to the same bits: those that were in training begin anew. The fit ends by itself
-    when all teachers are trained: leave `trainer.max_epochs` at -1.
+    A step trains all teachers of a chunk by one batch each, with the same bits whatever `teachers_at_once` and the
+    number of threads and processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint that follows it holds
+    the teachers that are done, and resumes to the same bits: those that were in training begin anew. The fit ends by
+    itself when all teachers are trained: leave `trainer.max_epochs` at -1.
 
     Source: DGD, discriminative stream, and Papernot et al. 2017. In DGD 3000 steps of 128 records for each of 250
     teachers, with Adam and a rate that falls from 0.05 linearly.
@@ -83,7 +83,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps` has no
             effect, `optimizer`, `schedule` and `label_smoothing` are refused, and `data.batch_size` is the fewest
             records that a shard may have. None trains.
-        workers: Threads on a CPU; None as many as torch would use.
 
     Raises:
         ValueError: A setting out of range, or a network that does not give c logits for such an image.
@@ -104,14 +103,12 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         shift: int = 0,
         label_smoothing: float = 0.0,
         ridge: float | None = None,
-        workers: int | None = None,
     ) -> None:
         super().__init__()
         check_number("label_smoothing", label_smoothing, least=0, below=1)
         check_choice("schedule", schedule, get_args(Schedule))
         check_whole_number("steps", steps, least=1)
         check_whole_number("teachers_at_once", teachers_at_once, least=1)
-        check_whole_number("workers", workers, least=1, null="as many as torch would use")
         check_number("shift", shift, least=0, below=min(image_shape[1:]))
         check_number("ridge", ridge, above=0, null="training")
         self.save_hyperparameters()
@@ -135,7 +132,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.shift = shift
         self.label_smoothing = label_smoothing
         self.ridge = ridge
-        self.workers = workers
         self.own_training = OwnTraining(type(self).__name__)
         self.anchor: nn.Parameter | None = None
         # Lists of networks register nothing: no `state_dict` holds a teacher.
@@ -203,7 +199,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         if self._voters is None or self._voters[0] != named or not self.trained:
             extractor = self.networks.feature_extractor
-            self._voters = named, NetworkStack(teachers, workers=self.workers, feature_extractor=extractor)
+            self._voters = named, NetworkStack(teachers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
 
     # --- the course of a fit ---
@@ -299,7 +295,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             seed=self.draw_seed,
             shift=self.shift,
             label_smoothing=self.label_smoothing,
-            workers=self.workers,
             random=self.networks.random,
         )
 

@@ -25,8 +25,8 @@ _BLOCK = 100
 class JointTraining:
     """Networks in training, each by itself on its own shard, in threads of one core each on a CPU.
 
-    What is computed for one is the same sequence of operations whatever the others are, how many there are and how many
-    threads: results are equal to the last bit.
+    The threads are as many as torch would use. What is computed for one is the same sequence of operations whatever the
+    others are, how many there are and how many threads: results are equal to the last bit.
 
     Args:
         networks: The networks, already initialised; they are trained in place. May be none.
@@ -37,7 +37,6 @@ class JointTraining:
         seed: The run's seed.
         shift: Pixels by which each image is moved at most.
         label_smoothing: Between 0 and 1.
-        workers: Threads; None as many as torch would use.
         random: Whether the networks draw while they are trained. They then take turns: torch has one generator for all
             threads.
 
@@ -56,7 +55,6 @@ class JointTraining:
         seed: int = 0,
         shift: int = 0,
         label_smoothing: float = 0.0,
-        workers: int | None = None,
         random: bool = False,
     ) -> None:
         self._networks = [network.train() for network in networks]
@@ -72,7 +70,7 @@ class JointTraining:
         self.steps_done = 0
         self._planned: tuple[int, Tensor, Tensor] | None = None
         self._pool: ThreadPoolExecutor | None = None
-        count = min(workers or torch.get_num_threads(), len(self._networks))
+        count = min(torch.get_num_threads(), len(self._networks))
         if count > 1 and next(self._networks[0].parameters()).device.type == "cpu":
             with one_thread():
                 self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))

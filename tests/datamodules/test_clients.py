@@ -161,7 +161,6 @@ def federation(folder: str, **data: Any) -> dict[str, Any]:
                 "network": {"name": "SmallCNN", "arguments": {"width": 4}},
                 "steps": 8,
                 "teachers_at_once": 2,
-                "workers": 1,
             },
         },
         "data": {

@@ -172,7 +172,7 @@ def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch
     settings = {"dataset": pictures(), "num_teachers": 2, "batch_size": 4, "steps_per_epoch": 1}
     ensemble = {
         "trainer": trainer_settings("trained", -1),
-        "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 1, "workers": 1}},
+        "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 1}},
         "data": {"class_path": "Shards", "init_args": settings},
     }
     fit(ensemble)

@@ -55,7 +55,7 @@ def train_ensemble(
 ) -> TeacherEnsemble:
     """An ensemble on a data set (None: the digits as they are), without a command line or files."""
     seed_everything(seed, verbose=False)
-    module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, **{"workers": 1, **settings})
+    module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, **settings)
     trainer = Trainer(
         max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
@@ -92,5 +92,5 @@ def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, s
     """The checkpoint of an ensemble of the digits that the command line has trained in `folder`."""
     with working_in(folder):
         data = {"num_teachers": num_teachers, "batch_size": 40, "steps_per_epoch": steps}
-        fit(of_shards(data=data, trainer={"log_every_n_steps": 1}, network=network, steps=steps, workers=1))
+        fit(of_shards(data=data, trainer={"log_every_n_steps": 1}, network=network, steps=steps))
     return folder / "run" / "checkpoints" / "last.ckpt"

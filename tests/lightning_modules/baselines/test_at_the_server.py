@@ -31,9 +31,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of five clients' models."""
     place = tmp_path_factory.mktemp("clients")
     with working_in(place):
-        main(
-            ["fit", "--config", "sweeps/methods/clients_digits.yaml", "--model.steps=120", "--model.workers=1", *QUIET]
-        )
+        main(["fit", "--config", "sweeps/methods/clients_digits.yaml", "--model.steps=120", *QUIET])
     return place / "teachers" / "digits_clients.ckpt"
 
 

@@ -117,10 +117,9 @@ CASES: dict[str, Case] = {
                 "init_args": {"dataset": {**DIGITS}, "num_teachers": 3, "batch_size": 16, "steps_per_epoch": 3},
             },
             steps=5,
-            workers=1,
         ),
         {**PRIVATE, "data.init_args.num_teachers": 4, f"{INSIDE}steps": 9},
-        {f"{INSIDE}workers": 2},
+        {"data.init_args.steps_per_epoch": 2},
     ),
 }
 

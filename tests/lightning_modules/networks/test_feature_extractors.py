@@ -92,17 +92,18 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_logits_are_those_of_whole_networks(factory: Any, images: Tensor) -> None:
+def test_logits_are_those_of_whole_networks(factory: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_modules.networks.stacked._IMAGES_AT_ONCE", 7)
     whole = networks(factory)
     with torch.no_grad():
         alone = torch.stack([network(images) for network in whole])
     parts, extractor = stripped(whole)
-    stack = NetworkStack(parts, feature_extractor=extractor, images_at_once=7, workers=2)
+    stack = NetworkStack(parts, feature_extractor=extractor)
     found = stack.logits(images)
     assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
     assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-3)
     # A feature extractor that is another one is noticed.
-    mutant = NetworkStack(parts, feature_extractor=nn.Sequential(Negative(), extractor), images_at_once=7, workers=2)
+    mutant = NetworkStack(parts, feature_extractor=nn.Sequential(Negative(), extractor))
     assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
     for number in (0, 4):
         assert torch.allclose(stack.network(number)(images), alone[number], atol=1e-5)
@@ -113,16 +114,17 @@ class Negative(nn.Module):
         return -images
 
 
-def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor) -> None:
+def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_modules.networks.stacked._IMAGES_AT_ONCE", 7)
     parts, extractor = stripped(networks(OnEdges))
     extractor.asked = 0  # type: ignore[assignment]
-    NetworkStack(parts, feature_extractor=extractor, images_at_once=7).logits(images)
+    NetworkStack(parts, feature_extractor=extractor).logits(images)
     assert extractor.asked == 3
     # Whole networks ask it each.
     whole = networks(OnEdges)
     for network in whole:
         network.feature_extractor.asked = 0  # type: ignore[union-attr, assignment]
-    NetworkStack(whole, images_at_once=7).logits(images)
+    NetworkStack(whole).logits(images)
     assert sum(network.feature_extractor.asked for network in whole) == 15  # type: ignore[union-attr, misc]
 
 
@@ -157,16 +159,16 @@ def test_a_front_that_learns_stays(images: Tensor) -> None:
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_states_come_back_without_the_front(factory: Any, images: Tensor) -> None:
     parts, extractor = stripped(networks(factory))
-    stack = NetworkStack(parts, feature_extractor=extractor, workers=1)
+    stack = NetworkStack(parts, feature_extractor=extractor)
     states = stack_states(parts)
     assert states and not any(name.startswith("feature_extractor") for name in states)
     template = factory()
-    again = NetworkStack.from_states(template, states, workers=1)
+    again = NetworkStack.from_states(template, states)
     assert torch.equal(again.logits(images), stack.logits(images)) and len(again) == 5
     # The template is left as it was.
     assert not isinstance(template.feature_extractor, nn.Identity)
     swapped = {name: values.roll(1, dims=0) for name, values in states.items()}
-    other = NetworkStack.from_states(template, swapped, workers=1).logits(images)
+    other = NetworkStack.from_states(template, swapped).logits(images)
     assert torch.equal(other, stack.logits(images).roll(1, dims=0)) and not torch.equal(other, stack.logits(images))
 
 
@@ -175,6 +177,6 @@ def test_a_front_that_a_state_holds_comes_back_with_each_network(images: Tensor)
     for number, network in enumerate(whole):
         network.get_submodule("feature_extractor").get_buffer("shift").fill_(float(number))
         assert without_feature_extractor(network) == (network, None)
-    again = NetworkStack.from_states(Kept(), stack_states(whole), workers=1)
+    again = NetworkStack.from_states(Kept(), stack_states(whole))
     shifts = [again.network(number).get_buffer("feature_extractor.shift") for number in range(2)]
     assert [float(shift) for shift in shifts] == [0.0, 1.0]

@@ -39,11 +39,12 @@ def images() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("factory", [SmallCNN, TwoConvNet, DataLensClassifier])
-def test_logits_are_those_of_each_network(factory: type[nn.Module]) -> None:
+def test_logits_are_those_of_each_network(factory: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_modules.networks.stacked._IMAGES_AT_ONCE", 7)
     torch.manual_seed(0)
     many = [factory(image_shape=SHAPE) for _ in range(5)]
     images = torch.randn(20, *SHAPE)
-    stack = NetworkStack(many, images_at_once=7, workers=2)
+    stack = NetworkStack(many)
     alone = torch.stack([network.eval()(images) for network in many])
     found = stack.logits(images)
     assert found.shape == (5, 20, 10) and not found.requires_grad
@@ -74,8 +75,13 @@ def test_transformers_are_asked_and_trained_like_any_other_network() -> None:
 
 
 def test_the_number_of_threads_does_not_change_a_bit(images: torch.Tensor) -> None:
-    one, three = (NetworkStack(networks(), workers=workers).logits(images) for workers in (1, 3))
-    assert torch.equal(one, three)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        found.append(NetworkStack(networks()).logits(images))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert torch.equal(*found)
 
 
 def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: torch.Tensor) -> None:

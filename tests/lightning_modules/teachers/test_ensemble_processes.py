@@ -15,7 +15,7 @@ from lightning_modules import TeacherEnsemble
 
 
 def configuration(folder: str, *, epochs: int = -1, at_once: int = 3, **model: Any) -> dict[str, Any]:
-    settings = {"network": SMALL, "steps": 4, "teachers_at_once": at_once, "workers": 1, **model}
+    settings = {"network": SMALL, "steps": 4, "teachers_at_once": at_once, **model}
     data = {"num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2}
     return of_shards(folder, epochs, data=data, trainer={"callbacks": []}, **settings)
 
