@@ -104,7 +104,7 @@ class PoissonLoader:
         for number, drawn in enumerate(self.batches):
             parts = None if self._of_person is None else [self._of_person[person] for person in drawn]
             positions = drawn if parts is None else [row for part in parts for row in part]
-            if not isinstance(records, MappedRecords) or records.inputs.dtype != torch.float32:
+            if not isinstance(records, MappedRecords) or records.inputs.dtype not in (torch.float32, torch.float16):
                 batch = records.__getitems__(positions)
             else:
                 turn = number % 2
@@ -231,14 +231,21 @@ class PoissonSampled(WrappedDataset):
         """The private training records of all processes; needs `setup("fit")`."""
         return self.dataset.train_records
 
-    def precompute(self, function: Callable[[Tensor], Tensor], *, piece: int = PIECE, workers: int = 1) -> None:
+    def precompute(
+        self,
+        function: Callable[[Tensor], Tensor],
+        *,
+        piece: int = PIECE,
+        workers: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
         For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`. It lasts
         until the fit ends: other networks are given images.
         """
         for split, records in (("train", self._own_records), ("validation", self.evaluated)):
-            self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers)
+            self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers, dtype=dtype)
 
     def teardown(self, stage: str) -> None:
         """Releases only what `precompute` has made, gigabytes of large features."""

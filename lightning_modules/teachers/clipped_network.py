@@ -119,6 +119,7 @@ class ClippedNetwork:
 
     def logits(self, inputs: Tensor, *, extracted: bool) -> Tensor:
         """Logits of images, or of features that were computed before."""
+        inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
         return logits_after(self.network, self.extracts if extracted else None, inputs)
 
     def sums(self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None, *, extracted: bool) -> list[Tensor]:

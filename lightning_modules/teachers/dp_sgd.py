@@ -17,6 +17,7 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_poisson
+from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -162,14 +163,17 @@ class DPSGDTeacher(Teacher):
         """Computes fixed features once: with what a checkpoint holds of them, so not before it is read."""
         if self.clipped.extracts is None or self._features_precomputed:
             return
-        extractor = getattr(self.network, self.clipped.extracts)
+        extractor = getattr(self.network, "feature_extractor", None)
+        extract = getattr(self.network, self.clipped.extracts)
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # a record's cached features must not depend on other records
         with full_float32():
             self._poisson.precompute(
-                lambda images: extractor(images.to(self.device)),
+                lambda images: extract(images.to(self.device)),
                 workers=torch.get_num_threads() if self.device.type == "cpu" and keeps_nothing(self.network) else 1,
+                # Of a known scale, and gigabytes; those that `remembered_features` gives were rounded so anyway.
+                dtype=torch.float16 if isinstance(extractor, WhitenedFeatures) else None,
             )
         self.network.train(training)
         self._features_precomputed = True
