@@ -43,10 +43,12 @@ class MeanEmbedding(ImageClassifier):
         super().__init__()
         pixels = math.prod(checked_shape("MeanEmbedding", num_classes=num_classes, image_shape=image_shape))
         check_whole_number("features", features, least=2)
+        if features % 2:
+            raise ValueError(f"features must be an even number, got {features}")
         check_number("length", length, above=0)
         draw = torch.Generator().manual_seed(0)  # public, and the same for generated images
         self.register_buffer("frequencies", torch.randn(pixels, features // 2, generator=draw) / length)
-        self.head = nn.Linear(features // 2 * 2, num_classes, bias=False)
+        self.head = nn.Linear(features, num_classes, bias=False)
         nn.init.zeros_(self.head.weight)
 
     def forward_features(self, images: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ class ClippedNetwork:
             self.mode = self._mode_of(replace(self.clipping, mode=before))
 
     def _mode_of(self, clipping: Clipping) -> Mode:
-        exact = isinstance(self.criterion, InnerProduct)  # `linear_sums` are of the cross-entropy
-        return clipping.mode_for(self.network, by_person=self.by_person, linear=not exact)
+        of_cross_entropy = not isinstance(self.criterion, InnerProduct)  # as `linear_sums` are
+        return clipping.mode_for(self.network, by_person=self.by_person, linear=of_cross_entropy)
 
     def settle(
         self,

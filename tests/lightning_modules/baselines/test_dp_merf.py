@@ -96,4 +96,6 @@ def test_what_cannot_work_is_said(folder: Path) -> None:
     with pytest.warns(UserWarning, match="none of them the student's"):
         module = fit(merf("teacher/checkpoints/last.ckpt", steps=20, generator_steps=20)).model
     assert charged()
+    with pytest.raises(ValueError, match="even number, got 201"):
+        MeanEmbedding(features=201)
     assert module.guarantee().epsilon == float("inf")  # the teacher was trained without noise
