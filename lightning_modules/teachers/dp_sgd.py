@@ -440,7 +440,8 @@ class DPSGDTeacher(Teacher):
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError("the checkpoint is not of a training by DP-SGD: begin anew without --ckpt_path")
-        self.clipped.go_on(state)
+        if state["settings"].get("loss") == self.loss:  # else refused below, by name
+            self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state["settings"].get(name)
             # Outside of a fit nothing has a precision.
