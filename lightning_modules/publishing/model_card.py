@@ -114,7 +114,7 @@ def _what(run: FinishedRun) -> str:
     shape = "×".join(map(str, run.image_shape))
     kind = str(run.architecture.name).rsplit(".", 1)[-1]
     made = (
-        f"A student that learnt from a private model's responses ({run.method}, {run.steps:,} steps)"
+        f"A student of a private model ({run.method}, {run.steps:,} steps)"
         if run.role == "student"
         else f"A classifier that was trained on the private images by DP-SGD ({run.method}, {run.steps:,} steps)"
     )
