@@ -40,11 +40,14 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuses, before any work, a folder that must not be replaced.
+    """Refuses, before any work, a folder that cannot be written or must not be replaced.
 
     Raises:
-        ExportError: It holds something else, or an earlier export without `force`.
+        ExportError: It holds something else, or an earlier export without `force`; or no folder can be made there.
     """
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ExportError(f"--to {target}: {above} is no folder that can be written")
     if not target.exists() and not target.is_symlink():
         return
     if target.is_symlink() or not target.is_dir():

@@ -179,6 +179,7 @@ def test_a_pool_of_the_private_records_is_in_the_planned_cost(
     ("arguments", "said"),
     [
         (("--to", "taken"), "--to taken: it holds files that no export has written"),
+        (("--to", "teachers/digits.ckpt/public"), r"--to \S+: \S+ckpt is no folder that can be written"),
         (("--noise-multiplier", "0"), "set --noise-multiplier above 0, or add --unprotected"),
     ],
 )
