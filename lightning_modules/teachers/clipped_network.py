@@ -19,6 +19,7 @@ from lightning_modules.teachers.clipping_trial import (
     Extracts,
     changed,
     digests,
+    keeps_nothing,
     logits_after,
     random_states,
     refuse_gradient_hooks,
@@ -39,6 +40,7 @@ class ClippedNetwork:
 
     Attributes:
         mode: How records are clipped: never `auto`.
+        known: Whether all parts are of this project or of torch, which the trial need not find out about.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ClippedNetwork:
         self.criterion = criterion
         self.by_person = by_person
         self.mode: Mode = self._mode_of(clipping)
+        self.known = keeps_nothing(network)  # before clipping adds hooks
         self._clipped: RecordClipping | None = None
         #: Records of a physical batch.
         self._most = clipping.physical_batch_size

@@ -300,6 +300,11 @@ class DPSGDTeacher(Teacher):
     def _assumptions(self) -> list[str]:
         """What the guarantee rests on because of this training; a student's does, too, and reads it in the file."""
         found = list(MODES[self.clipped.mode].assumptions)
+        if not self.clipped.known:
+            found.append(
+                "the network treats each image by itself in all batches of all steps, and not only in those of public "
+                "images that it was tried on"
+            )
         if self.own_training.resumed:
             found.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
         if self.unit is Unit.PERSON:

@@ -5,6 +5,7 @@ Each refusal has its negative control: with the check taken out, the same fit tr
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -336,6 +337,29 @@ def test_only_networks_that_are_known_to_keep_nothing_are_called_by_several_thre
     assert keeps_nothing(layer)
     layer.forward = lambda images: images.flatten(1)  # type: ignore[method-assign]
     assert not keeps_nothing(layer)
+
+
+class CentredLater(Plain):
+    """Centres features by their batch from a certain call on, of which it keeps no buffer."""
+
+    calls = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        features = self.features(images)
+        return self.head(features - (self.calls > 40) * features.mean(dim=0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:
+        monkeypatch.setattr(clipped_network, "keeps_nothing", lambda network: True)
+    assumed = "treats each image by itself"
+    unknown = fitted(made(CentredLater, clipping="flat"), epochs=30)  # the trial lets it pass
+    assert unknown.network.calls > 40 and math.isfinite(unknown.guarantee().epsilon)
+    known = partial(SmallCNN, num_classes=10, image_shape=(1, 8, 8), norm="group", activation="tanh")
+    for teacher, stated in ((unknown, not broken), (fitted(made(known, clipping="flat")), False)):
+        assert (assumed in " ".join(teacher.guarantee().assumptions)) == stated
 
 
 def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
