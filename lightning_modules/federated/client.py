@@ -41,7 +41,7 @@ class FederatedClient:
         name: By which the server knows it.
         teacher: The classifier that was trained on this client's records.
         target_epsilon: ε, for the unit of the client's guarantee, that all runs together may spend; None for no limit.
-        delta: δ of its own figures; None takes the server's.
+        delta: δ of its own figures; None takes the server's, which at a larger one can ask for more than the target.
         trusts_server: Whether it may send gradients without noise, for the server to add it to the sum.
         noise: Source of its noise; None is the operating system's generator.
         ledger: Its ledger's file; None is the private data's own.
@@ -54,7 +54,7 @@ class FederatedClient:
         name: str,
         teacher: PrivateTeacher,
         target_epsilon: float | None = None,
-        delta: float | None = None,
+        delta: float | None = Budget.delta,
         trusts_server: bool = False,
         noise: NoiseSource | None = None,
         ledger: str | None = None,

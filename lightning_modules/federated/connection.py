@@ -151,6 +151,7 @@ class LocalClients(ClientConnection):
                     name=name,
                     teacher=teacher,
                     target_epsilon=self.target_epsilon,
+                    delta=None,
                     trusts_server=True,
                     noise=None if self.noise is None else self.noise(index),
                 )

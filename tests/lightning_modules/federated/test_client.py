@@ -116,6 +116,14 @@ def test_a_client_keeps_to_its_own_budget() -> None:
         spent.begin(terms())
 
 
+@pytest.mark.parametrize("own", [{}, {"delta": None}], ids=["its own", "the server's"])
+def test_no_server_loosens_a_target_by_its_delta(own: dict[str, Any]) -> None:
+    asked = client(target_epsilon=compose({Gaussian(MU): 2}, DELTA).epsilon * 1.001, **own)
+    asked.begin(terms(mechanism={**terms().mechanism, "delta": 0.5}))
+    most = asked.annotator.affordable(limit=100)
+    assert most > 50 if own else most == 2
+
+
 def test_no_more_is_answered_than_was_agreed(tmp_path: Path) -> None:
     """The page covers the plan and says that it was made beforehand: a server must not go on by what it was told."""
     asked = client(ledger=str(tmp_path / "ledger.jsonl"))
