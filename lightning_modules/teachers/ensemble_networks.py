@@ -66,6 +66,7 @@ def unstacked(states: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 def _draws_at_random(network: nn.Module, *, image_shape: tuple[int, int, int]) -> bool:
     copied = copy.deepcopy(network).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        images = torch.randn(2, *image_shape)  # of blank ones it might mask nothing
         before = torch.get_rng_state()
-        copied(torch.zeros(2, *image_shape))
+        copied(images)
         return not torch.equal(before, torch.get_rng_state())

@@ -17,6 +17,7 @@ from datamodules.mapped import one_thread
 from lightning_modules.networks.stacked import in_threads
 from lightning_modules.runtime.randomness import key, stream
 from lightning_modules.teachers.augmentation import shifted
+from lightning_modules.teachers.clipping_trial import random_states
 
 _BLOCK = 100
 """Steps that are drawn at a time."""
@@ -91,7 +92,12 @@ class JointTraining:
         return losses
 
     def backward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Gives each network's weights the gradients of its own loss; images (m, B, C, H, W), labels (m, B)."""
+        """Gives each network's weights the gradients of its own loss; images (m, B, C, H, W), labels (m, B).
+
+        Raises:
+            ValueError: They draw from one generator, so that as many draws as one's records cause shift the others'.
+        """
+        start = random_states(images)
 
         def one(index: int) -> Tensor:
             self.optimizers[index].zero_grad()
@@ -102,13 +108,19 @@ class JointTraining:
 
         with one_thread(), _fixed_order():
             if not self._random:
-                return torch.stack(in_threads(one, range(len(self._networks)), pool=self._pool))
-            losses = []
-            with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
-                for index, teacher in enumerate(self._teachers):
-                    torch.manual_seed(key(self._seed, self.steps_done, teacher, "dropout"))
-                    losses.append(one(index))
-            return torch.stack(losses)
+                losses = in_threads(one, range(len(self._networks)), pool=self._pool)
+            else:
+                losses = []
+                with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
+                    for index, teacher in enumerate(self._teachers):
+                        torch.manual_seed(key(self._seed, self.steps_done, teacher, "dropout"))
+                        losses.append(one(index))
+        if random_states(images) != start:
+            raise ValueError(
+                "model.network: it draws random numbers by NumPy, by Python, or by torch for some images only: let it "
+                "draw by torch for every image, so that each teacher has draws of its own"
+            )
+        return torch.stack(losses)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Images (m, B, C, H, W) and labels (m, B) of one step, row j from network j's shard."""

@@ -6,9 +6,12 @@ Teachers are networks, linear heads that are trained on fixed features, and line
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.dp_teachers import OtherDigits
@@ -22,6 +25,7 @@ from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN
+from lightning_modules.teachers import ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.joint_training import shuffled_passes
@@ -94,6 +98,39 @@ def test_neither_dropout_nor_shifts_couple_teachers() -> None:
         for dataset in (Digits(), Changed(record=7, how="replaced"))
     )
     assert differ(first, second) == [int(shard_of(torch.tensor([7]), num_shards=3))]
+
+
+class Masks(nn.Module):
+    """Masks pixels by as many draws as an image has of them, bright ones or only the very brightest."""
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int], by_numpy: bool, seldom: bool) -> None:
+        super().__init__()
+        self.by_numpy, self.seldom = by_numpy, seldom
+        self.head = nn.Linear(image_shape[1] * image_shape[2], num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.flatten(1)
+        masked = images == 1 if self.seldom else images > 0
+        if self.training and masked.any():
+            count = int(masked.sum())
+            drawn = torch.from_numpy(np.random.rand(count)).float() if self.by_numpy else torch.rand(count)
+            images = images.masked_scatter(masked, drawn)
+        return self.head(images)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("by_numpy", "seldom"), [(False, False), (False, True), (True, False)])
+def test_draws_that_depend_on_records_couple_no_teachers(
+    monkeypatch: pytest.MonkeyPatch, by_numpy: bool, seldom: bool, broken: bool
+) -> None:
+    network = partial(Masks, by_numpy=by_numpy, seldom=seldom)
+    if broken:
+        monkeypatch.setattr(joint_training, "random_states", lambda images: ())
+        monkeypatch.setattr(ensemble_networks, "_draws_at_random", lambda *_, **__: False)
+    refused = (by_numpy or seldom) and not broken
+    with pytest.raises(ValueError, match="it draws random numbers") if refused else nullcontext():
+        first, second = (train(data, network=network) for data in (Digits(), Changed(record=100, how="taken out")))
+        assert (differ(first, second) == [owner(100)]) is not broken
 
 
 class ClippedTogether(TeacherEnsemble):
