@@ -106,7 +106,6 @@ class Clock(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:  # fmt: skip
-        """Takes it."""
         self.marks.append(now())
 
 

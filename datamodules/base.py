@@ -396,11 +396,9 @@ class ImageDataModule(LightningDataModule, ABC):
         return self._loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
 
     def val_dataloader(self) -> Batches:
-        """Returns the validation batches, in order."""
         return self.evaluation_loader(self.validation_records)
 
     def test_dataloader(self) -> Batches:
-        """Returns the test batches, in order."""
         return self.evaluation_loader(self.test_records)
 
     def evaluation_loader(self, records: ImageDataset) -> Batches:

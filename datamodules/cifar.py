@@ -37,7 +37,6 @@ class CIFAR10(ImageDataModule):
     label_key: ClassVar[str] = "labels"
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the files of one part."""
         images, labels, names = [], [], []
         for path in self.require_files(part):
             with reading(path, "file of CIFAR"), path.open("rb") as handle:
@@ -53,7 +52,6 @@ class CIFAR10(ImageDataModule):
         return dict(self.source.train_list if part == "train" else self.source.test_list)
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
-        """Downloads and unpacks the one archive of both parts."""
         source = self.source
         download_and_extract_archive(source.url, str(self.root), filename=source.filename, md5=source.tgz_md5)
 

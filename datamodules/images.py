@@ -69,7 +69,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         self.names = names
 
     def __len__(self) -> int:
-        """Returns the number of records."""
         return len(self.ids)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:

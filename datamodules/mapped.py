@@ -45,7 +45,6 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        """Holds one label for each input."""
         self.inputs = inputs
         self.labels = labels.to(inputs.device)
 
@@ -103,7 +102,6 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return cls(inputs, records.labels)
 
     def __len__(self) -> int:
-        """Returns the number of records."""
         return len(self.labels)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
@@ -121,5 +119,4 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         self.inputs, self.labels = self.inputs.new_empty(0), self.labels.new_empty(0)
 
     def to(self, device: torch.device) -> MappedRecords:
-        """Returns a copy on a device."""
         return MappedRecords(self.inputs.to(device), self.labels)

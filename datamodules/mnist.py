@@ -32,7 +32,6 @@ class MNIST(ImageDataModule):
     source: ClassVar[Any] = datasets.MNIST  # the torchvision class that downloads
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the two files of one part."""
         image_file, label_file = self.require_files(part)
         with reading(image_file, "IDX file of bytes"):
             images = read_image_file(str(image_file))

@@ -62,7 +62,6 @@ class PoissonBatches:
         self.own = own
 
     def __len__(self) -> int:
-        """Returns the number of steps."""
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -90,7 +89,6 @@ class PoissonLoader:
             self._of_person = [part.tolist() for part in torch.argsort(identities, stable=True).split(sizes)]
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
@@ -163,7 +161,6 @@ class PoissonSampled(WrappedDataset):
         self._num_persons: int | None = None
 
     def prepare_data(self) -> None:
-        """Downloads as the wrapped data set does."""
         self.dataset.trainer = self.trainer
         self.dataset.prepare_data()
 

@@ -60,7 +60,6 @@ class ShardedRecords:
         )
 
     def __len__(self) -> int:
-        """Returns the number of shards."""
         return len(self.starts) - 1
 
     def positions(self, shard: int) -> range:
@@ -68,7 +67,6 @@ class ShardedRecords:
         return range(int(self.starts[shard]), int(self.starts[shard + 1]))
 
     def to(self, device: torch.device) -> ShardedRecords:
-        """Returns a copy on a device."""
         return ShardedRecords(records=self.records.to(device), starts=self.starts)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:

@@ -30,7 +30,6 @@ class SVHN(ImageDataModule):
     site = datasets.SVHN.split_list["train"][0]
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the file of one part."""
         (path,) = self.require_files(part)
         with reading(path, "MATLAB file with X and y"):
             content = loadmat(path, variable_names=["X", "y"])

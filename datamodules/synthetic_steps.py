@@ -18,13 +18,11 @@ class StepIndices:
     """
 
     def __init__(self, steps: int) -> None:
-        """Counts to `steps`."""
         self.steps = steps
         self._start = 0
         self._next = 0
 
     def __len__(self) -> int:
-        """Returns the steps of a whole epoch."""
         return self.steps
 
     def __iter__(self) -> Iterator[int]:
@@ -42,7 +40,6 @@ class StepIndices:
         return {"next": self._next % self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on from the saved index."""
         self._start = self._next = min(state["next"], self.steps)
 
 
@@ -87,5 +84,4 @@ class SyntheticSteps(WrappedDataset):
         self.dataset.setup("test")
 
     def train_dataloader(self) -> StepIndices:
-        """Returns the step indices of one epoch, each an int."""
         return StepIndices(self.steps_per_epoch)

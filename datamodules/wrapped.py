@@ -40,11 +40,9 @@ class DerivedDataset(ImageDataModule):
 
     @property
     def partition(self) -> dict[str, Any]:
-        """That of the data set."""
         return self.dataset.partition
 
     def fetch(self, part: Part) -> None:
-        """Downloads as the data set does."""
         self.dataset.fetch(part)
 
 
@@ -82,7 +80,6 @@ class WrappedDataset(LightningDataModule):
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
     def val_dataloader(self) -> Batches:
-        """Returns what is evaluated while fitting, in order."""
         return self.dataset.evaluation_loader(self.evaluated)
 
     def test_dataloader(self) -> Batches:

@@ -284,7 +284,6 @@ class DGD(DataFreeDistillation):
 
     @property
     def of_ensemble(self) -> bool:
-        """Always."""
         return True
 
     def prepare_fit(self) -> None:
@@ -342,7 +341,6 @@ class DGD(DataFreeDistillation):
         return self.annotator.affordable(limit=left) if left else 0
 
     def calls_of(self, steps: int) -> int:
-        """See `DataFreeDistillation.calls_of`: a call is one query."""
         return self.query_phase.queries if steps else 0
 
     @property
@@ -355,7 +353,6 @@ class DGD(DataFreeDistillation):
         return self.annotator.affordable(limit=left) if left else 0
 
     def trained(self) -> dict[str, Trained]:
-        """See `DataFreeDistillation.trained`; with the VAE."""
         vae = {} if self.vae is None else {"vae": Trained(self.vae.parameters(), self.vae_phase.optimizer)}
         return {**super().trained(), **vae}
 

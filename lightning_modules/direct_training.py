@@ -202,7 +202,6 @@ class DirectTraining(Teacher):
             self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
-        """Steps a schedule of the user's."""
         if self.scheduler_factory is not None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
 
@@ -217,7 +216,6 @@ class DirectTraining(Teacher):
         return self.run.uncharged_queries
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions, and tells of errors."""
         return [*super().configure_callbacks(), TellOfErrors()]
 
     def on_exception(self, exception: BaseException) -> None:

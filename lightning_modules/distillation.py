@@ -115,7 +115,6 @@ class Distillation(DataFreeDistillation):
 
     @property
     def of_ensemble(self) -> bool:
-        """Whether many teachers answer."""
         return isinstance(self.annotator, MeanResponseAnnotator)
 
     @property
@@ -259,7 +258,6 @@ class Distillation(DataFreeDistillation):
         super().on_fit_start()
 
     def teardown(self, stage: str) -> None:
-        """Releases the features of evaluated images."""
         self._evaluated.clear()
         super().teardown(stage)
 

@@ -51,7 +51,6 @@ class AreaUnderCurve(MulticlassAUROC):
         self.update(precise / precise.sum(dim=1, keepdim=True) if votes else precise.softmax(dim=1), labels)
 
     def compute(self) -> Tensor:  # type: ignore[override]  # as torchmetrics' own does
-        """The mean area, between 0 and 1."""
         labels = dim_zero_cat(self.target)
         counts = labels.bincount(minlength=self.num_classes)
         there = (counts > 0) & (counts < len(labels))
@@ -94,7 +93,6 @@ class Evaluated(_Module):
         self.evaluation.validate(self, self(batch[0]), batch[1])
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Accuracy on the public test split."""
         self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:

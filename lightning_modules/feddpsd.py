@@ -267,7 +267,6 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def on_train_start(self) -> None:
-        """Sends the clients the terms of the run."""
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
         left = self.teacher.num_teachers - len(out)
@@ -310,7 +309,6 @@ class FedDPSD(DataFreeDistillation):
         return math.sqrt(squares / calls)
 
     def configure_callbacks(self) -> list[Callback]:
-        """As for every method; and what tells of errors."""
         return [*super().configure_callbacks(), TellOfErrors()]
 
     def on_fit_end(self) -> None:
@@ -333,7 +331,6 @@ class FedDPSD(DataFreeDistillation):
         return said
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With who was absent."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["absences"] = dict(self.absences)
 

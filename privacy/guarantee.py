@@ -127,7 +127,6 @@ class LabelStatement:
         )
 
     def to_lines(self) -> list[str]:
-        """A section of the page."""
         return [
             "## Labels",
             "",
@@ -422,7 +421,6 @@ class Guarantee:
 
     @property
     def level(self) -> str:
-        """See `level_of`."""
         return level_of(self.unit)
 
     def headline(self) -> str:

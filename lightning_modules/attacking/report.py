@@ -49,7 +49,6 @@ class Leak:
         return self.model == CONTROL and self.result.auc_interval()[0] <= 0.5
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         audited = None if self.audited is None else self.audited.to_dict()
         return {
             "model": self.model,
@@ -78,7 +77,6 @@ class Inverted:
         return self.model == CONTROL and self.result.accuracy < min(2 * chance, (1 + chance) / 2)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {"model": self.model, "attack": self.attack, **asdict(self.result)}
 
 

@@ -128,7 +128,6 @@ class FedAvg(Teacher):
         return network.state_dict()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the rounds that are done and the seed of the batches."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["federated"] = {"rounds_done": self.rounds_done, "draw_seed": self.draw_seed}
 

@@ -77,7 +77,6 @@ class FedDistillation(DataFreeDistillation):
 
     @property
     def of_ensemble(self) -> bool:
-        """The clients' models."""
         return True
 
     @property
@@ -165,7 +164,6 @@ class FedDistillation(DataFreeDistillation):
         return kept if len(kept) and self.generator is None else super().synthetic_grid(count)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the images that the student draws from."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["image_pool"] = self.pool.images
 

@@ -29,7 +29,6 @@ class Curves(Callback):
         self.history: list[dict[str, float]] = []
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes a point."""
         accuracy = trainer.callback_metrics.get(validation_metric(trainer))
         if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
             return
@@ -63,12 +62,10 @@ class SyntheticImages(Callback):
         self._drawn = -1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws a generator's."""
         if not trainer.sanity_checking and trainer.state.fn == "fit" and data_free(pl_module).generator is not None:
             self._draw(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws the last one."""
         if data_free(pl_module).steps_done != self._drawn:
             self._draw(trainer, pl_module)
 

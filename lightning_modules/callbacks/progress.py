@@ -17,7 +17,6 @@ class ProgressLines(Callback):
         self._said = self._began = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes it."""
         now, last = time.monotonic(), trainer.current_epoch + 1 == trainer.max_epochs
         if trainer.is_global_zero and (last or now - self._said >= _APART):
             self._said = now

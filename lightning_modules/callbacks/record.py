@@ -57,7 +57,6 @@ class ResultRecord(Callback):
         self._begun = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures on the test split and writes."""
         if not trainer.is_global_zero or is_dev_run(trainer):
             return
         data = datamodule_of(trainer)
@@ -116,7 +115,6 @@ class ResultRecord(Callback):
         return self._seconds_before + (time.monotonic() - self._begun if self._begun else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The time used so far."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -75,7 +75,6 @@ class FederatedClient:
         self._answered = 0
 
     def introduction(self) -> Introduction:
-        """How it describes itself."""
         training = self.teacher.training
         return Introduction(
             name=self.name,
@@ -162,7 +161,6 @@ class FederatedClient:
 
     @property
     def annotator(self) -> Annotator:
-        """See `agreed`."""
         return self.agreed[1]
 
     def answer(self, question: Question) -> torch.Tensor:

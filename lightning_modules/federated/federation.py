@@ -63,12 +63,10 @@ class Federation(PrivateModel):
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:
-        """Of all clients."""
         return self._stated if any(self._stated) else super().partitions
 
     @property
     def num_teachers(self) -> int:
-        """m, the number of clients."""
         return len(self.names)
 
     @property
@@ -89,7 +87,6 @@ class Federation(PrivateModel):
         return self._network_of(0)
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
-        """See `logits`."""
         return self._network_of(0)
 
     def _network_of(self, teacher: int) -> NoReturn:

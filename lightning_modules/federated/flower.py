@@ -42,7 +42,6 @@ class _Remote:
         self.name = name
 
     def introduction(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> Introduction:
-        """Who it says it is."""
         values, _ = self._send(pack("introduce", num_classes=num_classes, image_shape=list(image_shape)))
         return read_introduction(values)
 

@@ -127,7 +127,6 @@ class Node:
     heard = 0.0
 
     def fit(self, ins: Any) -> Any:
-        """A message, and its answer."""
         from flwr.common import Code, FitRes, Parameters, Status
 
         self.heard = time.monotonic()

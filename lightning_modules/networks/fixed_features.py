@@ -159,7 +159,6 @@ class WhitenedFeatures(nn.Module):
             self.register_buffer(name, value)
 
     def extra_repr(self) -> str:
-        """Settings that no submodule or buffer holds."""
         return repr(self.whitening)
 
     def _statistics_of(

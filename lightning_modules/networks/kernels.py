@@ -152,7 +152,6 @@ class Kernels(nn.Module):
             self.register_buffer(name, tensor)
 
     def extra_repr(self) -> str:
-        """Settings, which the buffers do not show."""
         return f"{len(self.first)} and {len(self.second)} anchors, cells={self.cells}"
 
     @torch.no_grad()

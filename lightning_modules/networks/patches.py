@@ -138,7 +138,6 @@ class Patches(nn.Module):
         self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
 
     def extra_repr(self) -> str:
-        """Settings, which the buffers do not show."""
         count, channels = self.filters.shape[:2]
         return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
 

@@ -117,7 +117,6 @@ class NetworkStack:
         return cls(networks, feature_extractor=feature_extractor)
 
     def __len__(self) -> int:
-        """Return n."""
         return len(self._networks)
 
     def network(self, index: int) -> nn.Module:

@@ -73,12 +73,10 @@ class FinishedRun:
 
     @property
     def level(self) -> str:
-        """See `level_of`."""
         return level_of(str(self.stated["unit"]))
 
     @property
     def data(self) -> str:
-        """Name of the data set."""
         return str(self.record["dataset"]) if self.record else str(self.stated["private_data"]).split("/")[0]
 
 

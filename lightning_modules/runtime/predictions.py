@@ -46,7 +46,6 @@ class PredictionWriter(BasePredictionWriter):
             data.predict_dataloader = data.test_dataloader
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins with an empty table."""
         self._rows = []
 
     def write_on_batch_end(
@@ -72,7 +71,6 @@ class PredictionWriter(BasePredictionWriter):
         self._rows += zip(map(int, numbers), files, rows, strict=True)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the table of all processes."""
         rows = [row for given in processes_of(trainer).gather(self._rows) for row in given]
         self._rows = []
         if not trainer.is_global_zero:

@@ -30,7 +30,6 @@ class TrainerProcesses:
         self._strategy: Strategy = trainer.strategy
 
     def broadcast(self, value: Any) -> Any:
-        """Result of rank zero."""
         return self._strategy.broadcast(value)
 
     def gather(self, value: Any) -> list[Any]:

@@ -75,6 +75,5 @@ class TellOfErrors(Callback):
     """Calls the module's `on_exception(exception)`, which writes its page: Lightning tells callbacks and data alone."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Tells it."""
         module: Any = pl_module
         module.on_exception(exception)

@@ -45,7 +45,6 @@ class PriorCrossEntropy(nn.CrossEntropyLoss):
         self.log_prior = log_prior
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss; `reduction` is torch's."""
         return super().forward(logits if self.log_prior is None else logits + self.log_prior.to(logits), labels)
 
 
@@ -56,5 +55,4 @@ class InnerProduct(PriorCrossEntropy):
     """
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss; `reduction` is torch's."""
         return nn.functional.nll_loss(logits, labels, reduction=self.reduction)

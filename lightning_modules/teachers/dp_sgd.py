@@ -187,7 +187,6 @@ class DPSGDTeacher(Teacher):
 
     @property
     def processes(self) -> Processes:
-        """Those of this run."""
         return processes_of(self._trainer)
 
     @property
@@ -318,7 +317,6 @@ class DPSGDTeacher(Teacher):
         return found
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions, and tells of errors."""
         return [*super().configure_callbacks(), TellOfErrors()]
 
     def on_fit_end(self) -> None:
@@ -364,7 +362,6 @@ class DPSGDTeacher(Teacher):
             self.log(name, self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
-        """Steps a schedule by hand."""
         schedulers = self.lr_schedulers()
         for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
             if scheduler is not None:

@@ -315,7 +315,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self._begin_chunk()
 
     def on_fit_end(self) -> None:
-        """Warns of what is missing."""
         if self.chunk:
             rank_zero_warn(
                 f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained: go on with --ckpt_path"
@@ -353,7 +352,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     on_validation_start = on_predict_start = on_test_start
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """The same of all teachers on the public test split."""
         self.evaluation.test(self, self._judge(batch, mean_name="test/mean_accuracy"), batch[1])
 
     def _judge(self, batch: tuple[Tensor, Tensor], *, mean_name: str, since: int = 0) -> Tensor:
@@ -369,7 +367,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         return shares
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions."""
         return [*prediction_callbacks(self.trainer)]
 
     # --- checkpoints ---

@@ -151,7 +151,6 @@ class JointTraining:
         return [copy.deepcopy(network).cpu() for network in self._networks]
 
     def close(self) -> None:
-        """Ends the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None

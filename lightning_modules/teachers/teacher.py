@@ -102,11 +102,9 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     on_validation_start = on_predict_start = on_test_start
 
     def configure_callbacks(self) -> list[Callback]:
-        """What writes predictions."""
         return [*prediction_callbacks(self.trainer)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimizer, one schedule."""
         if self.optimizer_factory is None:
             optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
             if self.scheduler_factory is None:
@@ -125,5 +123,4 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         self.own_training.save(checkpoint, trainer=self._trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the identity of the resumed training."""
         self.own_training.load(checkpoint)

@@ -36,7 +36,6 @@ class AuditResult:
         return self.claimed_epsilon is not None and self.epsilon_lower > self.claimed_epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the verdict."""
         return {**dataclasses.asdict(self), "fails": self.fails}
 
 

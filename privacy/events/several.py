@@ -44,11 +44,9 @@ class Repeated(Release):
         return replace(self, release=self.release.about(unit, relation))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """`count` times that of one."""
         return self.count * self.release.rdp(orders)
 
     def covers(self, planned: Release) -> bool:
-        """As many, each of which does."""
         return isinstance(planned, Repeated) and self.count == planned.count and self.release.covers(planned.release)
 
     @property
@@ -100,7 +98,6 @@ class OneOf(Release):
         return cls(tuple(sorted(set(made), key=repr)))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """The largest curve at each order."""
         curves = [
             np.sum([count * release.rdp(orders) for release, count in alternative], axis=0)
             for alternative in self.alternatives

@@ -75,5 +75,4 @@ class LabelOnly(_Infinite):
         return self.release
 
     def covers(self, planned: Release) -> bool:
-        """As the release for labels does."""
         return isinstance(planned, LabelOnly) and self.release.covers(planned.release)

@@ -64,7 +64,6 @@ class Store:
         self.root = Path(root)
 
     def folder(self, name: str) -> Path:
-        """Folder of one fit."""
         return self.root / name
 
     def done(self, name: str) -> dict[str, Any] | None:
@@ -233,7 +232,6 @@ class Progress:
     left: int
 
     def line(self, title: str) -> str:
-        """For a person."""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return f"[{title}] {self.done} done{failed}, {self.left} left"
 

@@ -95,7 +95,6 @@ class Cell:
 
     @property
     def task(self) -> Task:
-        """The measured fit."""
         return self.tasks[-1]
 
     @property
