@@ -132,7 +132,7 @@ class FedDistillation(DataFreeDistillation):
         ]
         logits, statistics = (torch.stack(each).float().mean(dim=0) for each in zip(*found, strict=True))
         loss = F.cross_entropy(logits, classes) + terms.statistics_weight * statistics + terms.of_pixels(images)
-        if terms.compares_with_student:
+        if terms.boundary_weight or terms.competition_weight:
             loss = loss + terms.of_student(logits, self.student(images).float())
         total: torch.Tensor = loss
         return total

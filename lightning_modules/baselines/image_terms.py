@@ -61,11 +61,6 @@ class ImageTerms:
             loss = loss + self.norm_weight * torch.linalg.vector_norm(images.flatten(1), dim=1).mean()
         return loss
 
-    @property
-    def compares_with_student(self) -> bool:
-        """Whether a term is of the student's logits."""
-        return bool(self.boundary_weight or self.competition_weight)
-
     def of_student(self, ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
         """Terms of the clients' mean logits (N, c) and the student's (N, c)."""
         loss = ensemble_logits.new_zeros(())

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -27,16 +27,6 @@ from lightning_modules.runtime.runs import (
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import Guarantee
-
-
-@runtime_checkable
-class _Guaranteed(Protocol):
-    """A module that says itself what holds of it: `DPSGDTeacher`, `DirectTraining`."""
-
-    uncharged_queries: list[str]
-
-    def guarantee(self) -> Guarantee:
-        """See there."""
 
 
 class ResultRecord(Callback):
@@ -86,8 +76,9 @@ class ResultRecord(Callback):
             }
         else:
             network, seed, steps = pl_module, torch.initial_seed(), trainer.global_step
-            if isinstance(pl_module, _Guaranteed):  # and may be measured on public images
-                guarantee, uncharged = pl_module.guarantee(), pl_module.uncharged_queries
+            own: Any = pl_module
+            if hasattr(own, "guarantee"):  # DPSGDTeacher, DirectTraining: they may be measured on public images
+                guarantee, uncharged = own.guarantee(), own.uncharged_queries
         home, device = pl_module.device, trainer.strategy.root_device
         # By now Lightning has moved it to the CPU, where thousands of patches take minutes.
         measured = measured_on(network.to(device), loader, device, auroc=asks_for_auroc(trainer))

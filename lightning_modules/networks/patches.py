@@ -44,7 +44,9 @@ def patch_filters(
     Raises:
         ValueError: too few patches with any contrast.
     """
-    rows = _normalised(patches.double(), contrast)
+    rows = patches.double()
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    rows = rows / (rows.square().mean(dim=1, keepdim=True) + contrast**2).sqrt()
     middle = rows.mean(dim=0)
     covariance = torch.cov(rows.T)
     values, vectors = torch.linalg.eigh(covariance)
@@ -58,11 +60,6 @@ def patch_filters(
     offsets = -middle @ filters
     # A normalised patch has mean 0: a constant in a filter says nothing, and would only cost digits.
     return (filters - filters.mean(dim=0)).float(), offsets.float()
-
-
-def _normalised(patches: Tensor, contrast: float) -> Tensor:
-    centred = patches - patches.mean(dim=1, keepdim=True)
-    return centred / (centred.square().mean(dim=1, keepdim=True) + contrast**2).sqrt()
 
 
 class Patches(nn.Module):

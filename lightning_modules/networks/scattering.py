@@ -108,7 +108,10 @@ class Scattering(nn.Module):
 
     def _filtered(self, spectra: Any, bank: Tensor, before: int, scale: int) -> Tensor:
         """Moduli of maps filtered by a bank (J, H, W), of which every 2**(scale - before)-th sample is kept."""
-        return _modulus(torch.fft.ifft2(_filtered(spectra, bank, 2 ** (scale - before))))
+        maps = torch.fft.ifft2(_filtered(spectra, bank, 2 ** (scale - before)))
+        # `abs` guards against overflow at ranges that no image has, and takes twice as long.
+        real, imaginary = torch.view_as_real(maps).unbind(dim=-1)
+        return (real.square() + imaginary.square()).sqrt_()
 
     def _wavelets(self, scale: int) -> Tensor:
         return self.get_buffer(f"wavelets{scale}")
@@ -151,12 +154,6 @@ def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
             total = part * gain if total is None else total.addcmul_(part, gain)
     assert total is not None
     return torch.view_as_complex(total.unflatten(-1, (height, width, 2)))
-
-
-def _modulus(maps: Tensor) -> Tensor:
-    """Of complex maps; `abs` guards against overflow at ranges that no image has, and takes twice as long."""
-    real, imaginary = torch.view_as_real(maps).unbind(dim=-1)
-    return (real.square() + imaginary.square()).sqrt_()
 
 
 def folded(spectra: Tensor, factor: int) -> Tensor:

@@ -58,7 +58,7 @@ class AttackResult:
         What a record has in several models counts as one cluster; the models are taken as they are.
         """
         auc, inside = self.auc, self.members
-        apart = np.where(inside, self._above, 1 - self._below) - auc
+        apart = np.where(inside, self._above, 1 - _share_below(self.scores, self.scores[inside])) - auc
         shares = apart / np.where(inside, inside.sum(), (~inside).sum())
         half = float(ndtri(0.5 + confidence / 2)) * math.sqrt(float((shares.sum(axis=0) ** 2).sum()))
         return max(0.0, auc - half), min(1.0, auc + half)
@@ -122,11 +122,6 @@ class AttackResult:
     def _above(self) -> NDArray[np.float64]:
         """Share of the non-members below each score, ties half."""
         return _share_below(self.scores, self.scores[~self.members])
-
-    @property
-    def _below(self) -> NDArray[np.float64]:
-        """Share of the members below each score, ties half."""
-        return _share_below(self.scores, self.scores[self.members])
 
 
 def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -276,10 +276,13 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
     True
     """
     delta = check_delta(delta)
-    kept = _checked(parts)
+    kept = [(part, int(count)) for part, count in parts if check_count("count", count)]
     if not kept:
         return 0.0
-    infinite = _infinite(kept)
+    if len({part.interval for part, _ in kept}) > 1:
+        raise ValueError("parts must share one grid interval")
+    logs = [count * (math.log1p(-part.infinite) if part.infinite < 1.0 else -math.inf) for part, count in kept]
+    infinite = -math.expm1(math.fsum(logs))
     if infinite >= delta:
         return math.inf
     target = math.log(delta - infinite) - _safety(kept)
@@ -314,19 +317,6 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
 def _safety(parts: Sequence[tuple[LossDistribution, int]]) -> float:
     """Share of δ that is kept for rounding: a spectrum of relative error 1e-16 is raised to the count."""
     return max(_SAFETY, _ROUNDING * math.fsum(count for _, count in parts))
-
-
-def _checked(parts: Sequence[tuple[LossDistribution, int]]) -> list[tuple[LossDistribution, int]]:
-    kept = [(part, check_count("count", count)) for part, count in parts]
-    kept = [(part, count) for part, count in kept if count]
-    if len({part.interval for part, _ in kept}) > 1:
-        raise ValueError("parts must share one grid interval")
-    return kept
-
-
-def _infinite(parts: Sequence[tuple[LossDistribution, int]]) -> float:
-    logs = [count * (math.log1p(-part.infinite) if part.infinite < 1.0 else -math.inf) for part, count in parts]
-    return -math.expm1(math.fsum(logs))
 
 
 def _log_mgf(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> float:
