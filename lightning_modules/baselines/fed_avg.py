@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from datamodules import ShardedRecords, Shards
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.randomness import Draws
+from lightning_modules.runtime.runs import datamodule_as
 from lightning_modules.setting_checks import check_whole_number
 from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
@@ -53,15 +54,7 @@ class FedAvg(Teacher):
 
     @property
     def clients(self) -> Shards:
-        """The data module.
-
-        Raises:
-            ValueError: It has no clients.
-        """
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, Shards):
-            raise ValueError(f"federated averaging needs data.class_path: Clients, got {type(data).__name__}")
-        return data
+        return datamodule_as(Shards, self.trainer, "federated averaging needs data.class_path: Clients")
 
     def setup(self, stage: str) -> None:
         """Refuses data without clients, and several processes.

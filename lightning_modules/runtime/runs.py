@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
+
+_Data = TypeVar("_Data")
 
 LOCK = ".fit.lock"
 _OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
@@ -40,6 +42,14 @@ def run_folder(trainer: Trainer) -> Path:
 def datamodule_of(trainer: Trainer) -> Any:
     """The data module, or None. Like `callbacks`, Lightning sets it where type checkers do not see it."""
     return getattr(trainer, "datamodule", None)
+
+
+def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
+    """The data module where it is of a kind, else a ValueError that begins with what is needed."""
+    data = datamodule_of(trainer)
+    if not isinstance(data, kind):
+        raise ValueError(f"{needed}, got {type(data).__name__}")
+    return data
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:

@@ -23,7 +23,7 @@ from lightning_modules.private_run import epsilon_metric, steps_ahead
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import TellOfErrors, clear, publish
-from lightning_modules.runtime.runs import is_dev_run
+from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -180,10 +180,7 @@ class DPSGDTeacher(Teacher):
 
     @property
     def _poisson(self) -> PoissonSampled:
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, PoissonSampled):
-            raise ValueError(f"DP-SGD needs data.class_path: PoissonSampled, got {type(data).__name__}")
-        return data
+        return datamodule_as(PoissonSampled, self.trainer, "DP-SGD needs data.class_path: PoissonSampled")
 
     @property
     def processes(self) -> Processes:

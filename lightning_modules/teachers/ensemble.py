@@ -21,6 +21,7 @@ from lightning_modules.networks.stacked import NetworkStack, stack_states, with_
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
+from lightning_modules.runtime.runs import datamodule_as
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
@@ -154,15 +155,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     @property
     def shards(self) -> Shards:
-        """The data module.
-
-        Raises:
-            ValueError: It has no shards.
-        """
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, Shards):
-            raise ValueError(f"an ensemble needs disjoint shards, data.class_path: Shards, got {type(data).__name__}")
-        return data
+        return datamodule_as(Shards, self.trainer, "an ensemble needs disjoint shards, data.class_path: Shards")
 
     @property
     def chunk(self) -> range:
