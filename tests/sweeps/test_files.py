@@ -57,6 +57,8 @@ def recipe(teacher: str) -> list[str]:
     if teacher.endswith("_dp"):
         data, _, kind = teacher.removesuffix("_dp").partition("_")
         return ["--config", file(f"dp_teacher_{kind + '_' if kind else ''}{data}"), "--data.batch_size=4", *TINY]
+    if teacher.endswith("_mean_embedding"):
+        return ["--config", file(f"mean_embedding_{teacher.partition('_')[0]}"), "--data.batch_size=4", *TINY]
     if teacher.endswith("_clients"):
         few = ["--model.steps=1", "--data.batch_size=4"]
         return ["--config", file(f"clients_{teacher.removesuffix('_clients')}"), *few, *QUIET]

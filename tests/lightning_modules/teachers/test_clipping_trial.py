@@ -530,6 +530,7 @@ def test_networks_of_libraries_pass_the_trial(name: str, settings: dict[str, Any
     package, _, kind = name.partition(".")
     library: Any = pytest.importorskip("timm" if package == "timm" else "torchvision.models")
     build = partial(library.create_model, kind) if package == "timm" else getattr(library, kind)
+    torch.manual_seed(0)
     network = ModuleValidator.fix(build(num_classes=10, **settings))  # GroupNorm in place of BatchNorm
     trial = ClippingTrial(image_shape=(3, 32, 32), num_classes=10, physical=4, criterion=PriorCrossEntropy())
     assert trial(network, "flat") == ("flat", None)
