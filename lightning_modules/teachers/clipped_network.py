@@ -40,7 +40,8 @@ class ClippedNetwork:
 
     Attributes:
         mode: How records are clipped: never `auto`.
-        known: Whether all parts are of this project or of torch, which the trial need not find out about.
+        known: Whether all parts are, and were in the fits before, of this project or of torch: of others the trial
+            finds out much, and not all.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ClippedNetwork:
         self.criterion = criterion
         self.by_person = by_person
         self.mode: Mode = self._mode_of(clipping)
-        self.known = keeps_nothing(network)  # before clipping adds hooks
+        self.known = True
         self._clipped: RecordClipping | None = None
         #: Records of a physical batch.
         self._most = clipping.physical_batch_size
@@ -74,6 +75,7 @@ class ClippedNetwork:
         before = state.get("settings", {}).get("clipping.mode")
         if before in MODES and self.clipping.mode in ("auto", state.get("given_mode")):
             self.mode = self._mode_of(replace(self.clipping, mode=before))
+        self.known = state.get("known", False)
 
     def _mode_of(self, clipping: Clipping) -> Mode:
         of_cross_entropy = not isinstance(self.criterion, InnerProduct)  # as `linear_sums` are
@@ -97,6 +99,7 @@ class ClippedNetwork:
         if self._clipped is not None:
             self._clipped.release()  # a copy of the network would include the hooks
             self._clipped = None
+        self.known = self.known and keeps_nothing(self.network)
         # Twice what is expected: a Poisson batch has more about every second time, and no piece is larger than tried.
         self._most = min(self.clipping.physical_batch_size, 2 * batch_size)
         trial = ClippingTrial(

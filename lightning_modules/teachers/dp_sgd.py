@@ -27,7 +27,6 @@ from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
-from lightning_modules.teachers.clipping_trial import keeps_nothing
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import MODES, Clipping
@@ -171,7 +170,7 @@ class DPSGDTeacher(Teacher):
         with full_float32():
             self._poisson.precompute(
                 lambda images: extract(images.to(self.device)),
-                workers=torch.get_num_threads() if self.device.type == "cpu" and keeps_nothing(self.network) else 1,
+                workers=torch.get_num_threads() if self.device.type == "cpu" and self.clipped.known else 1,
                 # Of a known scale, and gigabytes; those that `remembered_features` gives were rounded so anyway.
                 dtype=torch.float16 if isinstance(extractor, WhitenedFeatures) else None,
             )
@@ -408,6 +407,7 @@ class DPSGDTeacher(Teacher):
             "uncharged_queries": self.uncharged_queries,
             "settings": self._settings,
             "given_mode": self.clipping.mode,
+            "known": self.clipped.known,
             "assumptions": self._assumptions,
         }
 

@@ -351,14 +351,23 @@ class CentredLater(Plain):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
     if broken:
         monkeypatch.setattr(clipped_network, "keeps_nothing", lambda network: True)
     assumed = "treats each image by itself"
     unknown = fitted(made(CentredLater, clipping="flat"), epochs=30)  # the trial lets it pass
     assert unknown.network.calls > 40 and math.isfinite(unknown.guarantee().epsilon)
     known = partial(SmallCNN, num_classes=10, image_shape=(1, 8, 8), norm="group", activation="tanh")
-    for teacher, stated in ((unknown, not broken), (fitted(made(known, clipping="flat")), False)):
+    hooked = made(known, clipping="flat")
+    handle = hooked.network.register_forward_hook(lambda *_: None)  # after it was made
+    fitted(hooked, save="hooked.ckpt")
+    resumed = fitted(made(known, clipping="flat"), epochs=2, resume="hooked.ckpt")  # without the hook
+    handle.remove()
+    plain = fitted(made(known, clipping="flat"))
+    for teacher, stated in ((unknown, not broken), (hooked, not broken), (resumed, not broken), (plain, False)):
         assert (assumed in " ".join(teacher.guarantee().assumptions)) == stated
 
 
