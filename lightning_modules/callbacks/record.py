@@ -77,7 +77,7 @@ class ResultRecord(Callback):
         else:
             network, seed, steps = pl_module, torch.initial_seed(), trainer.global_step
             own: Any = pl_module
-            if hasattr(own, "guarantee"):  # DPSGDTeacher, DirectTraining: they may be measured on public images
+            if hasattr(own, "guarantee") and hasattr(own, "uncharged_queries"):  # and may be measured on public images
                 guarantee, uncharged = own.guarantee(), own.uncharged_queries
         home, device = pl_module.device, trainer.strategy.root_device
         # By now Lightning has moved it to the CPU, where thousands of patches take minutes.
