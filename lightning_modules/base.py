@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.nn import functional
 
@@ -246,9 +247,15 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
                 raise ValueError("images.pool must be public, and its train part is the private data: give another")
 
     def on_fit_start(self) -> None:
-        """Fixes the seed of the draws, once in a run."""
+        """Fixes the seed of the draws, once in a run, and warns of a generator that is never reset."""
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
+            never = self.images.reset_every is None and "images.reset_every" not in self.unused
+            if never and self.image_settings.source == "generator":
+                rank_zero_warn(
+                    "images.reset_every is null: a generator trained for long collapses to a few kinds of images: "
+                    "settings that work are in docs/generators.md"
+                )
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""

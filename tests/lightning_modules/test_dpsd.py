@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
+from lightning_modules.images.source import Images
 from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
 from lightning_modules.losses.functional import class_shares
 from lightning_modules.losses.targets import Annotation
@@ -77,6 +78,17 @@ def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps
     module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=steps)
     return module
+
+
+@pytest.mark.parametrize(
+    "settings", [{"source": "generator"}, {"source": "generator", "reset_every": 1}, {"source": "prior"}]
+)
+def test_a_generator_that_is_never_reset_is_warned_of(
+    settings: dict[str, Any], recwarn: pytest.WarningsRecorder, folder: Path
+) -> None:
+    _fitted(DPSD, MoodyTeacher(), FixedLabels(smallest=3), images=Images(**settings))
+    warned = any("images.reset_every is null" in str(one.message) for one in recwarn)
+    assert warned == (settings == {"source": "generator"})
 
 
 def _same_candidates(kind: type[DPSD]) -> bool:
