@@ -61,6 +61,7 @@ class CelebA(PictureDataModule):
         self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
         self.num_classes = len(self.class_names)
         self.name = "CelebA-G" if task == "gender" else "CelebA-H"
+        self.label_decides = task == "hair"  # faces without one colour are left out
         super().__init__(preparation=Preparation(size=size, channels=3), **settings)
 
     def read(self, part: Part) -> ImageDataset:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.data_files import write_celeba
 from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
 from support.short_names import nested
 
-from datamodules import COVIDx, Digits, ImageFolder, ImageNet
+from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
@@ -91,6 +92,26 @@ def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest
     records.labels[(records.labels == 3).nonzero()[:20]] = 4  # some may be held out
     monkeypatch.setattr(Digits, "read", lambda self, part: records if part == "train" else read(self, part))
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")  # two worlds, and no two runs in one
+    after = trained({**config, "trainer": trainer_settings("again", 1)}).guarantee()
+    assert before.labels is not None and after.labels is not None
+    assert before.labels.epsilon == after.labels.epsilon and before.mechanism != after.mechanism
+
+
+def test_colours_of_hair_decide_whose_face_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_celeba(tmp_path)
+    faces = {"class_path": "CelebA", "init_args": {"root": str(tmp_path), "verify": False, "size": 8, "task": "hair"}}
+    config = {**configuration(label=True, poisson=False, epochs=1), "data": faces}
+    config["model"]["init_args"]["annotator"]["init_args"]["budget"] = {"delta": 1e-6}
+    with pytest.raises(ValueError, match="those of CelebA-H decide which records are trained on"):
+        trained(config)
+    # The control: unrefused, a face whose colour is taken out shows in the count, at one stated ε.
+    monkeypatch.setattr(CelebA, "label_decides", property(lambda _: False, lambda *_: None))
+    before = trained(config).guarantee()
+    file = tmp_path / "celeba" / "list_attr_celeba.txt"
+    header, (name, *has), *rest = [line.split() for line in file.read_text().splitlines()[1:]]
+    has[header.index("Black_Hair")] = "-1"
+    file.write_text("\n".join(["0", " ".join(header), *map(" ".join, [[name, *has], *rest])]))
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")
     after = trained({**config, "trainer": trainer_settings("again", 1)}).guarantee()
     assert before.labels is not None and after.labels is not None
     assert before.labels.epsilon == after.labels.epsilon and before.mechanism != after.mechanism
