@@ -19,7 +19,7 @@ from lightning_modules.federated.messages import Absence, ClientRefusal, Introdu
 from lightning_modules.networks import Network
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, require_own_weights
 from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
 from privacy.mechanisms.noise import NoiseSource
@@ -108,6 +108,7 @@ class LocalClients(ClientConnection):
 
     Raises:
         ValueError: No teachers, or names that are not one for each.
+        TeacherError: Networks with a weight in common that is not frozen, or with all of them.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class LocalClients(ClientConnection):
             raise ValueError("teachers must be a file for each client, or the file of a TeacherEnsemble, got none")
         self._of_ensemble = isinstance(teachers, str)
         every: Sequence[Any] = [teachers] if isinstance(teachers, str) else teachers
+        require_own_weights(given for given in every if isinstance(given, nn.Module))
         configs = [
             TeacherConfig(path=given, network=teacher_network)
             if isinstance(given, str)

@@ -78,9 +78,9 @@ class TeacherConfig:
             hand_out(given)
             name = self.private_data or "training data of a teacher given in a script"
             if isinstance(given, nn.ModuleList):
-                require_own_weights(given)
+                common = require_own_weights(given)
                 stack = NetworkStack([self.adapted(network) for network in given])
-                given = PrivateEnsemble(stack, private_data=name)
+                given = PrivateEnsemble(stack, private_data=name, assumptions=common)
             else:
                 given = PrivateTeacher(self.adapted(given), private_data=name)
         return replace(self, path=given)

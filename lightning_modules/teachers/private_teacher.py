@@ -323,20 +323,33 @@ class PrivateEnsemble(PrivateModel):
         return f"teacher {teacher} of {'the ensemble' if self.path is None else f'ensemble {self.path}'}"
 
 
-def require_own_weights(networks: Iterable[nn.Module]) -> None:
+def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
     """Refuses teachers that have a weight in common: one record would then move the answers of several.
+
+    Frozen weights may be public ones that all have, but no teacher consists of those: who only queries a network often
+    freezes all of it.
+
+    Returns:
+        What must be assumed of frozen weights in common; nothing where there are none.
 
     Raises:
         TeacherError: Naming the weight.
     """
     known: dict[bytes, int] = {}
+    frozen: dict[str, None] = {}
     for index, network in enumerate(networks):
-        for name, value in _varied(network):
-            if value.requires_grad and known.setdefault(_digest(value), index) != index:
+        held = [(name, value.requires_grad, _digest(value)) for name, value in _varied(network)]
+        common = [one for one in held if known.setdefault(one[2], index) != index]
+        for name, trained, digest in common:
+            if trained or len(common) == len(held):
                 raise TeacherError(
-                    f"teachers {known[_digest(value)]} and {index} both have the weight {name!r}: each must be trained "
-                    "by itself. Public weights that all have must be frozen (requires_grad)"
+                    f"teachers {known[digest]} and {index} both have the weight {name!r}: each must be trained by "
+                    "itself. Public weights that all have must be frozen (requires_grad), and not be all of a teacher"
                 )
+            frozen[name] = None
+    if not frozen:
+        return ()
+    return (f"the {len(frozen)} frozen weights that teachers have in common, {next(iter(frozen))} first, are public",)
 
 
 def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -293,7 +294,9 @@ def test_the_annotator_is_given_each_teachers_own_answers(
 
 def agreement(sigma: float) -> float:
     """How often the pool's answers are what the teachers together say."""
-    teachers = [network.requires_grad_(False) for network in small_networks(1) * 5]
+    teachers = [copy.deepcopy(network) for network in small_networks(1) * 5]
+    for number, teacher in enumerate(teachers):
+        teacher.load_state_dict({name: (1 + 1e-5 * number) * value for name, value in teacher.state_dict().items()})
     module = script(teachers, MeanResponseAnnotator(noise_multiplier=sigma, noise=Seeded()))
     _, answers, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(4)])

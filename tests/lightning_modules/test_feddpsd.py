@@ -22,7 +22,7 @@ from torch import nn
 from datamodules import ClientRecords, Digits
 from datamodules.partition import disjoint
 from lightning_modules import FedDPSD, feddpsd
-from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question
+from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question, connection
 from lightning_modules.federated.connection import _require_apart
 from lightning_modules.images.replay import Replay
 from lightning_modules.images.source import Images
@@ -197,7 +197,8 @@ def test_the_server_adds_the_noise_that_it_charges() -> None:
 def test_answers_of_clients_that_agree_are_theirs(release: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are solved with the e that clients were told."""
     networks = [small_network(0) for _ in range(3)]
-    for number, network in enumerate(networks):
+    for number, network in enumerate(networks):  # no weight in common, and nearly the same answers
+        network.load_state_dict({name: (1 + 1e-6 * number) * value for name, value in network.state_dict().items()})
         list(network.parameters())[-1].data += number  # the last bias: other logits, the same probabilities
     rounds: list[tuple[torch.Tensor, ...]] = []
     annotate = FedDPSD.annotate
@@ -428,8 +429,11 @@ def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], messag
         federated(small_networks(2), **settings)
 
 
-def test_one_teacher_is_no_two_clients() -> None:
+def test_one_teacher_is_no_two_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of its would move two rows of every sum, and be charged for one."""
+    with pytest.raises(TeacherError, match="teachers 0 and 1 both have the weight"):
+        federated([small_network(0), small_network(0)], annotator=gradients())
+    monkeypatch.setattr(connection, "require_own_weights", lambda networks: ())  # as of files
     with pytest.raises(TeacherError, match="client-0 and client-1 have the same teacher"):
         federated([small_network(0), small_network(0)], annotator=gradients())
 

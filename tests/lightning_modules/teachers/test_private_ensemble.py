@@ -126,5 +126,25 @@ def test_teachers_that_share_what_they_learnt_are_refused(frozen: bool, monkeypa
     copies = TeacherConfig(path=nn.ModuleList([one, deepcopy(one)]))
     with pytest.raises(TeacherError, match="each must be trained by itself"):
         copies.held()
-    monkeypatch.setattr(config, "require_own_weights", lambda networks: None)
+    monkeypatch.setattr(config, "require_own_weights", lambda networks: ())
     assert copies.load_ensemble(num_classes=10, image_shape=SHAPE).num_teachers == 2
+
+
+def test_a_network_that_is_frozen_whole_is_one_teacher(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who only queries a network often freezes all of it: that says of no weight that it is public."""
+
+    def ensemble(*networks: nn.Module) -> PrivateEnsemble:
+        given = nn.ModuleList([deepcopy(network).requires_grad_(False) for network in networks])
+        return TeacherConfig(path=given).load_ensemble(num_classes=10, image_shape=SHAPE)
+
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    one, another = (nn.Sequential(body, nn.Linear(8, 10)) for _ in range(2))
+    with pytest.raises(TeacherError, match=r"teachers 0 and 2 both have .* and not be all of a teacher"):
+        ensemble(one, another, one)
+    (said,) = ensemble(one, another).assumptions
+    assert said == "the 2 frozen weights that teachers have in common, 0.1.weight first, are public"
+    assert ensemble(one, SmallCNN(image_shape=SHAPE, width=4, hidden=8)).assumptions == ()
+    # The control: unrefused, one record that changes the network moves more votes than the two that are charged for.
+    monkeypatch.setattr(config, "require_own_weights", lambda networks: ())
+    moved = ensemble(one, one, one).votes(images) - ensemble(another, another, another).votes(images)
+    assert int(moved.abs().sum(dim=1).max()) == 6
