@@ -55,7 +55,7 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
                 f"{target:g}",
                 accounting,
                 "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}",
-                f"{count.epsilon:.5g}",
+                round_up(count.epsilon, digits=5),
                 *_noise(annotator, calls, target, accounting),
             )
     return table
