@@ -99,7 +99,7 @@ class FedDPSD(DataFreeDistillation):
 
     - *Line 14 for labels* is the mean of the clients' one-hot vectors; by default it is that of the classes which each
       response makes likely (`label_targets.noise_correction`), as in `DPSD`.
-    - *Line 26* prints ‖g‖₂ without an index, and *line 10's* k is fixed: see `DPSD`, whose settings these are.
+    - *Line 26* prints ‖g‖₂ without an index, and *line 30's* k is fixed: see `DPSD`, whose settings these are.
     - *A client that is missing*, late or answers what cannot be used is left out of the round; the others continue.
       Noise is not lowered for it, and the sum is divided by the number of answers.
 
