@@ -34,6 +34,7 @@ INDEX = """\
 protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
 an upper bound for every single record of the teacher's training data; in the hundreds or above it protects nobody.
 Accuracies are of the last step, on the test split: both values of two seeds, mean and standard deviation from three on.
+The seeds of a table share its private teachers, except in `records`, `records-images` and `records-untuned`.
 """
 
 
