@@ -78,7 +78,7 @@ def _help(command: str | None, *, asked: bool) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
-    """Entry point of the console scripts.
+    """Entry point of the console script.
 
     Args:
         args: Command-line arguments; None takes those of the process, and then ends it with a message in place of a
