@@ -83,11 +83,6 @@ def _require_stated(raw: Tensor, stated: TeacherOutputs, *, whose: str, named: s
     if not len(finite):
         return
     sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
-    found: TeacherOutputs = "logits"
-    if bool((finite >= -1e-6).all() and sums_to_one):
-        found = "probabilities"
-    elif bool((finite <= 1e-6).all() and (finite.logsumexp(dim=1).abs() < _TOLERANCE).all()):
-        found = "log_probabilities"
-    # Log-probabilities are logits as well.
-    if found != stated and not (found == "log_probabilities" and stated == "logits"):
+    found: TeacherOutputs = "probabilities" if bool((finite >= -1e-6).all() and sums_to_one) else "logits"
+    if found != stated:
         raise TeacherError(f"{whose} gives {found} for {count}, and {named} states {stated}. State {named}: {found}")

@@ -53,7 +53,7 @@ class TeacherConfig:
         network: See `Network`; of an ensemble that of each teacher. Needed where the file holds nothing but weights.
         private_data: Public name of its training data, where the file does not say.
         input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
-        outputs: What it gives: `logits`, `probabilities` (their logarithm is taken) or `log_probabilities`.
+        outputs: What it gives: `logits`, as log-probabilities are, or `probabilities` (their logarithm is taken).
         trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
             what is stated are refused, and one class for all of them gives a warning. It is not charged, and a
             guarantee names it, but not what came of it.

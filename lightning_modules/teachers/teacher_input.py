@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-TeacherOutputs = Literal["logits", "probabilities", "log_probabilities"]
+TeacherOutputs = Literal["logits", "probabilities"]
 
 #: ITU-R BT.601, by which PIL and torchvision make grey of colours.
 _LUMA = (0.299, 0.587, 0.114)

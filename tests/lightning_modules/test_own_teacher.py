@@ -103,7 +103,7 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     resume = "--ckpt_path=run/checkpoints/last.ckpt"
     for name, changed in (
         ("teacher.input.range", {"teacher_input": {"range": [0, 255]}}),
-        ("teacher.outputs", {"teacher_outputs": "log_probabilities"}),
+        ("teacher.outputs", {"teacher_outputs": "probabilities"}),
         ("teacher.network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
     ):
         with pytest.raises(CheckpointError, match=rf"model\.{name} was "):
@@ -130,5 +130,5 @@ def test_a_script_saves_and_takes_what_it_stated() -> None:
     assert nested.hparams["generator_phase"]["baseline"]["input"] == fields
     again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
     assert again.generator_phase.baseline == phase.baseline
-    with pytest.raises(ValueError, match=r"teacher.outputs must be logits, .* got 'softmax'"):
+    with pytest.raises(ValueError, match=r"teacher.outputs must be logits or probabilities, got 'softmax'"):
         TeacherConfig(path="x", outputs="softmax")  # type: ignore[arg-type]

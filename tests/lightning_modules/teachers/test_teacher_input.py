@@ -78,7 +78,7 @@ def test_outputs_become_logits_of_the_same_probabilities() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
     images = torch.randn(6, 1, 4, 4)
     expected = network(images).softmax(dim=1)
-    for layer, outputs in ((nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "log_probabilities")):
+    for layer, outputs in ((nn.Softmax(1), "probabilities"), (nn.LogSoftmax(1), "logits")):
         whole = TeacherConfig(path="x", outputs=outputs).adapted(nn.Sequential(network, layer))  # type: ignore[arg-type]
         assert torch.allclose(whole(images).softmax(dim=1), expected, atol=1e-6)
     sure = AdaptedTeacher(nn.Softmax(1), takes=TeacherInput(range=[0, 500]), outputs="probabilities")
