@@ -26,7 +26,7 @@ from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.arguments import PARSER_MODE, merged, prepare_arguments
-from lightning_modules.cli.parsers import explain
+from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
