@@ -28,7 +28,7 @@ from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, Sma
 from lightning_modules.teachers import ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
-from lightning_modules.teachers.joint_training import shuffled_passes
+from lightning_modules.teachers.joint_training import shifted, shuffled_passes
 from privacy.mechanisms.votes import vote_counts
 
 TEACHERS, STEPS = 6, 24
@@ -420,6 +420,21 @@ def test_passes_over_a_shard() -> None:
             shuffled_passes(7, first=first, count=count, seed=1, teacher=2), order[first : first + count]
         )
     assert not torch.equal(order, shuffled_passes(7, first=0, count=21, seed=1, teacher=3))
+
+
+def test_shifts_by_hand() -> None:
+    image = torch.arange(16.0).view(1, 1, 4, 4)
+    for down, right in ((0, 0), (1, 0), (0, -1), (-2, 2)):
+        expected = torch.full((4, 4), -1.0)
+        for row in range(4):
+            for column in range(4):
+                if 0 <= row - down < 4 and 0 <= column - right < 4:
+                    expected[row, column] = image[0, 0, row - down, column - right]
+        assert torch.equal(shifted(image, torch.tensor([[down, right]]))[0, 0], expected)
+    many = torch.randn(5, 3, 4, 6)
+    moves = torch.tensor([[0, 0], [1, 1], [-1, 0], [0, 2], [-2, -2]])
+    alone = torch.cat([shifted(many[i : i + 1], moves[i : i + 1]) for i in range(5)])
+    assert torch.equal(shifted(many, moves), alone)
 
 
 def test_its_file_is_of_its_training_and_not_of_what_it_was_tested_on(tmp_path: Path) -> None:
