@@ -15,22 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def decoupled_kd(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    *,
-    target: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 8.0,
-) -> Tensor:
+def decoupled_kd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float = 8.0) -> Tensor:
     """Decoupled knowledge distillation (Zhao et al. 2022), the loss L_T of DPDFD and DPSD, for each sample: (B,).
 
-    With t the target class, p the teacher's and q the student's probabilities, and p̂, q̂ the same over the classes
+    With t the teacher's class, p the teacher's and q the student's probabilities, and p̂, q̂ the same over the classes
     other than t:
 
-        TCKD = KL([p_t, 1 - p_t] || [q_t, 1 - q_t])        NCKD = KL(p̂ || q̂)        loss = alpha TCKD + beta NCKD
+        TCKD = KL([p_t, 1 - p_t] || [q_t, 1 - q_t])        NCKD = KL(p̂ || q̂)        loss = TCKD + beta NCKD
 
-    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly alpha TCKD.
+    With two classes there is one other class, NCKD is exactly 0, and the loss is exactly TCKD.
 
     Samples are not averaged: DPDFD normalises the gradient of every sample, and of a batch mean they are so small that
     its constant e swamps them.
@@ -38,12 +31,10 @@ def decoupled_kd(
     Args:
         student_logits: (B, c).
         teacher_logits: (B, c); not detached here.
-        target: class indices (B,), by default the teacher's argmax.
-        alpha: weight of the target-class term.
         beta: weight of the other classes' term.
     """
     rows, classes = student_logits.shape
-    target = teacher_logits.argmax(1) if target is None else target
+    target = teacher_logits.argmax(1)
     # By positions and not by a mask, whose number of entries a GPU would be waited for.
     before = torch.arange(classes - 1, device=target.device).expand(rows, -1)
     others = before + (before >= target[:, None])
@@ -59,17 +50,15 @@ def decoupled_kd(
     teacher_margin, teacher_rest = split(teacher_logits)
     tckd = _binary_divergence(teacher_margin, student_margin)
     nckd = (teacher_rest.exp() * (teacher_rest - student_rest)).sum(1)
-    return alpha * tckd + beta * nckd
+    return tckd + beta * nckd
 
 
-def decoupled_kd_as_printed(
-    student_logits: Tensor, teacher_logits: Tensor, *, alpha: float = 1.0, beta: float = 8.0
-) -> Tensor:
+def decoupled_kd_as_printed(student_logits: Tensor, teacher_logits: Tensor, *, beta: float = 8.0) -> Tensor:
     """DPSD's Eq. 2 to the letter, for each sample: (B,). Its second term is not that of Zhao et al., which it cites.
 
     With r the teacher's class, p the teacher's and q the student's probabilities:
 
-        loss = alpha KL([p_r, 1 - p_r] || [q_r, 1 - q_r])
+        loss = KL([p_r, 1 - p_r] || [q_r, 1 - q_r])
                + beta sum over j ≠ r of p_j / (1 - p_j) · log(p_j (1 - q_j) / (q_j (1 - p_j)))
 
     Zhao et al. divide by 1 - p_r, the same for all j, which makes a distribution of the other classes (`decoupled_kd`).
@@ -80,8 +69,7 @@ def decoupled_kd_as_printed(
     Args:
         student_logits: (B, c).
         teacher_logits: (B, c); not detached here.
-        alpha: weight of the first term.
-        beta: λ, of the second.
+        beta: λ, weight of the second term.
     """
     target = teacher_logits.argmax(1, keepdim=True)
     student, teacher = _log_odds(student_logits), _log_odds(teacher_logits)
@@ -89,7 +77,7 @@ def decoupled_kd_as_printed(
     # The other classes hold at most half each, so that no odds exceed 1.
     odds = teacher.scatter(1, target, -torch.inf).exp()
     second = (odds * (teacher - student)).sum(1)
-    return alpha * first + beta * second
+    return first + beta * second
 
 
 def _log_odds(logits: Tensor) -> Tensor:

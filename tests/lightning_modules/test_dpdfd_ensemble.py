@@ -153,7 +153,7 @@ class MeanOfTeachers(DPDFD):
         assert isinstance(self.teacher, PrivateEnsemble)
         answers = self.teacher.each(images)
         mean = answers.mean(dim=0)
-        rows = output_gradients(outputs, lambda free: decoupled_kd(free, mean, alpha=0.7, beta=3.0))
+        rows = output_gradients(outputs, lambda free: decoupled_kd(free, mean, beta=3.0))
         return rows.expand_as(answers)
 
 
