@@ -21,16 +21,15 @@ def _of(group: str, names: str) -> dict[str, str]:
 
 
 _IMAGES = _of("images", "images=source prior generator")
-_OPTIMIZER = _of("images", "generator_optimizer=optimizer generator_lr_scheduler=lr_scheduler")
 _STUDENT = _of(
     "student",
-    "student=network student_balance=balance replay student_optimizer=optimizer student_lr_scheduler=lr_scheduler",
+    "student=network student_balance=balance replay student_lr_scheduler=lr_scheduler",
 )
 _TEACHER = _of(
     "teacher",
     "teacher=path teacher_network=network private_data teacher_input=input teacher_outputs=outputs teacher_trial=trial",
 )
-_GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER, **_OPTIMIZER}
+_GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER}
 _TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_beta")
 _TERMS = _of("generator_loss", "one_hot_weight balance_weight activation_weight activation_norm student_loss_weight")
 
@@ -53,19 +52,19 @@ SHORT: Mapping[str, Mapping[str, str]] = {
         **_GROUPS,
         **_of(
             "tangent_normal",
-            "tangent_weight normal_weight entropy_weight entropy_term",
+            "tangent_weight normal_weight entropy_term",
         ),
         **_of("images", "pool pool_part"),
         **_of(
             "generator_phase",
             "baseline generator_steps=steps one_hot_weight balance_weight activation_weight",
         ),
-        **_of("vae_phase", "vae=network vae_steps=steps vae_optimizer=optimizer"),
-        **_of("query_phase", "queries query_selection=selection query_candidates=candidates"),
+        **_of("vae_phase", "vae=network vae_steps=steps"),
+        **_of("query_phase", "queries query_selection=selection"),
         **_of("student_phase", "query_distortion"),
     },
     "FedDPSD": {
-        **{**_IMAGES, **_STUDENT, **_OPTIMIZER, **_TARGETS, **_TERMS},
+        **{**_IMAGES, **_STUDENT, **_TARGETS, **_TERMS},
         **_of("federation", "unit num_records min_clients"),
     },
     "FedDistillation": _GROUPS,
