@@ -24,7 +24,7 @@ class ExportError(ValueError):
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The same, from a published folder.
+    """What `config.json` of a published folder says.
 
     Raises:
         ExportError: It is none.

@@ -38,7 +38,7 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
 
 
 def load_as(where: Path, spec: Network) -> nn.Module:
-    """The same of a class that is trusted: an export does not reveal the class's folder on this machine.
+    """As `load_student`, for a class that is trusted: an export does not reveal the class's folder on this machine.
 
     Raises:
         ExportError: Weights that do not fit it.

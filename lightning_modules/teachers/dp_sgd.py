@@ -32,6 +32,7 @@ from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
+from privacy.checks import check_delta
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -95,8 +96,7 @@ class DPSGDTeacher(Teacher):
             )
         check_number("target_epsilon", target_epsilon, above=0, null="a given noise_multiplier")
         check_number("noise_multiplier", noise_multiplier, above=0, null="calibration to target_epsilon")
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie between 0 and 1, got {delta}")
+        check_delta(delta)
         check_choice("unit", unit, ("record", "person"))
         check_choice("loss", loss, ("cross_entropy", "inner_product"))
         self.loss = loss
@@ -128,7 +128,6 @@ class DPSGDTeacher(Teacher):
         )
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
-        #: Unaccounted queries to private records, in words for the guarantee.
         self._features_precomputed = False
 
     def setup(self, stage: str) -> None:
