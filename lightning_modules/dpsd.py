@@ -14,6 +14,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.setting_checks import check_choice
 from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
@@ -75,8 +76,7 @@ class DPSD(DataFreeDistillation):
         **shared: Any,
     ) -> None:
         super().__init__(num_classes=num_classes, annotator=_annotator(annotator, k=min(3, num_classes)), **shared)
-        if discriminator not in ("student", "teacher"):
-            raise ValueError(f"discriminator must be student or teacher, got {discriminator!r}")
+        check_choice("discriminator", discriminator, ("student", "teacher"))
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.gradient_targets.require(self.annotator)

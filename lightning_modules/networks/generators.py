@@ -107,7 +107,7 @@ class ScaledOutput(nn.Module):
 
 
 class ConvVAE(nn.Module):
-    """Encoder and decoder of two stages each (B trains "convolutional neural networks like" TNAR's; sizes are ours).
+    """Encoder and decoder of two stages each (DGD trains "convolutional neural networks like" TNAR's; sizes are ours).
 
     Encoder: conv 3x3 stride 2 (`width`), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 `width`), BN, LeakyReLU 0.2, dense
     to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (`width`), BN, ReLU, double, conv 3x3 (C)

@@ -1,4 +1,4 @@
-"""A: stages that are labelled once, what they are charged, and what survives an interruption."""
+"""LabelDP: stages that are labelled once, what they are charged, and what survives an interruption."""
 
 from __future__ import annotations
 
