@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.attacking.shadows import AttackError
 from lightning_modules.cli import main as command
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
 from lightning_modules.runtime.runs import hardware, versions
 from privacy.attacks import MEMBERSHIP
 from privacy.files import write_atomically
+from sweeps.attacking.shadows import AttackError
 from sweeps.runner.leaks import leaks_figure
 from sweeps.runner.spec import Spec
 

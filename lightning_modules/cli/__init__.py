@@ -34,7 +34,7 @@ COMMANDS = {
     "render": ("sweeps.runner.documents", "write results into documents"),
     "verify": ("lightning_modules.cli.verify", "check a folder that somebody hands on against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
-    "attack": ("lightning_modules.cli.attack", "show what an attacker gets from a run's model"),
+    "attack": ("sweeps.attacking.attack", "show what an attacker gets from a run's model"),
     "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
 }
 """By name: the module, with a function of that name, and what it does. Each is imported on first use."""

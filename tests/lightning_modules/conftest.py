@@ -4,16 +4,10 @@ from pathlib import Path
 
 import pytest
 from support.ensembles import ensemble_file
-from support.fixtures import folder, quick_figures, quick_whitening, trained_teacher
+from support.fixtures import folder, here, quick_figures, quick_whitening, trained_teacher
 from support.runs import SMALL
 
-__all__ = ["folder", "quick_figures", "quick_whitening", "trained_teacher"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run or a script writes, it writes in a folder of its own test."""
-    monkeypatch.chdir(tmp_path)
+__all__ = ["folder", "here", "quick_figures", "quick_whitening", "trained_teacher"]
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,12 @@ def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run or a script writes, it writes in a folder of its own test."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files in place of figures, which take longest of all in a tiny run; `test_artefacts` has the real ones."""
     if request.path.stem in ("test_artefacts", "test_pipeline"):

@@ -19,13 +19,13 @@ from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.splits import id_fraction
-from lightning_modules.attacking.report import Inverted, Leak
-from lightning_modules.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
-from lightning_modules.cli import attack as command
 from lightning_modules.cli import main, run
 from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, InversionResult, Records, Shadows, overfitted
 from privacy.mechanisms.description import MechanismDescription
+from sweeps.attacking import attack as command
+from sweeps.attacking.report import Inverted, Leak
+from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
 
 NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
 TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}

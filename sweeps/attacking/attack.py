@@ -26,8 +26,6 @@ from torch import nn
 from datamodules.shadowed import Shadowed
 from datamodules.splits import id_fraction
 from lightning_modules import priors
-from lightning_modules.attacking.report import CONTROL, Inverted, Leak, figure, page
-from lightning_modules.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
 from lightning_modules.cli.distill import PRIORS
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
@@ -51,6 +49,8 @@ from privacy.attacks import (
 from privacy.files import write_atomically
 from privacy.formatting import json_number
 from privacy.guarantee import level_of
+from sweeps.attacking.report import CONTROL, Inverted, Leak, figure, page
+from sweeps.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
 
 INVERSION = "inversion"
 _LEAST_SHADOWS = 8
