@@ -253,7 +253,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
             never = self.images.reset_every is None and "images.reset_every" not in self.unused
             if never and self.image_settings.source == "generator":
                 rank_zero_warn(
-                    "images.reset_every is null: a generator trained for long collapses to a few kinds of images: "
+                    "images.reset_every is null, and a generator trained for long collapses to a few kinds of images: "
                     "settings that work are in docs/generators.md"
                 )
 

@@ -299,10 +299,10 @@ class Guarantee:
         claimed = account.epsilon_published()
         stated = account.epsilon(counts=covered)
         of_this = stated if of_run is None else min(stated, account.epsilon(counts=of_run))
-        if unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON:
-            of_this = stated  # a figure for persons is none for the unit that is stated
         if of_this < stated:
             holds.append("what the guarantees of the other runs in the ledger assume")
+        if unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON:
+            of_this = stated  # a figure for persons is none for the unit that is stated
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if anything they produced is published too: the "
