@@ -118,7 +118,8 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
     Raises:
         ValueError: No `PoissonLoader`, or one that draws at another rate.
     """
-    if not isinstance(loader, PoissonLoader) or loader.batches.sample_rate != sample_rate:
+    # No subclass: it may repeat or mix the records of a batch.
+    if type(loader) is not PoissonLoader or loader.batches.sample_rate != sample_rate:
         rate = f" at {loader.batches.sample_rate:g}" if isinstance(loader, PoissonLoader) else ""
         raise ValueError(
             "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
@@ -168,12 +169,17 @@ class PoissonSampled(WrappedDataset):
         """Opens the splits that `stage` needs; a fit begins with images, whatever one before has precomputed.
 
         Raises:
-            ValueError: The expected batch is larger than the training split.
+            ValueError: The expected batch is larger than the training split, or records may be changed when fetched.
         """
         if stage == "fit":
             self._forget_precomputed()
             self._num_persons = None
             self.dataset.setup("fit")
+            if (kind := type(self.dataset.train_records)) is not ImageDataset:
+                raise ValueError(
+                    f"read() of {self.name} must give an ImageDataset for DP-SGD, got a {kind.__name__}: it may repeat "
+                    "or mix the records of a batch. Let the network do what treats each image by itself"
+                )
         self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
             raise ValueError(

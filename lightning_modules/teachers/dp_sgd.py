@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from opacus.validators import ModuleValidator
 from torch import nn
@@ -41,6 +42,7 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
+_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
     "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
@@ -146,6 +148,12 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
+        for hook in _OF_BATCHES:
+            if owners := [type(one).__name__ for one in (self, data) if is_overridden(hook, one)]:
+                raise ValueError(
+                    f"{hook} must not be overridden for DP-SGD, and {owners[0]} does: it may repeat or mix the records "
+                    "of a batch, which nothing tries. Let the network do what treats each image by itself"
+                )
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand

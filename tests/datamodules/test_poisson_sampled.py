@@ -96,6 +96,39 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
         data.setup("fit")
 
 
+class Mixing(ImageDataset):
+    """Mixes the records of a batch."""
+
+    def __getitems__(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = super().__getitems__(indices)
+        return images.lerp(images.roll(1, 0), 0.3), labels
+
+
+class OfMixing(Digits):
+    official_validation = True
+    kind: type[ImageDataset] = Mixing
+
+    def read(self, part: Part) -> ImageDataset:
+        records = super().read("test" if part == "validation" else part)
+        return self.kind(images=records.images, labels=records.labels, ids=records.ids, peak=records.peak)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_records_come_as_they_are(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:
+        monkeypatch.setattr("datamodules.poisson_sampled.ImageDataset", Mixing)
+    data = PoissonSampled(dataset=OfMixing(), batch_size=1275)
+    if broken:  # a record depends on who else is in the batch
+        data.setup("fit")
+        drawn, alone = (data.train_records.__getitems__(rows)[0][0] for rows in ([0, 1], [0]))
+        assert not torch.equal(drawn, alone)
+        return
+    with pytest.raises(ValueError, match=r"read\(\) of OfMixing must give an ImageDataset for DP-SGD, got a Mixing"):
+        data.setup("fit")
+    monkeypatch.setattr(OfMixing, "kind", ImageDataset)
+    PoissonSampled(dataset=OfMixing(), batch_size=1275).setup("fit")
+
+
 def test_no_record_is_likelier_than_the_analysis_says() -> None:
     """The words just above and below the threshold; the mutant rounds the coin down, as the code once did."""
     rate = 1 / 3

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
-from support.dp_teachers import dp_sgd
+from support.dp_teachers import SMALL, dp_sgd, train
 from support.runs import distil, fit, guarantee, result, working_in
 from support.seeded import p_value
 
+from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import SmallCNN
 from privacy import BudgetExceeded
@@ -59,6 +61,40 @@ def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Te
     assert length(0.01) <= 0.01 * (1 + 1e-3)
     # Negative control: with a norm that clips nothing, a step is far longer.
     assert length(1e6) > 0.1
+
+
+class Views(DPSGDTeacher):
+    """Repeats records where Lightning has a place for augmentation: here the first, in place of the others."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return tuple(part[:1].repeat_interleave(4 * len(part), 0) for part in batch) if self.training else batch
+
+
+class OtherViews(PoissonSampled):
+    on_after_batch_transfer = Views.on_after_batch_transfer
+    training = True
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("module", "data"), [(Views, PoissonSampled), (DPSGDTeacher, OtherViews)])
+def test_hooks_that_change_batches_are_refused(
+    monkeypatch: pytest.MonkeyPatch, module: Any, data: Any, broken: bool
+) -> None:
+    teacher = module(
+        num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1e-6, clipping={"max_grad_norm": 0.01},
+        optimizer=functools.partial(torch.optim.SGD, lr=1.0),
+    )  # fmt: skip
+    sampled = data(dataset=Digits(), batch_size=1275, steps_per_epoch=1)
+    if not broken:
+        with pytest.raises(ValueError, match=r"on_after_batch_transfer must not be overridden for DP-SGD, and .*Views"):
+            train(teacher, sampled)
+        return
+    monkeypatch.setattr("lightning_modules.teachers.dp_sgd.is_overridden", lambda *_: False)
+    before = [parameter.detach().clone() for parameter in teacher.network.parameters()]
+    train(teacher, sampled)
+    after = [parameter.detach() for parameter in teacher.network.parameters()]
+    moved = torch.stack([(now - then).norm() for now, then in zip(after, before, strict=True)]).norm()
+    assert float(moved) > 0.02  # the mean of clipped gradients, one of each record, is at most 0.01
 
 
 def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_which(start: torch.Tensor) -> None:
