@@ -30,6 +30,7 @@ from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
@@ -131,6 +132,10 @@ class DPSGDTeacher(Teacher):
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
         self._features_precomputed = False
+        self._built = self._digest()
+
+    def _digest(self) -> bytes:
+        return weights_digest({**dict(self.network.named_parameters()), **dict(self.network.named_buffers())})
 
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -148,6 +153,12 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
+        if not self.own_training.resumed and len(self.accountant) == 0 and self._digest() != self._built:
+            raise ValueError(
+                "model.network: its weights are not those that it was built with: they may be of another training, "
+                "whose steps epsilon would not count. To go on with one, give its checkpoint (ckpt_path, "
+                "load_from_checkpoint); public weights are loaded where the network is built"
+            )
         for hook in _OF_BATCHES:
             if owners := [type(one).__name__ for one in (self, data) if is_overridden(hook, one)]:
                 raise ValueError(

@@ -97,6 +97,28 @@ def test_hooks_that_change_batches_are_refused(
     assert float(moved) > 0.02  # the mean of clipped gradients, one of each record, is at most 0.01
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    def teacher() -> DPSGDTeacher:
+        return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
+
+    def further(module: DPSGDTeacher) -> float:
+        train(module, PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2), save="last.ckpt")
+        return module.guarantee().epsilon
+
+    alone = further(teacher())
+    if broken:
+        monkeypatch.setattr(DPSGDTeacher, "_digest", lambda _: b"")
+    warm = teacher()
+    warm.load_state_dict(torch.load("last.ckpt", weights_only=True)["state_dict"])
+    if broken:  # the steps behind these weights are not counted
+        assert further(warm) == alone
+        return
+    with pytest.raises(ValueError, match=r"weights are not those that it was built with.*load_from_checkpoint"):
+        further(warm)
+    assert further(DPSGDTeacher.load_from_checkpoint("last.ckpt", network=SMALL)) > alone
+
+
 def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_which(start: torch.Tensor) -> None:
     def length(bounding: str, norm: float) -> float:
         bounded = {"bounding": bounding, "max_grad_norm": norm}
