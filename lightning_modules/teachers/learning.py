@@ -13,6 +13,7 @@ from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.teachers.checks import try_foreign
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
+from privacy.identity import Training
 from privacy.processes import Processes, by_all
 
 if TYPE_CHECKING:
@@ -95,7 +96,13 @@ class LearnsFromTeacher(_Module):
         return teacher
 
     def require_unlike(self, teacher: PrivateModel) -> None:
-        """See `PrivateModel.require_unlike`; of frozen weights in common the guarantee tells."""
+        """See `PrivateModel.require_unlike`; of frozen weights in common the guarantee tells.
+
+        Where only the teacher's training by DP-SGD bounds its responses, that covers its weights as well.
+        """
+        by_dp_sgd = isinstance(teacher.training, Training) and teacher.training.releases
+        if by_dp_sgd and not self.run.annotator.charge.release.bounded:
+            return
         if common := teacher.require_unlike(self.published_networks()):
             self.run.note(f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are")
 

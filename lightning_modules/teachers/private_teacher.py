@@ -125,7 +125,7 @@ class PrivateModel(ABC):
                 raise TeacherError(f"{self.name(index)} is of no use here: {error}") from error
 
     def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
-        """Refuses networks that begin with a weight of a teacher which nothing bounds: it would be published.
+        """Refuses networks that begin with a weight of a teacher: it would be published, and no response covers it.
 
         Returns:
             Names of the weights in common that are frozen, as those of a public feature extractor are.
@@ -133,8 +133,6 @@ class PrivateModel(ABC):
         Raises:
             TeacherError: Naming one that is not.
         """
-        if isinstance(self.training, Training) and self.training.releases:
-            return []
         begun = [(kind, *one) for kind, network in networks.items() for one in _varied(network)]
         shapes = {value.shape for *_, value in begun}
         theirs = (value for index in range(self.num_teachers) for value in self._network_of(index).parameters())
@@ -143,8 +141,8 @@ class PrivateModel(ABC):
         for name, value in common:
             if value.requires_grad:
                 raise TeacherError(
-                    f"{name} begins as a weight of {self.name()}, which nothing bounds and which would be published: "
-                    "begin with new weights. Public ones that both have must be frozen"
+                    f"{name} begins as a weight of {self.name()}, which would be published and which no noise of this "
+                    "run covers: begin with new weights. Public ones that both have must be frozen"
                 )
         return [name for name, _ in common]
 

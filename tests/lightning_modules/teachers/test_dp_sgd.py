@@ -10,13 +10,16 @@ import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from support.dp_teachers import SMALL, dp_sgd, train
-from support.runs import distil, fit, guarantee, result, working_in
+from support.runs import distil, fit, fit_script, guarantee, result, working_in
 from support.seeded import p_value
 
 from datamodules import Digits, PoissonSampled
-from lightning_modules import DPSGDTeacher
+from lightning_modules import DPDFD, DPSGDTeacher, TeacherConfig
 from lightning_modules.networks import SmallCNN
-from privacy import BudgetExceeded
+from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy import Budget, BudgetExceeded, GradientAnnotator
 
 REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
 
@@ -189,6 +192,32 @@ def test_a_student_inherits_the_smaller_epsilon() -> None:
     # Below the teacher's own epsilon nothing helps but noise.
     with pytest.raises(BudgetExceeded):
         distil("refused", model={"teacher": teacher}, annotator={"target_epsilon": 2.0})
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_student_of_cheaper_answers_has_no_weight_of_its_teacher(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    teacher = DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
+    train(teacher, PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2), save="teacher.ckpt")
+
+    def epsilon(noise: float) -> float:
+        module = DPDFD(
+            num_classes=10, image_shape=(1, 8, 8), batch_size=8, student=StudentConfig(network=SMALL), images="prior",
+            teacher=TeacherConfig(path="teacher.ckpt", network=SMALL),
+            annotator=GradientAnnotator(noise_multiplier=noise, release="per_sample_full", budget=Budget(scope="run")),
+        )  # fmt: skip
+        module.student.load_state_dict(teacher.network.state_dict())
+        fit_script(module, steps=1)
+        return module.guarantee().epsilon
+
+    if broken:
+        monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: [])
+        assert epsilon(1e4) < 0.1 < teacher.guarantee().epsilon
+        return
+    with pytest.raises(TeacherError, match=r"begins as a weight of teacher .* no noise of this run covers"):
+        epsilon(1e4)
+    assert epsilon(0.0) == teacher.guarantee().epsilon  # which covers its weights as well
 
 
 @pytest.mark.parametrize("settings", [{"noise": REPRODUCIBLE}, {"same_coins": True}])
