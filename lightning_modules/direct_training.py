@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules import PoissonSampled
+from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
@@ -133,7 +133,7 @@ class DirectTraining(Teacher):
         """Refuses more than one process, and has the data number their records.
 
         Raises:
-            ValueError: Data that cannot say who takes part, or several processes.
+            ValueError: Data that cannot say who takes part, or whose labels may decide it; or several processes.
         """
         super().setup(stage)
         if stage != "fit":
@@ -149,6 +149,11 @@ class DirectTraining(Teacher):
             raise ValueError(
                 f"direct training bounds labels, and those of {data.name} decide which records are trained on, or "
                 "in which order: it needs data whose files do not name classes, and all of their classes"
+            )
+        if type(data).train_dataloader not in (ImageDataModule.train_dataloader, PoissonSampled.train_dataloader):
+            raise ValueError(
+                f"train_dataloader of {data.name} must be that of ImageDataModule or PoissonSampled here: where "
+                "another one balances classes, for example, labels decide which records are trained on"
             )
         data.number_records()
         labels = data.train_records.labels.clone()

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 from support.data_files import write_celeba
+from support.dp_teachers import train
 from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
 from support.short_names import nested
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
+from datamodules.images import keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
@@ -95,6 +98,31 @@ def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest
     after = trained({**config, "trainer": trainer_settings("again", 1)}).guarantee()
     assert before.labels is not None and after.labels is not None
     assert before.labels.epsilon == after.labels.epsilon and before.mechanism != after.mechanism
+
+
+class Balanced(Digits):
+    """Draws a class that is rare more often."""
+
+    def train_dataloader(self) -> Any:
+        weights = torch.where(self.train_records.labels == 3, 1e9, 1e-9).tolist()
+        sampler = WeightedRandomSampler(weights, 128, replacement=False)
+        return DataLoader(self.trained_on, batch_size=self.batch_size, sampler=sampler, collate_fn=keep_batch)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    module = DirectTraining(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=128, annotator=DirectLabelAnnotator(epsilon=0.5)
+    )
+    if not broken:
+        with pytest.raises(ValueError, match="train_dataloader of Balanced must be that of ImageDataModule or Poisson"):
+            train(module, Balanced())
+        return
+    monkeypatch.setattr(direct_training, "ImageDataModule", Balanced)
+    train(module, data := Balanced())
+    answered = module.annotator.responses >= 0  # type: ignore[union-attr, operator]
+    assert set(data.train_records.labels[answered].tolist()) == {3}  # their labels are known for certain
+    assert module.guarantee().labels.epsilon <= 0.5  # type: ignore[union-attr]
 
 
 def test_colours_of_hair_decide_whose_face_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
