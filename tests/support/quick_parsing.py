@@ -12,9 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jsonargparse import Namespace, _common, _namespace, _subcommands, _typehints
-
-__all__ = ["remember_found_actions", "remember_parsed_classes", "split_keys_quickly"]
+from jsonargparse import Namespace, _common, _typehints
 
 _WEIGHTS = (".ckpt", ".pt", ".pth")
 
@@ -38,32 +36,6 @@ def remember_parsed_classes() -> None:
         return _copy(found[key])
 
     _typehints.adapt_class_type = quick
-
-
-def remember_found_actions() -> None:
-    """Replaces `find_action_and_subcommand`, which goes through all actions of a parser, thousands of times a fit."""
-    find = _subcommands.find_action_and_subcommand
-
-    def quick(parser: Any, dest: str, exclude: Any = None) -> Any:
-        found = vars(parser).setdefault("_found_actions", {})
-        key = (len(parser._actions), dest, exclude)
-        if key not in found:
-            found[key] = find(parser, dest, exclude)
-        return found[key]
-
-    _subcommands.find_action_and_subcommand = quick
-
-
-def split_keys_quickly() -> None:
-    """Replaces `Namespace._parse_key` for keys without a dot, most of some twenty thousand a fit."""
-    parse = Namespace._parse_key
-
-    def quick(self: Namespace, key: str) -> Any:
-        if isinstance(key, str) and key and "." not in key and " " not in key:
-            return _namespace.add_clash_mark(key), self, ""
-        return parse(self, key)
-
-    Namespace._parse_key = quick
 
 
 def _context() -> str:
