@@ -4,12 +4,122 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.bad_inputs import BAD, FIT, Bad
+import torch
 
 from lightning_modules.cli import main
+
+Bad = tuple[str, tuple[str, ...], Callable[[], None] | None, str]
+"""What is wrong, in words; the arguments; what is done before; a part of what is said."""
+
+FIT = ("fit", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1")
+
+
+def _corrupt() -> None:
+    Path("corrupt.ckpt").write_bytes(b"no checkpoint")
+
+
+def _truncate() -> None:
+    content = Path("teachers/digits.ckpt").read_bytes()
+    Path("teachers/half.ckpt").write_bytes(content[: len(content) // 2])
+
+
+def _other_architecture() -> None:
+    torch.save({"weight": torch.zeros(2)}, "teachers/other.pt")
+
+
+def _truncated_images() -> None:
+    folder = Path("data/MNIST/raw")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", 60000), ("t10k", 10000)):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(
+            b"\0\0\x08\x03" + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + b"\0" * 100
+        )
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + count.to_bytes(4, "big") + b"\0" * 100)
+
+
+def _occupied() -> None:
+    Path("occupied").write_text("a file where a folder is wanted")
+
+
+def _broken_yaml() -> None:
+    Path("broken.yaml").write_text("model: {class_path: DPDFD\ntrainer: 3\n")
+
+
+MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
+DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
+DP_SGD = ("fit", "--config", "sweeps/dp_teacher_digits.yaml")
+DISTILL = ("distill", "--teacher=teachers/digits.ckpt", "--to=out")
+ANNOTATOR, BUDGET = "--model.annotator", "--model.annotator.budget"
+
+# fmt: off
+BAD: list[Bad] = [
+    ("negative noise", (*FIT, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+     "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
+    ("negative noise, where the annotator may be of two classes", (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+     "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
+    ("δ of 0", (*FIT, f"{BUDGET}.delta=0"), None, "delta must be in (0, 1), got 0.0"),
+    ("δ above one in the number of records", (*FIT, f"{BUDGET}.delta=0.01"), None,
+     "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train"),
+    ("ε of 0", (*FIT, f"{BUDGET}.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
+    ("ε that is no number", (*FIT, f"{BUDGET}.target_epsilon=low"), None,
+     "model.annotator.budget.target_epsilon must be float, got low"),
+    ("an ε too small for one step", (*FIT, f"{BUDGET}.target_epsilon=1e-6"), None,
+     "target_epsilon=1e-06 (published accounting"),
+    ("an empty batch", (*FIT, "--data.batch_size=0"), None, "batch_size must be a whole number of at least 1, got 0"),
+    ("a number that is none", (*FIT, "--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
+    ("a checkpoint that is missing", (*FIT, "--ckpt_path=missing.ckpt"), None,
+     "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is none"),
+    ("a checkpoint that is none", ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"), _corrupt,
+     "ckpt_path corrupt.ckpt cannot be read as a checkpoint (UnpicklingError)"),
+    ("steps that no plan knows", (*FIT, "--trainer.max_steps=2"), None, "trainer.max_steps must be left out, got 2"),
+    ("double precision", (*FIT, "--trainer.precision=64"), None,
+     "trainer.precision must be one of 32, 32-true, bf16-mixed, 16-mixed, got 64"),
+    ("a method spelt wrong", ("fit", "--model=DPDFDD"), None, "model: there is no class DPDFDD"),
+    ("a network spelt wrong", (*FIT, "--model.student=SmalCNN"), None,
+     "model.student.network: there is no network SmalCNN in lightning_modules.networks"),
+    ("a prior spelt wrong", (*FIT, "--model.images.prior=StrokPrior"), None, "model.images.prior"),
+    ("a data set spelt wrong", (*FIT, "--data.dataset=MNITS"), None,
+     "data.dataset: there is no class MNITS"),
+    ("a command spelt wrong", ("fti", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1"), None,
+     "there is no command fti"),
+    ("a setting spelt wrong", (*FIT, "--model.images.sorce=prior"), None,
+     "model.images: there is no setting sorce"),
+    ("a group of settings spelt wrong", (*FIT, "--model.annotater.delta=1e-5"), None,
+     "there is no setting annotater.delta"),
+    ("a network's setting spelt wrong", (*FIT, "--model.student.network.arguments.widht=3"), None,
+     "model.student.network.arguments: SmallCNN takes no argument 'widht'"),
+    ("a setting of the data spelt wrong", (*FIT, "--data.step_per_epoch=3"), None,
+     "data: there is no setting step_per_epoch"),
+    ("an option cut short", (*FIT, "--trainer.max_epoch=1"), None,
+     "there is no setting trainer.max_epoch"),
+    ("a choice that is none", (*FIT, "--model.images.source=priors"), None,
+     "model.images.source must be one of 'generator'"),
+    ("a configuration that is missing", ("fit", "--config", "sweeps/missing.yaml"), None,
+     "--config sweeps/missing.yaml: there is no such file"),
+    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml, "Problems parsing config"),
+    ("a teacher that is missing", (*FIT, "--model.teacher=teachers/missing.ckpt"), None,
+     "teacher checkpoint teachers/missing.ckpt does not exist"),
+    ("a teacher's file cut short", (*FIT, "--model.teacher=teachers/half.ckpt"), _truncate,
+     "teacher teachers/half.ckpt cannot be read as plain weights (PytorchStreamReader"),
+    ("a teacher of another network", (*FIT, "--model.teacher=teachers/other.pt", "--model.teacher.network=SmallCNN"),
+     _other_architecture, "the weights in teacher teachers/other.pt do not fit the architecture SmallC"),
+    ("a network that DP-SGD cannot train", (*DP_SGD, "--model.network=ResNet18"), None,
+     "model.network: BatchNorm mixes the records of a batch"),
+    ("a part of a folder of pictures", (*DISTILL, "--data=ImageFolder:pictures/train"),
+     lambda: Path("pictures/train").mkdir(parents=True), "pictures/train has no folders train and test"),
+    ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
+    ("a data file cut short", MNIST, _truncated_images,
+     "data/MNIST/raw/train-images-idx3-ubyte is damaged or no IDX file of bytes ("),
+    ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"), _occupied,
+     "the run's folder occupied cannot be written (File exists)"),
+    ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None,
+     "RUN must be a run's folder (runs/NAME/version_0)"),
+]
+# fmt: on
 
 
 def said(bad: Bad, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:

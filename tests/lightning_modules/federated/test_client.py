@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.federations import BATCH_SIZE, client, question, reproducible, small_network, terms
-from torch import nn
+from support.variants import MoodyTeacher
 
 from lightning_modules.federated import ClientRefusal, FederatedClient
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -173,21 +173,8 @@ def test_a_server_cannot_make_a_ledger_unreadable_by_the_name_of_its_run(tmp_pat
     assert asked.guarantee().epsilon >= compose({Gaussian(MU): 50}, DELTA).epsilon * (1 - 1e-6)
 
 
-class Broken(nn.Module):
-    """NaN on every image but a blank one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(images.flatten(1))
-        blank = images.flatten(1).abs().sum(dim=1, keepdim=True) == 0
-        return torch.where(blank, logits, torch.full_like(logits, torch.nan))
-
-
 def test_a_teacher_that_breaks_is_not_told_from_one_that_does_not() -> None:
-    asked = client(Broken())
+    asked = client(MoodyTeacher())
     asked.begin(terms())
     assert bool(torch.isfinite(asked.answer(question())).all())
 

@@ -8,18 +8,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.features import linear
 from torch import Tensor
 from torch.nn import functional
 
+from datamodules import Digits
 from lightning_modules.losses import functional as losses
 from lightning_modules.losses.functional import (
     activation,
     class_balance,
     class_weights,
     decoupled_kd,
+    informativeness,
     logit_distance,
     one_hot_loss,
 )
+from lightning_modules.losses.regression import solve_head
+from lightning_modules.priors import StrokePrior
 from privacy.events import RandomizedResponse
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.randomized_response import randomized_response
@@ -207,3 +212,43 @@ def test_shares_of_classes_are_told_from_noisy_labels() -> None:
     # Control: read as responses of another epsilon, or as they are, they are other shares.
     assert not torch.allclose(losses.class_shares(responses, num_classes=4, epsilon=1.5), shares, atol=0.1)
     assert not torch.allclose(torch.bincount(responses) / 40_000, shares, atol=0.1)
+
+
+def test_sure_answers_of_all_classes_tell_all() -> None:
+    assert informativeness(50 * torch.eye(7).repeat(3, 1)) == pytest.approx(1)
+
+
+def test_unsure_answers_and_answers_of_one_class_tell_nothing() -> None:
+    assert informativeness(torch.zeros(20, 7)) == pytest.approx(0, abs=1e-12)
+    assert informativeness(50 * torch.eye(7)[[2] * 20]) == pytest.approx(0, abs=1e-12)
+    assert informativeness(torch.tensor([[1e30, 0.0]] * 2)) == pytest.approx(0, abs=1e-12)
+
+
+def test_it_is_the_mutual_information() -> None:
+    joint = torch.tensor([[0.4, 0.1], [0.2, 0.3]])  # of two images as likely as each other
+    expected = sum(
+        p * math.log(p / (row.sum().item() * joint[:, k].sum().item()))
+        for row in joint
+        for k, p in enumerate(row.tolist())
+    )
+    assert informativeness((joint / joint.sum(1, keepdim=True)).log()) == pytest.approx(
+        expected / math.log(2), rel=1e-6
+    )
+
+
+def test_strokes_suit_a_teacher_of_digits_and_ramps_of_brightness_do_not() -> None:
+    data = Digits()
+    data.setup("fit")
+    images, labels = (torch.cat(parts) for parts in zip(*data.train_dataloader(), strict=True))
+    teacher = linear(whitened=True)
+    solve_head(teacher, images, labels, penalty=1e-3)
+    draw = torch.Generator().manual_seed(0)
+
+    def of(drawn: torch.Tensor) -> float:
+        with torch.no_grad():
+            return informativeness(2.5 * teacher(drawn))
+
+    strokes = StrokePrior().sample(500, image_shape=(1, 8, 8), generator=draw, device=torch.device("cpu"))
+    down, right = torch.randn(2, 500, 1, 1, 1, generator=draw)
+    ramp = torch.linspace(-1, 1, 8)
+    assert of(strokes) > 0.7 > 0.6 > of((down * ramp[:, None] + right * ramp).clamp(-1, 1))

@@ -26,6 +26,7 @@ from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.publishing import ExportError, export, formats
+from lightning_modules.publishing.model_card import inline
 from lightning_modules.runtime.runs import LOCK
 from privacy.exported import AlteredError
 from privacy.guarantee import MEANINGFUL_EPSILON
@@ -389,3 +390,14 @@ def test_a_script_names_the_class_that_it_gave_as_an_object(runs: Path) -> None:
         run_export("bounded")
     run_export("bounded", "--network", "lightning_modules.networks.SmallCNN")
     assert math.isfinite(float(json.loads(Path("out/guarantee.json").read_text())["guarantee"]["epsilon"]))
+
+
+@pytest.mark.parametrize("name", ["T-shirt/top", "cat", "Straße 5"])
+def test_a_plain_name_stays_as_it_is(name: str) -> None:
+    assert inline(name) == name
+
+
+def test_a_name_cannot_say_something_else_in_the_card() -> None:
+    shown = inline("cat\n\n# Protected: ε = 0 [see](http://x) <b>`x`</b>")
+    assert "\n" not in shown and "\\# Protected" in shown
+    assert "[" not in shown.replace("\\[", "") and "<" not in shown.replace("\\<", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,16 @@ from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, fit
 from support.seeded import Seeded, p_value
+from support.threads import in_threads
 from torch import nn
 
 from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.processes import Processes
 
 LINEAR = linear_spec(scales=1, groups=9)
 SIGMA, C, BATCH = 4.0, 0.3, 16
-
-
-class _Threads:
-    """Processes that are threads of one."""
-
-    def __init__(self, rank: int, shared: dict[str, Any]) -> None:
-        self.rank, self.size, self._shared = rank, 2, shared
-
-    def gather(self, value: Any) -> list[Any]:
-        self._shared[f"value{self.rank}"] = value
-        self._shared["barrier"].wait(10)
-        found = [self._shared[f"value{rank}"] for rank in range(2)]
-        self._shared["barrier"].wait(10)
-        return found
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
 
 
 class _NoiseInEach(ExactNoise):
@@ -52,25 +36,19 @@ class _NoiseInEach(ExactNoise):
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
     size = 30_000
-    shared: dict[str, Any] = {"barrier": threading.Barrier(2)}
-    found: dict[int, torch.Tensor] = {}
 
-    def act(rank: int) -> None:
-        weight = nn.Parameter(torch.zeros(size))
+    def act(processes: Processes) -> torch.Tensor:
+        weight, rank = nn.Parameter(torch.zeros(size)), processes.rank
         kind = _NoiseInEach if broken else ExactNoise
         made = kind(torch.optim.SGD([weight]), noise_multiplier=SIGMA, max_grad_norm=C, expected_batch_size=BATCH)
-        made.source, made.processes = Seeded(seed=rank), _Threads(rank, shared)
+        made.source, made.processes = Seeded(seed=rank), processes
         made.sums = [torch.full((size,), 1.0 + rank, dtype=torch.float64)]
         made.accumulate()
         made.add_noise()
         assert weight.grad is not None
-        found[rank] = weight.grad.double()
+        return weight.grad.double()
 
-    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    found = in_threads(act)
     assert torch.equal(found[0], found[1])
     drawn = (found[0] * BATCH - 3.0).numpy()  # the sum of both sums
     assert (p_value(drawn, SIGMA * C) > 1e-3) is not broken

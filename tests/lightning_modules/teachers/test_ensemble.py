@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.dp_teachers import OtherDigits
+from support.dp_teachers import SMALL, OtherDigits
 from support.ensembles import ADDED, Changed, differ, of_shards, train_ensemble
 from support.features import linear, linear_spec
-from support.runs import checkpoint, fit, leaks, working_in
+from support.processes import fit_in_processes, saved_by
+from support.runs import checkpoint, equal, fit, leaks, working_in
 from torch import Tensor, nn
 
 from datamodules import Digits, ShardedRecords, Shards, shard_of
@@ -446,3 +447,32 @@ def test_its_file_is_of_its_training_and_not_of_what_it_was_tested_on(tmp_path: 
         cli.trainer.save_checkpoint("later.ckpt")
         teacher = TeacherConfig(path="later.ckpt").load_ensemble(num_classes=10, image_shape=SHAPE)
     assert (teacher.private_data, teacher.num_teachers) == ("Digits/train", 3)
+
+
+_own: Any = TeacherEnsemble.own_chunk.fget
+
+
+def test_two_processes_train_the_same_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk is of one teacher, so that a process has none."""
+
+    def made(folder: str, epochs: int = -1) -> dict[str, Any]:
+        data = {"num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2}
+        settings = {"network": SMALL, "steps": 4, "teachers_at_once": 3}
+        return of_shards(folder, epochs, data=data, trainer={"callbacks": []}, **settings)
+
+    def weights(folder: str, done: int = 4) -> dict[str, Tensor]:
+        found = checkpoint(folder)["ensemble"]
+        assert found["done"] == done
+        return found["weights"]  # type: ignore[no-any-return]
+
+    fit(made("one"))
+    one = weights("one")
+    fit_in_processes(made("part", epochs=2))
+    weights("part", done=3)
+    fit_in_processes(made("part"), "--ckpt_path=part/checkpoints/last.ckpt")
+    assert equal(weights("part"), one)
+    assert not saved_by(0)["error"] and not any("anchor" in name for name in checkpoint("part")["state_dict"])
+    # Negative control: a process numbers its own teachers from 0.
+    monkeypatch.setattr(TeacherEnsemble, "own_chunk", property(lambda self: range(len(_own(self)))))
+    fit_in_processes(made("broken"))
+    assert not equal(weights("broken"), one)
