@@ -14,7 +14,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import joined
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import distance_to_statistics
+from lightning_modules.networks.batchnorm import distance_to_statistics, evaluating
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -174,28 +174,17 @@ class LabelDP(DataFreeDistillation):
         """
         if self.annotator.affordable(limit=self.stage_calls) < self.stage_calls:
             raise BudgetExceeded(self.annotator.account.refusal(self.annotator.charge))
-        images, labels, sets = [], [], []
-        was_training = self.student.training
-        self.student.eval()
-        for step in range(self.steps_done, self.steps_done + self.stage_calls):
-            # In half precision from the start: what is kept is what was labelled.
-            drawn = self.draw_images(step, self.draw_latents(step)).half()
-            candidates = self.candidates(self.student(drawn.float()))
-            responses = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
-            # Every process keeps what all have made: what is saved is the whole stage.
-            images.append(self.gather_rows(drawn))
-            labels.append(self.gather_rows(responses))
-            sets.append(self.gather_rows(candidates))
-        self.student.train(was_training)
-        if self.stages.train_on == "union":
-            images.insert(0, self.stage_images)
-            labels.insert(0, self.stage_labels)
-            sets.insert(0, self.stage_candidates)
-        self.stage_images, self.stage_labels, self.stage_candidates = (
-            joined(images),
-            joined(labels),
-            joined(sets),
-        )
+        union = self.stages.train_on == "union"
+        kept = [(self.stage_images, self.stage_labels, self.stage_candidates)] if union else []
+        with evaluating(self.student):
+            for step in range(self.steps_done, self.steps_done + self.stage_calls):
+                # In half precision from the start: what is kept is what was labelled.
+                drawn = self.draw_images(step, self.draw_latents(step)).half()
+                candidates = self.candidates(self.student(drawn.float()))
+                labels = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
+                # Every process keeps what all have made: what is saved is the whole stage.
+                kept.append((self.gather_rows(drawn), self.gather_rows(labels), self.gather_rows(candidates)))
+        self.stage_images, self.stage_labels, self.stage_candidates = map(joined, zip(*kept, strict=True))
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,6 @@ class PrivateRun:
         plan: All calls that the run plans to make to the annotator.
         uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.
         partitions: Which records are private, of each teacher: what a student is tested on is held to it.
-        resumed: Identity of the run that a checkpoint was taken from, where one is resumed.
     """
 
     def __init__(self, annotator: Annotator) -> None:

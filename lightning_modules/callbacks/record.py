@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,20 +132,3 @@ def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
         "unit": guarantee.unit,
         "run": guarantee.run,
     }
-
-
-def epsilon_of(record: Mapping[str, Any]) -> float:
-    """ε of a record, for the unit that it names."""
-    return float(record.get("epsilon_person", record["epsilon_record"]))
-
-
-def role(record: Mapping[str, Any]) -> str:
-    """What a record describes, in words."""
-    teachers = {
-        "Teacher": "teacher, private",
-        "DPSGDTeacher": "teacher by DP-SGD",
-        "TeacherEnsemble": "ensemble of teachers, private",
-        "FedAvg": "mean of the clients' models, private",
-        "DirectTraining": "model by direct training, private but for what is said of labels",
-    }
-    return teachers.get(record["method"], f"student by {record['method']}")

@@ -22,14 +22,18 @@ import privacy.annotators  # noqa: F401
 from lightning_modules import *  # noqa: F403
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
-from lightning_modules.callbacks.failures import NoLonelyCheckpoint
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.arguments import PARSER_MODE, merged, prepare_arguments
 from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
-from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO, hyperparameters, noted_by_run
+from lightning_modules.runtime.checkpoint_io import (
+    NoLonelyCheckpoint,
+    WholeCheckpointIO,
+    hyperparameters,
+    noted_by_run,
+)
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
 from lightning_modules.runtime.names import look_in_current_folder
 from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume

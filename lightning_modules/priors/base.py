@@ -107,10 +107,7 @@ class RandomRows:
 
     Args:
         uniform: (B, N), values in [0, 1).
-        own: generators of the prior's own, see `RowPrior.seeds`.
-
-    Attributes:
-        own: as above.
+        own: generators of the prior's own, see `RowPrior.seeds`; an attribute.
     """
 
     def __init__(self, uniform: Tensor, own: Sequence[torch.Generator] = ()) -> None:

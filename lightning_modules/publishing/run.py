@@ -20,11 +20,11 @@ from lightning import LightningDataModule
 from torch import nn
 
 from lightning_modules import networks
-from lightning_modules.callbacks.record import epsilon_of
 from lightning_modules.networks import Network, build_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.folder import ExportError, without_folders
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
+from lightning_modules.runtime.outcome import epsilon_of
 from lightning_modules.runtime.runs import LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release

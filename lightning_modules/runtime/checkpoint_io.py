@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from privacy.files import write_atomically
+from privacy.processes import failed_everywhere
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -33,6 +37,22 @@ class WholeCheckpointIO(TorchCheckpointIO):
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         write_atomically(path, buffer.getbuffer())
+
+
+class NoLonelyCheckpoint(Callback):
+    """After an error that not every process has met, writes no checkpoint: saving one waits for all of them.
+
+    The others end when this process does. What was released stays charged.
+    """
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Before the checkpoints' own: callbacks that save come last."""
+        # Lightning notifies all processes of a SIGTERM before any of them raises.
+        if trainer.world_size == 1 or failed_everywhere(exception) or isinstance(exception, SIGTERMException):
+            return
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback.save_on_exception = False
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:

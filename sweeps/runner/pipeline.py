@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.markdown import Markdown
 
-from lightning_modules.callbacks.record import role
 from lightning_modules.runtime.figures import comparison, save_figure
+from lightning_modules.runtime.outcome import role
 from privacy.files import write_atomically
 from privacy.formatting import short_figure
 from sweeps.runner.fit import RunnerError
