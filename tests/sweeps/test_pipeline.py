@@ -59,18 +59,6 @@ def test_command_lines(fits: Fits) -> None:
     assert asked["other"][-2:] == ["--model.gradient_targets.gamma=2.0", "--model.images.prior=null"]
 
 
-def test_what_is_done_is_skipped_unless_changed(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("sweeps.runner.pipeline.rank_zero_info", said.append)
-    run(fits)
-    assert run(fits) == {} and not any("charged again" in line for line in said)
-    Path("student.yaml").write_text("a: 3")
-    said.clear()
-    assert list(run(fits)) == ["student", "other"]
-    assert [line.split()[1] for line in said if "charged again" in line] == ["student:", "other:"]
-    assert all("charged again" in line for line in said[:2])
-
-
 def test_an_error_ends_it_and_is_let_through(fits: Fits) -> None:
     def breaks(arguments: Sequence[str]) -> None:
         raise LookupError("no such teacher")
