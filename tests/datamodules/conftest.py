@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.idx_files import write_mnist
+from support.data_files import write_mnist
 
 
 @pytest.fixture

@@ -25,15 +25,17 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 from support.data_files import (
     WNIDS,
+    pixels,
     write_celeba,
     write_cifar10,
     write_cifar100,
+    write_idx,
     write_imagenet,
     write_medmnist,
+    write_mnist,
     write_radiographs,
     write_svhn,
 )
-from support.idx_files import write_idx, write_mnist, write_mnist_part
 from torchvision import datasets
 
 from datamodules import (
@@ -325,8 +327,8 @@ def _change(name: str, root: Path, change: dict[str, Any]) -> None:
         ("SVHN", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.zeros(4, np.uint8)}, "outside 1 to 10"),
         ("SVHN", {"Z": np.zeros(3)}, "damaged or no MATLAB file with X and y"),
         ("PneumoniaMNIST", {"test_images": np.zeros((30, 32, 32), np.uint8)}, r"expected uint8 of \(N, 1, 28, 28\)"),
-        ("MNIST", {"labels-idx1": torch.zeros(49, dtype=torch.uint8)}, "49 labels"),
-        ("MNIST", {"labels-idx1": torch.full((50,), 10, dtype=torch.uint8)}, "labels outside 0 to 9"),
+        ("MNIST", {"labels-idx1": np.zeros(49)}, "49 labels"),
+        ("MNIST", {"labels-idx1": np.full(50, 10)}, "labels outside 0 to 9"),
     ],
 )
 def test_files_of_another_content_are_refused(
@@ -360,9 +362,9 @@ def test_no_code_of_a_file_is_run(copied: Callable[[str], Path]) -> None:
 
 
 def test_ids_of_mnist_are_indices_in_the_official_file(tmp_path: Path) -> None:
-    images, labels = write_mnist_part(tmp_path / "MNIST" / "raw", prefix="train", count=30)
-    records = MNIST(root=tmp_path).read("train")
-    assert torch.equal(records.images[:, 0], images) and torch.equal(records.labels, labels.long())
+    records = MNIST(root=write_mnist(tmp_path, train=30)).read("train")
+    images, labels = pixels(30, 28, 28, classes=10, seed=1)
+    assert np.array_equal(records.images[:, 0, :-1], images[:, :-1]) and np.array_equal(records.labels, labels)
     assert records.ids.tolist() == list(range(30))
 
 

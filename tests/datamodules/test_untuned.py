@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from support.idx_files import write_idx
+from support.data_files import write_idx
 
 from datamodules import ImageFolder, MissingDataError
 from datamodules.untuned import Labels, Pixels, build_untuned, cropped
@@ -31,10 +31,8 @@ def handwriting() -> tuple[Pixels, Labels]:
 
 
 def write_digits(root: Path, prefix: str, digits: Pixels, labels: Labels) -> None:
-    folder = root / "MNIST" / "raw"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_idx(folder / f"{prefix}-images-idx3-ubyte", torch.from_numpy(digits))
-    write_idx(folder / f"{prefix}-labels-idx1-ubyte", torch.from_numpy(labels).to(torch.uint8))
+    write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
+    write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
 
 
 @pytest.fixture

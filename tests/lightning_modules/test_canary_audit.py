@@ -22,8 +22,7 @@ import torch
 from lightning import Callback, Trainer
 from numpy.typing import NDArray
 from scipy import stats
-from support.attacks import rounds
-from support.auditing import Audit, Sampler, Score, audit
+from support.auditing import Audit, Sampler, Score, audit, rounds
 from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled

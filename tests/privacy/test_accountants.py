@@ -6,7 +6,7 @@ import pytest
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
-from support.renyi import rdp_compose
+from support.closed_forms import rdp_compose
 
 from privacy.accountants import ExactAccountant
 from privacy.events import Gaussian, RandomizedResponse, RevealedGaussian

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from support.attacks import randomized_response_table
-from support.auditing import Sampler, audit, worst_case_delta
+from support.auditing import Sampler, audit, randomized_response_table, worst_case_delta
 
 from privacy import RandomizedResponse, compose, gaussian_epsilon
 from privacy.attacks.audit import one_run_epsilon

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.attacks import gaussian_score, randomized_response_table, rounds, table_score
-from support.auditing import Audit, Method, Sampler, Score, audit
-from support.renyi import rdp_compose
+from support.auditing import (
+    Audit,
+    Method,
+    Sampler,
+    Score,
+    audit,
+    gaussian_score,
+    randomized_response_table,
+    rounds,
+    table_score,
+)
+from support.closed_forms import rdp_compose
 from support.seeded import Seeded
 
 from privacy import (

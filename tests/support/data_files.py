@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
-
-__all__ = [
-    "picture",
-    "pixels",
-    "write_celeba",
-    "write_cifar10",
-    "write_cifar100",
-    "write_folders",
-    "write_imagenet",
-    "write_medmnist",
-    "write_radiographs",
-    "write_svhn",
-]
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,6 +25,23 @@ def pixels(count: int, *shape: int, classes: int, seed: int = 0) -> tuple[Pixels
         row = label * (shape[0] - 1) // classes
         image[row : row + 2] = 255
     return images, labels
+
+
+def write_idx(path: Path, values: Pixels) -> None:
+    """Write an array of bytes as an IDX file: two zero bytes, type, rank, big-endian sizes, then the bytes by rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 0x08, values.ndim, *values.shape)
+    path.write_bytes(header + values.astype(np.uint8).tobytes())
+
+
+def write_mnist(root: Path, *, name: str = "MNIST", train: int = 200, test: int = 50) -> Path:
+    """Write `root/NAME/raw/*-ubyte`, the bytes 0 to 255."""
+    for seed, (prefix, count) in enumerate({"train": train, "t10k": test}.items(), start=1):
+        images, labels = pixels(count, 28, 28, classes=10, seed=seed)
+        images[:, -1, -1] = 0
+        write_idx(root / name / "raw" / f"{prefix}-images-idx3-ubyte", images)
+        write_idx(root / name / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
+    return root
 
 
 def write_cifar(

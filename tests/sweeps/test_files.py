@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from medmnist import INFO
-from support.data_files import write_cifar10, write_medmnist
-from support.idx_files import write_mnist
+from support.data_files import write_cifar10, write_medmnist, write_mnist
 from support.runs import QUIET
 
 import sweeps

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from lightning.pytorch.loggers import WandbLogger
-from support.idx_files import write_mnist
+from support.data_files import write_mnist
 from support.runs import QUIET
 
 import sweeps

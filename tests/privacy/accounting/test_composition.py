@@ -6,8 +6,7 @@ import math
 
 import pytest
 from scipy.stats import binom
-from support.closed_forms import gaussian_delta
-from support.renyi import rdp_compose
+from support.closed_forms import gaussian_delta, rdp_compose
 
 from privacy import (
     Gaussian,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.renyi import rdp_compose
+from support.closed_forms import rdp_compose
 
 from privacy import Gaussian, OneOf, RandomizedResponse, SampledGaussian, compose
 from privacy.events import Release

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from support.renyi import rdp_compose
+from support.closed_forms import rdp_compose
 
 from privacy import (
     DiscreteGaussian,

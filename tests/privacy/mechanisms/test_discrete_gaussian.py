@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import logsumexp
-from support.renyi import rdp_compose
+from support.closed_forms import rdp_compose
 from support.seeded import Seeded
 
 import privacy.mechanisms.discrete_gaussian as module
