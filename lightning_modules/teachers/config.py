@@ -169,6 +169,11 @@ class TeacherConfig:
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
         """What a file says of its teacher, as arguments of `PrivateModel`."""
+        if isinstance(training, Training) and (self.input.range not in (None, [-1, 1]) or self.input.mean is not None):
+            raise TeacherError(
+                f"teacher {file} was trained here, on pixels in [-1, 1]: leave out range, mean and std of "
+                "model.teacher.input"
+            )
         records, own_name = content.get("num_records"), f"training data of {file.name}"
         named = self.private_data or content.get("private_data")
         kept, known, assumptions = None, {}, []
@@ -229,7 +234,8 @@ def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tupl
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network"
+            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or "
+            "the size and channels that it was trained with"
         ) from error
 
 

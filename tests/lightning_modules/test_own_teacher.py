@@ -16,6 +16,7 @@ from lightning_modules.images.source import Images
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.checks import TRIAL_ACCESS
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import CheckpointError
 
@@ -91,8 +92,14 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said:
 
 def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
     assert distil().model.run.uncharged_queries == [] and said == []
-    stated = distil("stated", model={"teacher_input": {"range": [0, 1]}})
+    stated = distil("stated", model={"teacher_input": {"size": 8}})
     assert stated.model.run.uncharged_queries == [TRIAL_ACCESS]
+
+
+@pytest.mark.parametrize("other", [{"range": [0, 1]}, {"mean": 0.0, "std": 1.0}])
+def test_a_teacher_trained_here_takes_no_other_pixels(folder: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(TeacherError, match=r"was trained here, on pixels in \[-1, 1\]"):
+        distil(model={"teacher_input": other})
 
 
 def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
