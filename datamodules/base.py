@@ -308,7 +308,7 @@ class ImageDataModule(LightningDataModule, ABC):
             lines.append(f"  ... and {len(missing) - _LISTED} more")
         if failure:
             lines.append(f"Downloading was tried and failed: {failure}")
-        nested = "(with the SyntheticSteps data module: --data.dataset."
+        nested = "(with SyntheticSteps or PoissonSampled: --data.dataset."
         lines += [
             "Get them in one of these ways:",
             "  - they lie elsewhere: set `root` to the folder that holds the data set's folder",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import Part
@@ -127,8 +128,12 @@ class ImageFolder(PictureDataModule):
                     f"whoever {pictures[int(shared.nonzero()[0])].file} is of has pictures in test as well, which are "
                     "public: all of a person belong into one of train and test"
                 )
-        if part == "test" and self.preparation.bits == 16:
-            warn_of_dark([picture.file for picture in pictures[:20]])
+        if part == "test":
+            known, shown = self._official, {picture.label for picture in pictures}
+            if unseen := [known[label] for label in self.kept_labels(known) if label not in shown]:
+                rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
+            if self.preparation.bits == 16:
+                warn_of_dark([picture.file for picture in pictures[:20]])
         return self.records_of(pictures, identities=identities)
 
     def _pictures(self, part: Part) -> list[Picture]:
@@ -178,7 +183,7 @@ class ImageFolder(PictureDataModule):
             found_none = f"{place} has no test pictures to take the shape from: set size and channels"
             raise ValueError(
                 (f"{place} has test pictures of {len(sizes)} sizes ({most}): set size" if files else found_none)
-                + " (--data.size 64, with the SyntheticSteps data module --data.dataset.size)"
+                + " (--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
             )
         return min(next(iter(sizes))) if size is None else size, channels or found
 

@@ -160,6 +160,13 @@ def test_wrong_settings_are_refused(place: Path, settings: dict[str, Any], messa
         ImageFolder(root=place, **settings)
 
 
+def test_classes_that_no_test_picture_shows_are_named(parted: Path) -> None:
+    for file in (parted / "test" / "bees").iterdir():
+        file.unlink()
+    with pytest.warns(UserWarning, match="no test picture of bees: the accuracy leaves these out"):
+        opened(parted)
+
+
 def test_folders_of_no_use_are_refused(parted: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has folders for its parts \(.*test, train\): leave test_fraction out"):
         ImageFolder(root=parted, test_fraction=0.2)
