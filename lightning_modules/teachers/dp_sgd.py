@@ -43,7 +43,7 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
-_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "training_step")
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
     "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
@@ -160,7 +160,8 @@ class DPSGDTeacher(Teacher):
                 "load_from_checkpoint); public weights are loaded where the network is built"
             )
         for hook in _OF_BATCHES:
-            if owners := [type(one).__name__ for one in (self, data) if is_overridden(hook, one)]:
+            parents = ((self, DPSGDTeacher), (data, PoissonSampled))
+            if owners := [type(one).__name__ for one, parent in parents if is_overridden(hook, one, parent)]:
                 raise ValueError(
                     f"{hook} must not be overridden for DP-SGD, and {owners[0]} does: it may repeat or mix the records "
                     "of a batch, which nothing tries. Let the network do what treats each image by itself"
