@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -17,6 +18,8 @@ from datamodules.mapped import PIECE, MappedRecords
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
+
+_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "training_step")
 
 
 class PoissonBatches:
@@ -125,6 +128,24 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
             "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
             f"{sample_rate:g}, got a {type(loader).__name__}{rate}: ε is of batches that draw a coin per record"
         )
+
+
+def require_batches_as_drawn(*owners: tuple[Any, type]) -> None:
+    """Refuses code of one's own, in a module or data module, that may repeat or mix the records of a drawn batch.
+
+    Args:
+        owners: Each with the class whose own code may run.
+
+    Raises:
+        ValueError: A hook of batches, or the training step, is overridden.
+    """
+    for owner, parent in owners:
+        for hook in _OF_BATCHES:
+            if is_overridden(hook, owner, parent):
+                raise ValueError(
+                    f"{hook} must not be overridden for DP-SGD, and {type(owner).__name__} does: it may repeat or mix "
+                    "the records of a batch, which nothing tries. Let the network do what treats each image by itself"
+                )
 
 
 class PoissonSampled(WrappedDataset):

@@ -24,6 +24,7 @@ from lightning_modules.teachers.clipping_trial import (
     random_states,
     refuse_gradient_hooks,
 )
+from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, by_all
@@ -58,6 +59,7 @@ class ClippedNetwork:
         self._most = clipping.physical_batch_size
         #: Of all but the trained weights, when the fit began.
         self._state: dict[str, str] | None = None
+        self._built = self._digest()
 
     @property
     def extracts(self) -> Extracts | None:
@@ -156,6 +158,22 @@ class ClippedNetwork:
             parameter.grad = parameter.grad_sample = None
             vars(parameter).pop("_norm_sample", None)
         return sums
+
+    def _digest(self) -> bytes:
+        return weights_digest({**dict(self.network.named_parameters()), **dict(self.network.named_buffers())})
+
+    def refuse_other_weights(self) -> None:
+        """Refuses to begin with weights that were put into the network after it was built.
+
+        Raises:
+            ValueError: They may be of another training.
+        """
+        if self._digest() != self._built:
+            raise ValueError(
+                "model.network: its weights are not those that it was built with: they may be of another training, "
+                "whose steps epsilon would not count. To go on with one, give its checkpoint (ckpt_path, "
+                "load_from_checkpoint); public weights are loaded where the network is built"
+            )
 
     def refuse_written_state(self) -> None:
         """Refuses to publish what a network stored of private records.

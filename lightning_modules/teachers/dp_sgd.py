@@ -11,13 +11,12 @@ from typing import Any, Literal, cast
 import torch
 from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from opacus.validators import ModuleValidator
 from torch import nn
 
 from datamodules import PoissonSampled
-from datamodules.poisson_sampled import require_poisson
+from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
@@ -30,7 +29,6 @@ from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
-from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
@@ -43,7 +41,6 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all
 
-_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "training_step")
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
     "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
@@ -124,18 +121,11 @@ class DPSGDTeacher(Teacher):
             )
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(
-            delta=delta,
-            target_epsilon=target_epsilon,
-            on_lattice=self.clipping.lattice is not None,
-            unit=self.unit,
+            delta=delta, target_epsilon=target_epsilon, on_lattice=self.clipping.lattice is not None, unit=self.unit
         )
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
         self._features_precomputed = False
-        self._built = self._digest()
-
-    def _digest(self) -> bytes:
-        return weights_digest({**dict(self.network.named_parameters()), **dict(self.network.named_buffers())})
 
     def setup(self, stage: str) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -153,19 +143,9 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
-        if not self.own_training.resumed and len(self.accountant) == 0 and self._digest() != self._built:
-            raise ValueError(
-                "model.network: its weights are not those that it was built with: they may be of another training, "
-                "whose steps epsilon would not count. To go on with one, give its checkpoint (ckpt_path, "
-                "load_from_checkpoint); public weights are loaded where the network is built"
-            )
-        for hook in _OF_BATCHES:
-            parents = ((self, DPSGDTeacher), (data, PoissonSampled))
-            if owners := [type(one).__name__ for one, parent in parents if is_overridden(hook, one, parent)]:
-                raise ValueError(
-                    f"{hook} must not be overridden for DP-SGD, and {owners[0]} does: it may repeat or mix the records "
-                    "of a batch, which nothing tries. Let the network do what treats each image by itself"
-                )
+        if not self.own_training.resumed and len(self.accountant) == 0:
+            self.clipped.refuse_other_weights()
+        require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled))
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand

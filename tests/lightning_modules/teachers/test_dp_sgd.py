@@ -17,6 +17,7 @@ from datamodules import Digits, PoissonSampled
 from lightning_modules import DPDFD, DPSGDTeacher, TeacherConfig
 from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import Budget, BudgetExceeded, GradientAnnotator
@@ -99,7 +100,7 @@ def test_hooks_that_change_batches_are_refused(
         with pytest.raises(ValueError, match=r"must not be overridden for DP-SGD, and (Other)?(Views|OwnStep) does"):
             train(teacher, sampled)
         return
-    monkeypatch.setattr("lightning_modules.teachers.dp_sgd.is_overridden", lambda *_: False)
+    monkeypatch.setattr("datamodules.poisson_sampled.is_overridden", lambda *_: False)
     before = [parameter.detach().clone() for parameter in teacher.network.parameters()]
     train(teacher, sampled)
     after = [parameter.detach() for parameter in teacher.network.parameters()]
@@ -118,7 +119,7 @@ def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatc
 
     alone = further(teacher())
     if broken:
-        monkeypatch.setattr(DPSGDTeacher, "_digest", lambda _: b"")
+        monkeypatch.setattr(ClippedNetwork, "_digest", lambda _: b"")
     warm = teacher()
     warm.load_state_dict(torch.load("last.ckpt", weights_only=True)["state_dict"])
     if broken:  # the steps behind these weights are not counted
