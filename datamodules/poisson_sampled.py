@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -19,7 +20,14 @@ from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
-_OF_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "training_step")
+_CALLBACKS_HOOK = "on_train_batch_start"
+_OF_BATCHES = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    _CALLBACKS_HOOK,
+    "training_step",
+)
 
 
 class PoissonBatches:
@@ -130,22 +138,26 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
         )
 
 
-def require_batches_as_drawn(*owners: tuple[Any, type]) -> None:
-    """Refuses code of one's own, in a module or data module, that may repeat or mix the records of a drawn batch.
+def require_batches_as_drawn(*owners: tuple[Any, type], callbacks: Iterable[Callback]) -> None:
+    """Refuses code of one's own that is given a drawn batch: it may repeat or mix its records.
 
     Args:
-        owners: Each with the class whose own code may run.
+        owners: A module and a data module, each with the class whose own code may run.
+        callbacks: Of the trainer; Lightning's own may look at batches.
 
     Raises:
         ValueError: A hook of batches, or the training step, is overridden.
     """
-    for owner, parent in owners:
-        for hook in _OF_BATCHES:
-            if is_overridden(hook, owner, parent):
-                raise ValueError(
-                    f"{hook} must not be overridden for DP-SGD, and {type(owner).__name__} does: it may repeat or mix "
-                    "the records of a batch, which nothing tries. Let the network do what treats each image by itself"
-                )
+    found = [(hook, owner) for owner, parent in owners for hook in _OF_BATCHES if is_overridden(hook, owner, parent)]
+    for callback in callbacks:
+        if not str(getattr(getattr(callback, _CALLBACKS_HOOK), "__module__", "")).startswith("lightning.pytorch."):
+            found.append((_CALLBACKS_HOOK, callback))
+    if found:
+        hook, owner = found[0]
+        raise ValueError(
+            f"{hook} must not be overridden for DP-SGD, and {type(owner).__name__} does: it may repeat or mix "
+            "the records of a batch, which nothing tries. Let the network do what treats each image by itself"
+        )
 
 
 class PoissonSampled(WrappedDataset):

@@ -145,7 +145,8 @@ class DPSGDTeacher(Teacher):
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
         if not self.own_training.resumed and len(self.accountant) == 0:
             self.clipped.refuse_other_weights()
-        require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled))
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled), callbacks=callbacks)
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand
