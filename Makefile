@@ -178,7 +178,7 @@ tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where
 .PHONY: leaks
 leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=sweeps/pipelines/leaks_digits.yaml SHADOWS=64)
 	$(BIN)/python -m benchmarks.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
-	$(BIN)/LightningCLI render docs/attacks.md
+	$(BIN)/LightningCLI render results/leaks.md
 
 .PHONY: lock
 lock: pyproject.toml ## resolve both constraints files anew

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 #: Where a path in a document leads to a file; `public/` and the like are of a run.
 FOLDERS = "benchmarks|datamodules|docs|examples|lightning_modules|privacy|results|sweeps|tests"
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "results" / "leaks.md", *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
