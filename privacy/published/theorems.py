@@ -34,11 +34,11 @@ def published_dpdfd_epsilon(
     Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / σ^2 the claim is
     min over l > 1 of a l + log((l-1)/l) - (log δ + log l)/(l-1).
 
-    **What it does not bound.** It keeps C^2 although the noise itself has standard deviation σ C, and counts as if
-    one record touched one sample of one batch. A teacher that was not trained privately may change on every sample of
-    every batch, so the record-level figure is larger by orders of magnitude: where this function gives 0.0456, it is
-    28.8 (noise σ C on every sample) or 676 029 (noise σ C / B on every sample). Nor does it account for DPSD's top-k
-    mask computed from the teacher's gradient, or for a discriminator that is the teacher itself (DPSD-T).
+    **What it does not bound.** It composes all B T samples, each moved by 2 C sqrt(c) against noise of its own of
+    standard deviation σ. What is added is σ C: where this function gives 0.0456, the record-level figure is 28.8 (noise
+    σ C on every sample), 2 930 (σ C on their sum, as printed) or 676 029 (σ C / B on every sample). Nor does it account
+    for DPSD's top-k mask computed from the teacher's gradient, or for a discriminator that is the teacher itself
+    (DPSD-T).
 
     Args:
         norm_bound: C, the norm to which output gradients are normalised.
