@@ -62,7 +62,7 @@ class NoisyVotesClaim(Claim):
 
 @dataclass(frozen=True)
 class WholeRun(Claim):
-    """The theorem states one ε for the whole run, however many responses (LabelDP; DPSD's Theorem 2, label switch).
+    """The paper states one ε for the whole run, however many responses (LabelDP; DPSD's Theorem 2, label switch).
 
     **What it does not bound.** It is label-DP of one response, in the teacher's label of one synthetic image. A private
     record can change the teacher and with it all N responses (see `RandomizedResponse`); and a generator
