@@ -75,7 +75,7 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
         release=lambda rows, add_noise: add_noise(rows[0]),
         divided=True,
     ),
-    # ḡ_i + N(0, σ²C² I) for each sample: DPSD Algorithm 1.
+    # ḡ_i + N(0, σ²C² I) for each sample: the summand of DPSD Eq. 3, without its mean.
     "per_sample_full": GradientMechanism(
         words="each sample with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate",
         release=lambda rows, add_noise: add_noise(rows[0]),
