@@ -127,15 +127,21 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
     """Refuses batches that are not what a step is charged for: a callback may replace or change them within a fit.
 
     Raises:
-        ValueError: No `PoissonLoader`, or one that draws at another rate.
+        ValueError: No `PoissonLoader`, or one that draws at another rate, or in another way, or from other records.
     """
-    # No subclass: it may repeat or mix the records of a batch.
-    if type(loader) is not PoissonLoader or loader.batches.sample_rate != sample_rate:
-        rate = f" at {loader.batches.sample_rate:g}" if isinstance(loader, PoissonLoader) else ""
-        raise ValueError(
-            "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
-            f"{sample_rate:g}, got a {type(loader).__name__}{rate}: ε is of batches that draw a coin per record"
-        )
+    found = type(loader).__name__
+    if isinstance(loader, PoissonLoader):
+        kinds, rate = (type(loader.batches), type(loader.records)), loader.batches.sample_rate
+        # No subclass of any: it may repeat or mix the records of a batch.
+        as_drawn = type(loader) is PoissonLoader and kinds[0] is PoissonBatches
+        if as_drawn and kinds[1] in (ImageDataset, MappedRecords) and rate == sample_rate:
+            return
+        found += f" at {rate:g}, whose batches and records are {kinds[0].__name__} and {kinds[1].__name__}"
+    raise ValueError(
+        "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
+        f"{sample_rate:g}, of PoissonBatches and an ImageDataset, got a {found}: ε is of batches that draw a coin per "
+        "record, and of records as they are"
+    )
 
 
 def require_batches_as_drawn(*owners: tuple[Any, type], callbacks: Iterable[Callback]) -> None:
@@ -208,10 +214,11 @@ class PoissonSampled(WrappedDataset):
             self._forget_precomputed()
             self._num_persons = None
             self.dataset.setup("fit")
-            if (kind := type(self.dataset.train_records)) is not ImageDataset:
+            if (kind := type(self.dataset.trained_on)) is not ImageDataset:
                 raise ValueError(
-                    f"read() of {self.name} must give an ImageDataset for DP-SGD, got a {kind.__name__}: it may repeat "
-                    "or mix the records of a batch. Let the network do what treats each image by itself"
+                    f"read() of {self.name}, and its trained_on, must give an ImageDataset for DP-SGD, got a "
+                    f"{kind.__name__}: it may repeat or mix the records of a batch. Let the network do what treats "
+                    "each image by itself"
                 )
         self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):

@@ -110,22 +110,31 @@ class OfMixing(Digits):
 
     def read(self, part: Part) -> ImageDataset:
         records = super().read("test" if part == "validation" else part)
-        return self.kind(images=records.images, labels=records.labels, ids=records.ids, peak=records.peak)
+        return as_kind(records, self.kind)
+
+
+def as_kind(records: ImageDataset, kind: type[ImageDataset]) -> ImageDataset:
+    return kind(images=records.images, labels=records.labels, ids=records.ids, peak=records.peak)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_records_come_as_they_are(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+@pytest.mark.parametrize("only_trained_on", [False, True])
+def test_records_come_as_they_are(monkeypatch: pytest.MonkeyPatch, only_trained_on: bool, broken: bool) -> None:
     if broken:
         monkeypatch.setattr("datamodules.poisson_sampled.ImageDataset", Mixing)
+    if only_trained_on:
+        monkeypatch.setattr(OfMixing, "kind", ImageDataset)
+        monkeypatch.setattr(OfMixing, "trained_on", property(lambda self: as_kind(self.train_records, Mixing)))
     data = PoissonSampled(dataset=OfMixing(), batch_size=1275)
     if broken:  # a record depends on who else is in the batch
         data.setup("fit")
-        drawn, alone = (data.train_records.__getitems__(rows)[0][0] for rows in ([0, 1], [0]))
+        drawn, alone = (data.dataset.trained_on.__getitems__(rows)[0][0] for rows in ([0, 1], [0]))
         assert not torch.equal(drawn, alone)
         return
-    with pytest.raises(ValueError, match=r"read\(\) of OfMixing must give an ImageDataset for DP-SGD, got a Mixing"):
+    with pytest.raises(ValueError, match=r"read\(\) of OfMixing, and its trained_on, must .* got a Mixing"):
         data.setup("fit")
     monkeypatch.setattr(OfMixing, "kind", ImageDataset)
+    monkeypatch.setattr(OfMixing, "trained_on", Digits.trained_on)
     PoissonSampled(dataset=OfMixing(), batch_size=1275).setup("fit")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from datamodules import Digits, PoissonSampled
-from datamodules.images import keep_batch
+from datamodules.images import ImageDataset, keep_batch
+from datamodules.poisson_sampled import PoissonBatches, PoissonLoader
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, LinearOnFeatures, SmallCNN, Whitening
 from lightning_modules.networks.memory import feature_memory
@@ -445,9 +446,38 @@ class Repeated(PoissonSampled):
         return loader
 
 
+class FourTimes(PoissonBatches):
+    def __iter__(self) -> Iterator[list[int]]:
+        return (4 * drawn for drawn in super().__iter__())
+
+
+class FirstOnly(ImageDataset):
+    def __getitems__(self, indices: Any) -> Any:
+        return tuple(part[:1].expand_as(part) for part in super().__getitems__(indices))
+
+
+class OwnBatches(PoissonSampled):
+    """The loader with other batches: each record four times."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        loader.batches.__class__ = FourTimes
+        return loader
+
+
+class OwnRecords(PoissonSampled):
+    """The loader with other records: the first of a batch in place of the others."""
+
+    def train_dataloader(self) -> Any:
+        records = self.train_records
+        mixed = FirstOnly(images=records.images, labels=records.labels, ids=records.ids, peak=records.peak)
+        return PoissonLoader(mixed, super().train_dataloader().batches)
+
+
 @pytest.mark.parametrize("broken", [False, True])
-def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    teacher, data = made(Plain), Repeated(dataset=Digits(), batch_size=64)
+@pytest.mark.parametrize("own", [Repeated, OwnBatches, OwnRecords])
+def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, own: Any, broken: bool) -> None:
+    teacher, data = made(Plain), own(dataset=Digits(), batch_size=64)
     if broken:
         monkeypatch.setattr(dp_sgd, "require_poisson", lambda *_: None)
         train(teacher, data)
