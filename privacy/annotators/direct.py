@@ -204,7 +204,12 @@ class DirectLabelAnnotator(_OfLabels):
         self.epsilon = check_positive("epsilon", epsilon)
         #: Kept responses, (N,), -1 where there is none yet.
         self.responses: torch.Tensor | None = None
-        self._may_draw = False
+        #: What this object's draws are charged as; None before the first.
+        self._charged: Charge | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy draws other responses, which cost again."""
+        return {**self.__dict__, "_charged": None}
 
     @property
     def complete(self) -> bool:
@@ -257,9 +262,9 @@ class DirectLabelAnnotator(_OfLabels):
             self.responses = torch.full((count,), -1, dtype=torch.int16)
         new = self.responses[own] < 0
         if bool(new.any()):
-            if not self._may_draw:
+            if self._charged != self.charge:  # `epsilon` may have been set anew
                 self._charge_once()
-                self._may_draw = True
+                self._charged = self.charge
             candidates = torch.ones(int(new.sum()), num_classes, dtype=torch.bool)
             drawn = randomized_response(labels.cpu()[new], candidates, epsilon=self.epsilon, noise=self.noise)
             self.responses[own[new]] = drawn.to(self.responses.dtype)
@@ -281,7 +286,7 @@ class DirectLabelAnnotator(_OfLabels):
             )
         self.responses = responses.clone()
         # What this object drew since they were kept is lost with them, and drawn again: that costs again.
-        self._may_draw = False
+        self._charged = None
 
     def describe(self) -> MechanismDescription:
         count, classes = self.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from privacy import (
     BudgetExceeded,
     Gaussian,
+    LabelOnly,
     RandomizedResponse,
     ReproducibleNoise,
     SampledGaussian,
@@ -233,6 +235,25 @@ def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_to
     assert not torch.equal(first[50:], second[50:]), "drawn twice"
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
     assert annotator.account.epsilon_label() == twice
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_draws_of_a_copy_or_at_another_epsilon_cost_again(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    annotator = of_labels(epsilon=1.0)
+    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
+    annotator.annotate(labels[:1], everybody[:1])
+    if broken:  # as if what was charged once were charged for good
+        monkeypatch.setattr(DirectLabelAnnotator, "_charge_once", lambda _: None)
+    copied = copy.deepcopy(annotator)
+    annotator.annotate(labels[:99], everybody[:99])
+    copied.annotate(labels[:99], everybody[:99])
+    annotator.epsilon = 8.0
+    annotator.annotate(labels[99:], everybody[99:])
+    released = compose({RandomizedResponse(8.0, 10, **OF_LABEL): 1}, DELTA).epsilon
+    assert (annotator.account.epsilon_label() < released) is broken
+    found = {charge.release: count for charge, count in copied.account.counts().items()}
+    twice = LabelOnly(RandomizedResponse(1.0, 10, **OF_LABEL))
+    assert (found[twice] < 2) is broken and not torch.equal(annotator.responses, copied.responses)  # type: ignore[arg-type]
 
 
 # --- one event for both statements ---
