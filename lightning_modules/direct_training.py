@@ -150,10 +150,12 @@ class DirectTraining(Teacher):
                 f"direct training bounds labels, and those of {data.name} decide which records are trained on, or "
                 "in which order: it needs data whose files do not name classes, and all of their classes"
             )
-        if type(data).train_dataloader not in (ImageDataModule.train_dataloader, PoissonSampled.train_dataloader):
+        loaders = (ImageDataModule.train_dataloader, PoissonSampled.train_dataloader)
+        own = type(data if isinstance(data, ImageDataModule) else data.dataset)
+        if type(data).train_dataloader not in loaders or own.trained_on is not ImageDataModule.trained_on:
             raise ValueError(
-                f"train_dataloader of {data.name} must be that of ImageDataModule or PoissonSampled here: where "
-                "another one balances classes, for example, labels decide which records are trained on"
+                f"train_dataloader and trained_on of {data.name} must be those of ImageDataModule or PoissonSampled "
+                "here: where others balance classes, for example, labels decide which records are trained on"
             )
         data.number_records()
         labels = data.train_records.labels.clone()

@@ -18,7 +18,7 @@ from support.short_names import nested
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
-from datamodules.images import keep_batch
+from datamodules.images import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.runtime.publication import TellOfErrors
 from privacy import LedgerError
@@ -109,17 +109,28 @@ class Balanced(Digits):
         return DataLoader(self.trained_on, batch_size=self.batch_size, sampler=sampler, collate_fn=keep_batch)
 
 
+class OfOneClass(Digits):
+    """Trains on those of one class."""
+
+    @property
+    def trained_on(self) -> ImageDataset:
+        return super().trained_on.select(self.train_records.labels == 3)
+
+
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+@pytest.mark.parametrize("own", [Balanced, OfOneClass])
+def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch, own: Any, broken: bool) -> None:
     module = DirectTraining(
         num_classes=10, image_shape=(1, 8, 8), batch_size=128, annotator=DirectLabelAnnotator(epsilon=0.5)
     )
     if not broken:
-        with pytest.raises(ValueError, match="train_dataloader of Balanced must be that of ImageDataModule or Poisson"):
-            train(module, Balanced())
+        with pytest.raises(
+            ValueError, match=r"and trained_on of \w+ must be those of ImageDataModule or PoissonSampled"
+        ):
+            train(module, own())
         return
-    monkeypatch.setattr(direct_training, "ImageDataModule", Balanced)
-    train(module, data := Balanced())
+    monkeypatch.setattr(direct_training, "ImageDataModule", own)
+    train(module, data := own())
     answered = module.annotator.responses >= 0  # type: ignore[union-attr, operator]
     assert set(data.train_records.labels[answered].tolist()) == {3}  # their labels are known for certain
     assert module.guarantee().labels.epsilon <= 0.5  # type: ignore[union-attr]
