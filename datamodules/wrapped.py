@@ -12,6 +12,7 @@ from datamodules.splits import selection_halves
 from privacy.checks import check_count
 
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides")
+_OF_EVALUATION = ("val_dataloader", "test_dataloader", "evaluated")
 _OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
 
 
@@ -87,3 +88,19 @@ class WrappedDataset(LightningDataModule):
         records = self.dataset.test_records
         reported = selection_halves(records)[1] if self.evaluation == "selection" else records
         return self.dataset.evaluation_loader(reported)
+
+
+def require_public_evaluation(data: object) -> None:
+    """Refuses own code for what is evaluated while fitting: it may give private records, by which a step is chosen.
+
+    Raises:
+        ValueError: The class of a `WrappedDataset` has some.
+    """
+    for kind in type(data).__mro__:
+        if kind.__module__.startswith("datamodules."):
+            return
+        if own := [name for name in _OF_EVALUATION if name in vars(kind)]:
+            raise ValueError(
+                f"{own[0]} must not be overridden in a fit that states an ε, and {kind.__name__} does: it may give "
+                "private records, which nothing is charged for. Let read('test') of data.dataset give public ones"
+            )

@@ -17,6 +17,7 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
+from datamodules.wrapped import require_public_evaluation
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
@@ -147,6 +148,7 @@ class DPSGDTeacher(Teacher):
             self.clipped.refuse_other_weights()
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled), callbacks=callbacks)
+        require_public_evaluation(data)
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import seed_everything
+from support.dp_teachers import SMALL, train
 from support.runs import (
     BATCH_SIZE,
     checkpoint,
@@ -25,7 +26,8 @@ from support.runs import (
 from support.variants import FixedAnnotator, MoodyTeacher, UndetachedDPDFD, generator_gap
 from torch import nn
 
-from lightning_modules import DPDFD, FedDPSD
+from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
+from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
 from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images.source import Images
@@ -33,7 +35,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy.annotators import GradientAnnotator
+from privacy.annotators import DirectGradientAnnotator, GradientAnnotator
 
 PRIOR = Images(source="prior")
 
@@ -91,6 +93,49 @@ def test_no_fit_validates_on_private_records(folder: Path, monkeypatch: pytest.M
         fit(config)
     monkeypatch.setattr("lightning_modules.callbacks.privacy.SyntheticSteps", object)
     assert "val/accuracy" in fit(config).trainer.callback_metrics  # without the check a callback may choose by it
+
+
+class HeldOut:
+    """Validates on records that were held out of the teacher's training, as any Lightning module may."""
+
+    dataset: ImageDataModule
+
+    def val_dataloader(self) -> Any:
+        self.dataset.setup("validate")
+        return self.dataset.val_dataloader()
+
+
+class OfStudents(HeldOut, SyntheticSteps):
+    pass
+
+
+class OfTeachers(HeldOut, PoissonSampled):
+    pass
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("kind", [DPDFD, DPSGDTeacher, DirectTraining])
+def test_own_loaders_of_what_is_evaluated_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, broken: bool
+) -> None:
+    settings: dict[Any, dict[str, Any]] = {
+        DPDFD: {"teacher": MoodyTeacher(), "annotator": GradientAnnotator(), "images": PRIOR, "batch_size": 4},
+        DPSGDTeacher: {"network": SMALL, "noise_multiplier": 1.0},
+        DirectTraining: {"network": SMALL, "annotator": DirectGradientAnnotator(), "batch_size": 64},
+    }
+    module = kind(num_classes=10, image_shape=(1, 8, 8), **settings[kind])
+    wrapped: Any = OfStudents if kind is DPDFD else OfTeachers
+    data = wrapped(dataset=Digits(), batch_size=settings[kind].get("batch_size", 64), steps_per_epoch=1)
+    if not broken:
+        with pytest.raises(ValueError, match=r"val_dataloader must not be overridden.* and HeldOut does"):
+            train(module, data)
+        return
+    for place in ("callbacks.privacy", "teachers.dp_sgd", "direct_training"):
+        monkeypatch.setattr(f"lightning_modules.{place}.require_public_evaluation", lambda _: None)
+    train(module, data)
+    # Measured on private records, and the guarantee says nothing of it.
+    assert "test_split/accuracy" in module.trainer.callback_metrics
+    assert not any("accuracy on" in text for text in module.guarantee().assumptions)
 
 
 def test_the_student_outlives_its_teacher(folder: Path) -> None:
