@@ -59,7 +59,8 @@ class ClippedNetwork:
         self._most = clipping.physical_batch_size
         #: Of all but the trained weights, when the fit began.
         self._state: dict[str, str] | None = None
-        self._built = self._digest()
+        #: Digest of the weights that a fit may begin with; None within one.
+        self._weights: bytes | None = self._digest()
 
     @property
     def extracts(self) -> Extracts | None:
@@ -159,21 +160,29 @@ class ClippedNetwork:
             vars(parameter).pop("_norm_sample", None)
         return sums
 
-    def _digest(self) -> bytes:
-        return weights_digest({**dict(self.network.named_parameters()), **dict(self.network.named_buffers())})
+    def _digest(self, state: Mapping[str, Any] | None = None) -> bytes:
+        values = self.network.state_dict() if state is None else state
+        return weights_digest({name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     def refuse_other_weights(self) -> None:
-        """Refuses to begin with weights that were put into the network after it was built.
+        """Refuses to begin a fit with weights that came in otherwise than by being built, trained here, or resumed.
 
         Raises:
             ValueError: They may be of another training.
         """
-        if self._digest() != self._built:
+        if self._weights not in (None, self._digest()):
             raise ValueError(
-                "model.network: its weights are not those that it was built with: they may be of another training, "
-                "whose steps epsilon would not count. To go on with one, give its checkpoint (ckpt_path, "
-                "load_from_checkpoint); public weights are loaded where the network is built"
+                "model.network: its weights are not those that it was built with, or that the fit before or the "
+                "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "
+                "one, give its checkpoint (ckpt_path, load_from_checkpoint); public weights are loaded where the "
+                "network is built"
             )
+        self._weights = None
+
+    def keep_weights(self, state: Mapping[str, Any] | None = None) -> None:
+        """A fit may begin with those of a checkpoint's `state`, or with what the fit before has made of its own."""
+        if state is not None or self._weights is None:
+            self._weights = self._digest(state)
 
     def refuse_written_state(self) -> None:
         """Refuses to publish what a network stored of private records.

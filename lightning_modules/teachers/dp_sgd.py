@@ -144,8 +144,6 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
-        if not self.own_training.resumed and len(self.accountant) == 0:
-            self.clipped.refuse_other_weights()
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled), callbacks=callbacks)
         require_public_evaluation(data)
@@ -208,7 +206,9 @@ class DPSGDTeacher(Teacher):
 
         Raises:
             CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
+            ValueError: The weights may be of another training.
         """
+        by_all(self.processes, self.clipped.refuse_other_weights)
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)
@@ -319,11 +319,13 @@ class DPSGDTeacher(Teacher):
 
     def on_fit_end(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""
+        self.clipped.keep_weights()
         by_all(self.processes, self.clipped.refuse_written_state)
         self._write({"teacher": self.network})
 
     def on_exception(self, exception: BaseException) -> None:
         """Writes the guarantee once the steps are charged. No weights: resuming assumes that nobody has seen them."""
+        self.clipped.keep_weights()
         if self.own_training.is_open and self.releases:
             self.clipped.refuse_written_state()
             self._write({})
@@ -450,3 +452,6 @@ class DPSGDTeacher(Teacher):
                 raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.steps.load_state_dict(state)
         self.noise_multiplier = state["noise_multiplier"]
+        prefix = "network."
+        weights = checkpoint["state_dict"].items()
+        self.clipped.keep_weights({name[len(prefix) :]: v for name, v in weights if name.startswith(prefix)})

@@ -129,25 +129,34 @@ def test_code_that_may_change_batches_is_refused(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+@pytest.mark.parametrize("begun", ["new", "fitted", "loaded"])
+def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatch, begun: str, broken: bool) -> None:
     def teacher() -> DPSGDTeacher:
         return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
 
-    def further(module: DPSGDTeacher) -> float:
-        train(module, PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2), save="last.ckpt")
+    def further(module: DPSGDTeacher, *, save: str | None = None, **settings: Any) -> float:
+        data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2)
+        train(module, data, save=save, **settings)
         return module.guarantee().epsilon
 
-    alone = further(teacher())
     if broken:
-        monkeypatch.setattr(ClippedNetwork, "_digest", lambda _: b"")
+        monkeypatch.setattr(ClippedNetwork, "_digest", lambda *_: b"")
+    alone, twice = further(other := teacher(), save="other.ckpt"), further(other)
     warm = teacher()
-    warm.load_state_dict(torch.load("last.ckpt", weights_only=True)["state_dict"])
+    if begun != "new":
+        further(warm, save="own.ckpt")
+    if begun == "loaded":
+        warm = DPSGDTeacher.load_from_checkpoint("own.ckpt", network=SMALL)
+    before = {name: value.clone() for name, value in warm.state_dict().items()}
+    warm.load_state_dict(torch.load("other.ckpt", weights_only=True)["state_dict"])
     if broken:  # the steps behind these weights are not counted
-        assert further(warm) == alone
+        assert further(warm) == (alone if begun == "new" else twice)
         return
     with pytest.raises(ValueError, match=r"weights are not those that it was built with.*load_from_checkpoint"):
         further(warm)
-    assert further(DPSGDTeacher.load_from_checkpoint("last.ckpt", network=SMALL)) > alone
+    warm.load_state_dict(before)
+    further(warm)  # its own are not refused, nor those of a checkpoint, in one fit after another
+    assert further(warm, epochs=2, resume="other.ckpt") == twice < further(warm)
 
 
 def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_which(start: torch.Tensor) -> None:
