@@ -54,6 +54,10 @@ class WrappedDataset(LightningDataModule):
     `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
     the result record then measure on the other half.
     `batch_size` counts images per step, of all processes together.
+
+    Raises:
+        ValueError: An invalid setting, or a class with code of its own for what is evaluated: private records may be
+            in it, by which a step is then chosen.
     """
 
     dataset: ImageDataModule
@@ -66,6 +70,14 @@ class WrappedDataset(LightningDataModule):
 
     def __init__(self, *, dataset: ImageDataModule, batch_size: int, evaluation: str = "test") -> None:
         super().__init__()
+        for kind in type(self).__mro__:
+            if kind.__module__.startswith("datamodules."):
+                break
+            if own := [name for name in _OF_EVALUATION if name in vars(kind)]:
+                raise ValueError(
+                    f"{own[0]} must not be overridden, and {kind.__name__} does: it may give private records, which "
+                    "nothing is charged for. Let read('test') of dataset give public ones"
+                )
         _take_facts(self, dataset)
         if evaluation not in ("test", "selection"):
             raise ValueError(f"evaluation must be 'test' or 'selection', got {evaluation!r}")
@@ -88,19 +100,3 @@ class WrappedDataset(LightningDataModule):
         records = self.dataset.test_records
         reported = selection_halves(records)[1] if self.evaluation == "selection" else records
         return self.dataset.evaluation_loader(reported)
-
-
-def require_public_evaluation(data: object) -> None:
-    """Refuses own code for what is evaluated while fitting: it may give private records, by which a step is chosen.
-
-    Raises:
-        ValueError: The class of a `WrappedDataset` has some.
-    """
-    for kind in type(data).__mro__:
-        if kind.__module__.startswith("datamodules."):
-            return
-        if own := [name for name in _OF_EVALUATION if name in vars(kind)]:
-            raise ValueError(
-                f"{own[0]} must not be overridden in a fit that states an ε, and {kind.__name__} does: it may give "
-                "private records, which nothing is charged for. Let read('test') of data.dataset give public ones"
-            )

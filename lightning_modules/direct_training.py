@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
-from datamodules.wrapped import require_public_evaluation
 from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
@@ -161,9 +160,7 @@ class DirectTraining(Teacher):
         data.number_records()
         labels = data.train_records.labels.clone()
         self._labels = lambda: labels
-        if isinstance(data, PoissonSampled):
-            require_public_evaluation(data)
-        else:  # a data set itself holds out private records
+        if not isinstance(data, PoissonSampled):  # a data set itself holds out private records
             self.run.note(_ACCESS)
             refuse_selection(self.trainer)
 

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from datamodules.partition import Partition, require_classes, require_partition, same_data
 from datamodules.pictures import PictureDataModule, pictures_below, require_outside
 from datamodules.synthetic_steps import SyntheticSteps
-from datamodules.wrapped import require_public_evaluation
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.images.pool import innermost
@@ -135,7 +134,6 @@ def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) ->
             "data.class_path must be SyntheticSteps in a student's fit, which looks at public records only, got "
             f"{type(data).__name__}"
         )
-    require_public_evaluation(data)
     judged_on = innermost(data)
     if isinstance(judged_on, PictureDataModule):  # those of a folder inside of the private one have another name
         others = [one for one in partitions if one and not same_data(one, judged_on.partition)]

@@ -17,7 +17,6 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
-from datamodules.wrapped import require_public_evaluation
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors.base import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
@@ -146,7 +145,6 @@ class DPSGDTeacher(Teacher):
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled), callbacks=callbacks)
-        require_public_evaluation(data)
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand
@@ -452,6 +450,5 @@ class DPSGDTeacher(Teacher):
                 raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.steps.load_state_dict(state)
         self.noise_multiplier = state["noise_multiplier"]
-        prefix = "network."
         weights = checkpoint["state_dict"].items()
-        self.clipped.keep_weights({name[len(prefix) :]: v for name, v in weights if name.startswith(prefix)})
+        self.clipped.keep_weights({name[8:]: value for name, value in weights if name.startswith("network.")})
