@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -144,18 +143,18 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
     )
 
 
-def require_batches_as_drawn(*owners: tuple[Any, type], callbacks: Iterable[Callback]) -> None:
+def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
     """Refuses code of one's own that is given a drawn batch: it may repeat or mix its records.
 
     Args:
+        trainer: Its callbacks are looked at; Lightning's own may look at batches.
         owners: A module and a data module, each with the class whose own code may run.
-        callbacks: Of the trainer; Lightning's own may look at batches.
 
     Raises:
         ValueError: A hook of batches, or the training step, is overridden.
     """
     found = [(hook, owner) for owner, parent in owners for hook in _OF_BATCHES if is_overridden(hook, owner, parent)]
-    for callback in callbacks:
+    for callback in trainer.callbacks:
         if not str(getattr(getattr(callback, _CALLBACKS_HOOK), "__module__", "")).startswith("lightning.pytorch."):
             found.append((_CALLBACKS_HOOK, callback))
     if found:

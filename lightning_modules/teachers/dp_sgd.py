@@ -143,8 +143,7 @@ class DPSGDTeacher(Teacher):
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        require_batches_as_drawn((self, DPSGDTeacher), (data, PoissonSampled), callbacks=callbacks)
+        require_batches_as_drawn(self.trainer, (self, DPSGDTeacher), (data, PoissonSampled))
         if self.unit is Unit.PERSON:
             data.sample_persons()
         assert data.num_records is not None  # its records are at hand
@@ -245,7 +244,6 @@ class DPSGDTeacher(Teacher):
     def guarantee(self) -> Guarantee:
         """What may be said of the teacher itself; students of it inherit it."""
         assert self.noise_multiplier is not None
-        data = self._poisson
         account = PrivacyAccount(
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
@@ -257,7 +255,7 @@ class DPSGDTeacher(Teacher):
             covered=account.counts(),
             planned=self.steps.plan.calls is not None and not self.steps.plan.changed,
             secure=all(release.bounded for release in self.releases),
-            num_records=data.num_records,
+            num_records=self._poisson.num_records,
             spent=self.epsilon(),
             uncharged_queries=self.uncharged_queries,
             assumptions=self._assumptions,
@@ -341,8 +339,7 @@ class DPSGDTeacher(Teacher):
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
         self._require_charged(optimizer)
         optimizer.zero_grad()
-        extracted = self._features_precomputed
-        optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=extracted)
+        optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=self._features_precomputed)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self.own_training.register)
         wrapper.step()  # type: ignore[union-attr]
@@ -368,8 +365,7 @@ class DPSGDTeacher(Teacher):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
-        extracted = self._features_precomputed and self.trainer.state.fn == "fit"
-        logits = self.clipped.logits(inputs, extracted=extracted)
+        logits = self.clipped.logits(inputs, extracted=self._features_precomputed and self.trainer.state.fn == "fit")
         self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -113,7 +113,7 @@ def test_code_that_may_change_batches_is_refused(
         optimizer=functools.partial(torch.optim.SGD, lr=1.0),
     )  # fmt: skip
     sampled = data(dataset=Digits(), batch_size=1275, steps_per_epoch=1)
-    require_batches_as_drawn(callbacks=[LearningRateMonitor()])  # Lightning's own only look
+    require_batches_as_drawn(Trainer(callbacks=[LearningRateMonitor()]))  # Lightning's own only look
     if not broken:
         with pytest.raises(ValueError, match=r"must not be overridden for DP-SGD, and (\w*Views|OwnStep|MixUp) does"):
             train(teacher, sampled, callbacks=[callback()])
