@@ -121,7 +121,10 @@ class TranscriptionCLI(LightningCLI):
         if command == "fit":
             refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
             epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-            if epochs == config.trainer.max_epochs:
+            planned = config.trainer.max_epochs
+            if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is written anew
+                raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
+            if epochs == planned:
                 released = {name: values for name, values in differing.items() if name.startswith("model.annotator.")}
                 refuse(released, path, why="the fit is done, and this would change nothing of it")
             if differing:

@@ -178,6 +178,17 @@ def test_a_fit_that_is_done_takes_no_other_noise(folder: Path, monkeypatch: pyte
     assert fit(config, LAST, noise).model.steps_done == 1
 
 
+def test_fewer_epochs_than_were_made_leave_the_run_as_it_is(folder: Path) -> None:
+    """The fit ended at once, without a word, and its files named noise that it never had."""
+    config = configuration(steps=1)
+    fit(config, "--trainer.max_epochs=2")
+    files = [Path("run/config.yaml"), Path("run/checkpoints/last.ckpt")]
+    held = [file.read_bytes() for file in files]
+    with pytest.raises(CheckpointError, match=r"max_epochs must be at least the 2 of .*last\.ckpt, got 1"):
+        fit(config, LAST, "--model.annotator.noise_multiplier=7")
+    assert [file.read_bytes() for file in files] == held
+
+
 @pytest.fixture
 def tested(folder: Path) -> Path:
     """A student's run in `run`, its configuration in `given.json`."""
