@@ -105,6 +105,9 @@ class TranscriptionCLI(LightningCLI):
         if path is None:
             if given:
                 rank_zero_info(f"ckpt_path {given}: there is none yet: the fit begins.")
+            elif command == "fit":
+                for place in filter(Path.is_file, _last_checkpoints(config)):
+                    rank_zero_info(f"Replaces {place} of an earlier fit; --ckpt_path last would go on from it.")
             return
         content = read_checkpoint(path, command=command)
         trained = hyperparameters(content)

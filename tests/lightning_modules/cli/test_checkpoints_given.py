@@ -189,6 +189,16 @@ def test_fewer_epochs_than_were_made_leave_the_run_as_it_is(folder: Path) -> Non
     assert [file.read_bytes() for file in files] == held
 
 
+def test_a_fit_says_what_it_replaces(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A student of hours was lost without a word to a second fit into its folder."""
+    said = "Replaces run/checkpoints/last.ckpt of an earlier fit"
+    with caplog.at_level("INFO"):
+        fit(configuration(steps=1))
+        assert said not in caplog.text
+        fit(configuration(steps=1))
+    assert caplog.text.count(said) == 1
+
+
 @pytest.fixture
 def tested(folder: Path) -> Path:
     """A student's run in `run`, its configuration in `given.json`."""
