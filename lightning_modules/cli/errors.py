@@ -18,7 +18,7 @@ _WORDS = (
     (r"^(?:Problem with given class_path '[^']+':|Parser key \"[^\"]+\":) *", ""),
     (r"^Expected a <class '(?:\w+\.)*(\w+)'>", r"must be \1"),
     (r"^Expected a typing\.Literal\[(.*)\]", r"must be one of \1"),
-    (r"^Expected a dot import path string: (\S+)", r"there is no class \1"),
+    (r"^Expected a dot import path string: (\S+)", r"there is no class \1 that fits here"),
     (r"^unrecognized arguments: --([^\s=]+).*", r"there is no setting \1"),
     (r"^(?:Option|Key) '([^']+)' is not (?:accepted|expected).*", r"there is no setting \1"),
     (r"\. Got value: ", ", got "),
