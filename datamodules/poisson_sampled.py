@@ -130,12 +130,12 @@ def require_poisson(loader: Any, sample_rate: float) -> None:
     """
     found = type(loader).__name__
     if isinstance(loader, PoissonLoader):
-        kinds, rate = (type(loader.batches), type(loader.records)), loader.batches.sample_rate
+        batches, records, rate = type(loader.batches), type(loader.records), loader.batches.sample_rate
         # No subclass of any: it may repeat or mix the records of a batch.
-        as_drawn = type(loader) is PoissonLoader and kinds[0] is PoissonBatches
-        if as_drawn and kinds[1] in (ImageDataset, MappedRecords) and rate == sample_rate:
+        as_drawn = type(loader) is PoissonLoader and batches is PoissonBatches
+        if as_drawn and records in (ImageDataset, MappedRecords) and rate == sample_rate:
             return
-        found += f" at {rate:g}, whose batches and records are {kinds[0].__name__} and {kinds[1].__name__}"
+        found += f" at {rate:g}, whose batches and records are {batches.__name__} and {records.__name__}"
     raise ValueError(
         "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
         f"{sample_rate:g}, of PoissonBatches and an ImageDataset, got a {found}: ε is of batches that draw a coin per "
