@@ -170,7 +170,7 @@ class ClippedNetwork:
         Raises:
             ValueError: They may be of another training.
         """
-        if self._weights not in (None, self._digest()):
+        if self._weights != self._digest():
             raise ValueError(
                 "model.network: its weights are not those that it was built with, or that the fit before or the "
                 "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "

@@ -447,4 +447,4 @@ class DPSGDTeacher(Teacher):
         self.steps.load_state_dict(state)
         self.noise_multiplier = state["noise_multiplier"]
         weights = checkpoint["state_dict"].items()
-        self.clipped.keep_weights({name[8:]: value for name, value in weights if name.startswith("network.")})
+        self.clipped.keep_weights({name[len("network.") :]: w for name, w in weights if name.startswith("network.")})
