@@ -25,7 +25,7 @@ from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.setting_checks import check_left_out
+from lightning_modules.setting_checks import check_kind, check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
@@ -51,6 +51,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
 
     Attributes:
         paper: Whose theorem the published ε is of, by the method's name.
+        annotators: The annotators that the method's step knows what to do with.
         unused: Settings that the method does not use, which are refused, such as `student.replay`; without a dot a
             setting that its constructor does not take.
         takes_private_pool: Whether `images.pool` may be the private data themselves: nothing keeps them, ε is infinite.
@@ -59,6 +60,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
     """
 
     paper: ClassVar[str] = ""
+    annotators: ClassVar[tuple[type[Annotator], ...]] = (Annotator,)
     unused: ClassVar[tuple[str, ...]] = ()
     takes_private_pool: ClassVar[bool] = False
 
@@ -74,6 +76,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoa
         images: Images | str = Images(),
     ) -> None:
         super().__init__()
+        check_kind("annotator", annotator, self.annotators)
         config = settings_of(TeacherConfig, teacher, name="teacher")
         # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])

@@ -74,6 +74,7 @@ class DGD(DataFreeDistillation):
     paper: ClassVar[str] = "DGD"
     unused = ("student.balance", "student.replay", "images.reset_every")
     takes_private_pool = True
+    annotators = (VoteAnnotator,)
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -110,8 +111,6 @@ class DGD(DataFreeDistillation):
         **shared: Any,
     ) -> None:
         super().__init__(annotator=annotator or VoteAnnotator(), **shared)
-        if not isinstance(self.annotator, VoteAnnotator):
-            raise ValueError(f"annotator must be a VoteAnnotator, got {type(self.annotator).__name__}")
         self.generator_phase = settings_of(GeneratorPhase, generator_phase, name="generator_phase")
         self.vae_phase = settings_of(VAEPhase, vae_phase, name="vae_phase")
         self.query_phase = settings_of(QueryPhase, query_phase, name="query_phase")

@@ -58,6 +58,7 @@ class Distillation(DataFreeDistillation):
     """
 
     unused = ("images", "student.balance", "student.replay")
+    annotators = (ResponseAnnotator, MeanResponseAnnotator)
     annotator: ResponseAnnotator | MeanResponseAnnotator
 
     def __init__(
@@ -78,10 +79,6 @@ class Distillation(DataFreeDistillation):
             images=Images(source="pool" if pool else "prior", prior=prior, pool=pool, pool_varied=pool is not None),
             **shared,
         )
-        if not isinstance(self.annotator, ResponseAnnotator | MeanResponseAnnotator):
-            raise ValueError(
-                f"annotator must be a ResponseAnnotator or MeanResponseAnnotator, got {type(self.annotator).__name__}"
-            )
         check_whole_number("pool_size", pool_size, least=1)
         check_whole_number("queries", queries, least=2, null="one teacher")
         check_number("balance", balance, least=0, most=1)

@@ -43,6 +43,7 @@ class DPDFD(DataFreeDistillation):
     """
 
     paper = "DPDFD"
+    annotators = (GradientAnnotator,)
     annotator: GradientAnnotator
 
     def __init__(

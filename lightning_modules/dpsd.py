@@ -60,6 +60,7 @@ class DPSD(DataFreeDistillation):
     """
 
     paper = "DPSD"
+    annotators = (GradientAnnotator, LabelAnnotator)
     annotator: GradientAnnotator | LabelAnnotator
 
     def __init__(

@@ -119,6 +119,7 @@ class FedDPSD(DataFreeDistillation):
 
     paper = "DPSD"
     unused = ("teacher", "images.pool")
+    annotators = (GradientAnnotator, LabelAnnotator)
     annotator: GradientAnnotator | LabelAnnotator
 
     def __init__(

@@ -107,6 +107,7 @@ class LabelDP(DataFreeDistillation):
     """
 
     paper = "LabelDP"
+    annotators = (LabelAnnotator,)
     annotator: LabelAnnotator
 
     def __init__(
@@ -118,8 +119,6 @@ class LabelDP(DataFreeDistillation):
         **shared: Any,
     ) -> None:
         super().__init__(annotator=annotator or LabelAnnotator(), **shared)
-        if not isinstance(self.annotator, LabelAnnotator):
-            raise ValueError(f"annotator must be a LabelAnnotator, got {type(self.annotator).__name__}")
         if self.annotator.smallest != 2:
             raise ValueError(
                 f"annotator.smallest must be 2, the fewest candidates above a threshold, got {self.annotator.smallest}"

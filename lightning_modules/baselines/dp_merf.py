@@ -39,6 +39,7 @@ class DPMERF(DataFreeDistillation):
     """
 
     unused = ("student.replay", "student.balance", "images.pool", "images.reset_every")
+    annotators = (ResponseAnnotator,)
 
     def __init__(
         self, *, generator_steps: int = 1000, annotator: ResponseAnnotator | None = None, **shared: Any

@@ -47,6 +47,7 @@ class FedDistillation(DataFreeDistillation):
     """
 
     unused = ("images.pool", "student.replay")
+    annotators = (ResponseAnnotator,)
     annotator: ResponseAnnotator
 
     def __init__(
@@ -58,8 +59,6 @@ class FedDistillation(DataFreeDistillation):
         **shared: Any,
     ) -> None:
         super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
-        if not isinstance(self.annotator, ResponseAnnotator):
-            raise ValueError(f"annotator must be a ResponseAnnotator, got {type(self.annotator).__name__}")
         self.generator_criterion = generator_loss and settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         self.terms = image_terms and settings_of(ImageTerms, image_terms, name="image_terms")
         kind = self.images.kind

@@ -35,7 +35,6 @@ from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientAnnotator
 from privacy.annotators.votes import VoteAnnotator
 from privacy.events import Gaussian, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
@@ -479,7 +478,6 @@ def _module(**settings: Any) -> DGD:
             {"query_phase": {"selection": "confident", "rounds": 9, "queries": 8}},
             "rounds must be at most the 8 queries",
         ),
-        ({"annotator": GradientAnnotator()}, "annotator must be a VoteAnnotator"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

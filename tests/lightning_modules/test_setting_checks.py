@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from lightning_modules import DGD, DPDFD, DPSD, Distillation, LabelDP
+from lightning_modules.baselines.dp_merf import DPMERF
+from lightning_modules.baselines.fed_distillation import FedDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from privacy.annotators import DirectLabelAnnotator
 
 COUNTS = [
     (GeneratorPhase, "generator_phase", "steps", 0),
@@ -41,6 +45,24 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
     with pytest.raises(ValueError, match=rf"{group}\.{name} must be .*finite.*, got nan"):
         kind(**{name: math.nan})
     assert getattr(kind(**{name: 0.5}), name) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "allowed"),
+    [
+        (DPDFD, "GradientAnnotator"),
+        (DPSD, "GradientAnnotator or LabelAnnotator"),
+        (LabelDP, "LabelAnnotator"),
+        (DGD, "VoteAnnotator"),
+        (Distillation, "ResponseAnnotator or MeanResponseAnnotator"),
+        (DPMERF, "ResponseAnnotator"),
+        (FedDistillation, "ResponseAnnotator"),
+    ],
+)
+def test_an_annotator_is_of_the_methods_kind(method: Callable[..., Any], allowed: str) -> None:
+    other = DirectLabelAnnotator()
+    with pytest.raises(ValueError, match=f"annotator must be a {allowed}, got DirectLabelAnnotator"):
+        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher="x.ckpt", annotator=other)
 
 
 def test_a_word_is_one_of_those_that_are_named() -> None:

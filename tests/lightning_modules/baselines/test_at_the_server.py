@@ -21,7 +21,6 @@ from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.student import StudentConfig
 from privacy import BudgetExceeded
-from privacy.annotators import GradientAnnotator
 
 SHAPE = (1, 8, 8)
 
@@ -191,7 +190,6 @@ def test_the_boundary_term_brings_images_between_student_and_ensemble(folder: Pa
         ({"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()}, "got .* and image_terms"),
         ({"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
         ({"images": Images(source="both"), "image_terms": ImageTerms()}, "must be prior or generator, got 'both'"),
-        ({"annotator": GradientAnnotator()}, "annotator must be a ResponseAnnotator, got GradientAnnotator"),
     ],
 )
 def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> None:
