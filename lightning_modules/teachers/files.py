@@ -31,13 +31,15 @@ def is_onnx(file: Path) -> bool:
 
 
 def require_file(file: Path) -> None:
-    """Refuses a teacher's file that is missing, and says how it is made.
+    """Refuses a teacher's file that is missing, and says how it is made, or a folder.
 
     Raises:
         TeacherError: It is.
     """
     if file.is_file():
         return
+    if file.is_dir():
+        raise TeacherError(f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt")
     name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
     made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
     recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")

@@ -149,7 +149,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors"),
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
-        ("folder", "does not exist"),
+        ("folder", "is a folder: give the file"),
         ("of_my_own.ckpt", r"or give your own"),
         ("mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
     ):
