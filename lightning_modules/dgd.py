@@ -352,7 +352,7 @@ class DGD(DataFreeDistillation):
         return self.annotator.affordable(limit=left) if left else 0
 
     def trained(self) -> dict[str, Trained]:
-        vae = {} if self.vae is None else {"vae": Trained(self.vae.parameters(), self.vae_phase.optimizer)}
+        vae = {} if self.vae is None else {"vae": Trained(self.vae.parameters())}
         return {**super().trained(), **vae}
 
     # --- logging, figures and checkpoints ---

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -53,12 +52,10 @@ class VAEPhase:
     Attributes:
         network: A `ConvVAE` with its arguments, see `Network`. Default: a code of 32.
         steps: Of this phase; 0 leaves the VAE and its terms out.
-        optimizer: Default: Adam, rate 1e-3.
     """
 
     network: Network | str | None = None
     steps: int = 500
-    optimizer: OptimizerCallable | None = None
 
     def __post_init__(self) -> None:
         check_whole_number("vae_phase.steps", self.steps, least=0)

@@ -19,6 +19,7 @@ from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.annotators import ResponseAnnotator
 
+_PIXEL_RATE = 0.05
 _REASON = "synthetic images were made against the clients' models"
 _SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noise: nothing protects them from it"
 
@@ -113,7 +114,7 @@ class FedDistillation(DataFreeDistillation):
             self.pool.add(self.gather_rows(self.draw_images(self.steps_done, latents)))
             return
         images = self.draw_images(self.steps_done, None).clone().requires_grad_()
-        optimizer = torch.optim.Adam([images], lr=terms.rate)
+        optimizer = torch.optim.Adam([images], lr=_PIXEL_RATE)
         with evaluating(self.student):
             for _ in range(terms.steps):
                 loss = self.image_loss(images, classes, terms)

@@ -29,7 +29,6 @@ class ImageTerms:
         variation_weight: α_tv, of `total_variation`.
         norm_weight: α_l2, of the mean norm of an image.
         steps: Steps on one batch: of the generator (DENSE's T_G), or of Adam on its pixels.
-        rate: Of Adam on pixels.
         student_steps: Steps of the student before the next batch is made; 1 in DENSE's algorithm.
         pool_size: How many of the newest images the student draws from; DENSE's algorithm has only the last batch, its
             published code all.
@@ -41,14 +40,12 @@ class ImageTerms:
     variation_weight: float = 0.0
     norm_weight: float = 0.0
     steps: int = 30
-    rate: float = 0.05
     student_steps: int = 10
     pool_size: int = 50_000
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self) if field.name.endswith("_weight")):
             check_number(f"image_terms.{name}", getattr(self, name), least=0)
-        check_number("image_terms.rate", self.rate, above=0)
         for name in ("steps", "student_steps", "pool_size"):
             check_whole_number(f"image_terms.{name}", getattr(self, name), least=1)
 

@@ -32,9 +32,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return write_atomically(path, buffer.getvalue())
 
 
-def accuracy_axis(axes: Axes, *, of: str = "test") -> None:
+def accuracy_axis(axes: Axes) -> None:
     """Makes the vertical axis one of accuracies, which are between 0 and 1: in per cent, fitted to the data."""
-    axes.set_ylabel(f"student accuracy ({of})")
+    axes.set_ylabel("student accuracy (test)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.grid(alpha=0.3)
 

@@ -182,7 +182,7 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
     assert expected < smallest
 
 
-def test_schedules_reach_k_and_begin_with_all_classes() -> None:
+def test_schedules_reach_k_and_begin_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     vague, sure = torch.full((50, 10), 0.1), torch.eye(10).repeat(5, 1)
 
     def sizes(schedule: Any, probabilities: torch.Tensor, steps: int = 40) -> list[int]:
@@ -194,14 +194,16 @@ def test_schedules_reach_k_and_begin_with_all_classes() -> None:
     assert set(sizes(ConfidentCandidates(), vague)) == {10}
     assert set(sizes(ConfidentCandidates(), sure)) == {3}
     half = 0.5 * vague + 0.5 * sure  # 0.55, and 0.05 of each other class
-    assert sizes(ConfidentCandidates(coverage=0.72), half, 1) == [5]
+    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
+    assert sizes(ConfidentCandidates(), half, 1) == [5]
 
 
-def test_an_image_that_the_student_is_sure_of_has_fewer_candidates() -> None:
+def test_an_image_that_the_student_is_sure_of_has_fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
     probabilities = torch.cat([torch.full((1, 10), 0.1), torch.eye(10)[:1], 0.05 + 0.5 * torch.eye(10)[:1]])
 
     def sizes(**settings: Any) -> list[int]:
-        schedule = ConfidentCandidates(coverage=0.72, **settings)
+        schedule = ConfidentCandidates(**settings)
         found: list[int] = schedule.sizes(probabilities, step=0, smallest=3).tolist()
         return found
 

@@ -37,7 +37,6 @@ SHORT: Mapping[str, Mapping[str, str]] = {
     "DPDFD": {**_GROUPS, **_TARGETS, **_TERMS},
     "DPSD": {
         **{**_GROUPS, **_TARGETS, **_TERMS},
-        **_of("gradient_targets", "distillation=loss"),
         **_of("label_targets", "schedule noise_correction"),
     },
     "LabelDP": {
