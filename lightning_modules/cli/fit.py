@@ -28,6 +28,7 @@ from lightning_modules.cli.arguments import PARSER_MODE, merged, prepare_argumen
 from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
+from lightning_modules.networks.names import look_in_current_folder
 from lightning_modules.runtime.checkpoint_io import (
     NoLonelyCheckpoint,
     WholeCheckpointIO,
@@ -35,7 +36,6 @@ from lightning_modules.runtime.checkpoint_io import (
     noted_by_run,
 )
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
-from lightning_modules.runtime.names import look_in_current_folder
 from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
-from lightning_modules.runtime.names import look_in_current_folder, named_object
+from lightning_modules.networks.names import look_in_current_folder, named_object
 
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")

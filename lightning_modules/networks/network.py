@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lightning_modules.runtime.names import look_in_current_folder, named_object
+from lightning_modules.networks.names import look_in_current_folder, named_object
 
 DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""

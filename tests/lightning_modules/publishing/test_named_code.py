@@ -48,7 +48,7 @@ SPECS: dict[str, Any] = {
     "what a module of torchvision has imported": "torchvision.models._api.inspect",
     "a command of ours": "lightning_modules.cli.main",
     "settings of ours that name code": told("lightning_modules.networks.network.Network", name="theirs.Net"),
-    "what reads names": told("lightning_modules.runtime.names.named_object", name="theirs.py:Net"),
+    "what reads names": told("lightning_modules.networks.names.named_object", name="theirs.py:Net"),
     "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
     "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
 }  # fmt: skip
