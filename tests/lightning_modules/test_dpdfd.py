@@ -121,12 +121,6 @@ def test_images_come_from_the_generator_the_prior_or_both(
     assert Path("run/public/figures/synthetic_000001.png").is_file()
 
 
-@pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean"])
-def test_every_release_runs(folder: Path, release: str) -> None:
-    cli = distil(annotator={"release": release}, steps=1)
-    assert 0 < cli.model.annotator.account.epsilon() < float("inf")
-
-
 @pytest.mark.parametrize(
     ("settings", "annotator", "share"),
     [

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
+from support.runs import fit_script
 from support.short_names import grouped
 from torch import nn
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import FedDPSD
 from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
 from lightning_modules.networks import SmallCNN
@@ -45,11 +45,9 @@ def federated(
     clients: LocalClients | list[nn.Module],
     *,
     steps: int = 2,
-    epochs: int = 1,
-    trainer: dict[str, Any] | None = None,
     **model: Any,
 ) -> FedDPSD:
-    """A fit of some rounds with a small student, nothing written unless `trainer` says so."""
+    """A fit of some rounds with a small student, nothing written."""
     seed_everything(3, verbose=False)
     reached = clients if isinstance(clients, LocalClients) else LocalClients(teachers=clients)
     module = FedDPSD(
@@ -59,18 +57,7 @@ def federated(
         clients=reached,
         **grouped(FedDPSD, **{"student": _small_student, "images": "prior", **model}),
     )
-    data = SyntheticSteps(dataset=Digits(), steps_per_epoch=steps, batch_size=BATCH_SIZE)
-    quiet: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": epochs,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "limit_val_batches": 0,
-    }
-    Trainer(**{**quiet, **(trainer or {})}).fit(module, datamodule=data)
+    fit_script(module, steps=steps, batch_size=BATCH_SIZE)
     return module
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from support.data_files import write_folders
 from support.dp_teachers import dp_sgd
 from support.runs import fit, guarantee
 
@@ -20,10 +20,7 @@ from privacy import Ledger
 
 def pictures(folder: str, count: int) -> None:
     for part, number in (("train", count), ("test", 4)):
-        for label in ("ants", "bees"):
-            Path(folder, part, label).mkdir(parents=True)
-            for index in range(number):
-                Image.new("L", (8, 8), 10 * index).save(Path(folder, part, label, f"{index}.png"))
+        write_folders(Path(folder, part), count=number, size=8)
 
 
 def settings(folder: str, **trainer: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.plans import plan_of
+from support.seeded import Seeded
 from support.short_names import budgeted
 from torch.nn import functional as F
 
@@ -23,7 +24,6 @@ from privacy import (
     compose,
 )
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
-from privacy.mechanisms.noise import NoiseSource
 from privacy.neighbours import Relation, Unit
 
 DELTA = 1e-5
@@ -53,22 +53,10 @@ def numbers(*values: int) -> torch.Tensor:
     return torch.tensor(values)
 
 
-class NoNoise(NoiseSource):
-    """Zeros, to see what noise is added to."""
-
-    secure = True
-
-    def gaussian(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-    def words(self, count: int) -> Any:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])
 @pytest.mark.parametrize("bounding", ["normalize", "clip"])
 def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release: str, bounding: str) -> None:
-    annotator = of_gradients(release=release, bounding=bounding, norm_bound=0.3, noise=NoNoise())
+    annotator = of_gradients(release=release, bounding=bounding, norm_bound=0.3, noise=Seeded(factor=0.0))
     torch.manual_seed(0)
     logits = torch.randn(4, 10) * 5
     # The worst case: two classes of probability 1/2, whose gradients are opposite.
@@ -92,7 +80,7 @@ def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release:
 
 
 def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
-    annotator = of_gradients(noise=NoNoise())
+    annotator = of_gradients(noise=Seeded(factor=0.0))
     torch.manual_seed(0)
     logits = torch.randn(4, 10)
     first, second = (
