@@ -12,9 +12,9 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from support.features import linear
+from support.runs import fit_script
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
@@ -106,21 +106,17 @@ def gradients() -> GradientAnnotator:
     return GradientAnnotator(budget=Budget(target_epsilon=1e6, accounting="published"))
 
 
-def waits_of(folder: Any, build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
+def waits_of(build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
     torch.manual_seed(0)
     module = build(
         num_classes=4, image_shape=SHAPE, batch_size=8, teacher=SmallCNN(num_classes=4, image_shape=SHAPE), **settings
     )
     watch = Watch()
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", default_root_dir=folder, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[watch], limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, SyntheticSteps(dataset=Digits(), steps_per_epoch=4))
+    fit_script(module, steps=4, callbacks=[watch])
     return watch.counts[1:-1]  # the first sets up, the last is logged
 
 
 # DPSD's data switch: how many candidates a label has is decided by what the student says.
 @pytest.mark.parametrize(("kind", "source"), [(DPDFD, "prior"), (DPDFD, "generator"), (DPSD, "prior")])
-def test_a_step_waits_for_no_device(tmp_path: Any, kind: Any, source: Any) -> None:
-    assert waits_of(tmp_path, kind, annotator=gradients(), images=Images(source=source)) == [[], []]
+def test_a_step_waits_for_no_device(kind: Any, source: Any) -> None:
+    assert waits_of(kind, annotator=gradients(), images=Images(source=source)) == [[], []]

@@ -56,10 +56,8 @@ def train_ensemble(
     """An ensemble on a data set (None: the digits as they are), without a command line or files."""
     seed_everything(seed, verbose=False)
     module = kind(num_classes=10, image_shape=(1, 8, 8), network=network, **settings)
-    trainer = Trainer(
-        max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
-    )  # fmt: skip
+    quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer = Trainer(**trainer_settings(".", -1, **quiet))
     data = Shards(dataset=dataset or Digits(), num_teachers=num_teachers, batch_size=40, steps_per_epoch=8)
     trainer.fit(module, datamodule=data)
     assert len(module.trained) == num_teachers

@@ -78,10 +78,9 @@ def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def folder(tmp_path: Path, trained_teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, trained_teacher: Path) -> Path:
     """An empty working folder with the teacher in `teachers/digits.ckpt`, and a ledger that knows of its training."""
     (tmp_path / "teachers").mkdir()
     shutil.copyfile(trained_teacher, tmp_path / "teachers" / "digits.ckpt")
     shutil.copytree(trained_teacher.parents[1] / "ledgers", tmp_path / "ledgers")
-    monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -18,8 +18,7 @@ from sweeps.runner.spec import Spec
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    monkeypatch.chdir(tmp_path)
+def spec() -> Spec:
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     values = {**SPEC, "kind": "figure", "figure": {"x": "size", "label": "size of the student"}}

@@ -19,8 +19,7 @@ trainer: {max_epochs: 3, callbacks: [a]}
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def files() -> None:
     Path("base.yaml").write_text(BASE)
 
 

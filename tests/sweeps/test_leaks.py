@@ -43,8 +43,7 @@ def attacked(role: str) -> dict[str, Any]:
     return {**facts, "recipe": {"teacher": {}, role: {}}, "leaks": rows, "inversions": drawn}
 
 
-def test_fits_are_attacked_and_tables_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_fits_are_attacked_and_tables_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("tiny.yaml").write_text(PIPELINE)
     lines: list[list[str]] = []
 

@@ -35,8 +35,7 @@ class Fits:
 
 
 @pytest.fixture
-def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fits:
-    monkeypatch.chdir(tmp_path)
+def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")

@@ -20,8 +20,7 @@ LOG = Path("log.txt")
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def quick_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeps.runner.queue.POLL_SECONDS", 0.05)
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
 

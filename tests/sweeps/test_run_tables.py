@@ -25,9 +25,8 @@ def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **m
 
 
 @pytest.fixture
-def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
+def specs(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
     """Three tables with one teacher; `second` and `first` share the cells of size 2."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
@@ -144,11 +143,8 @@ def test_list_names_what_make_runs_and_no_other_preset_is_run(capsys: pytest.Cap
         main(["tables", "run", "--preset", "big", "--dry-run"])
 
 
-def test_a_small_table_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     """DPDFD Fig. 2 through the command a user types: two cells, nothing more to do, and then data that are missing."""
-    monkeypatch.chdir(tmp_path)
     values = yaml.safe_load(_locate("dpdfd-fig2").read_text())
     values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
     values["presets"]["cpu"]["axes"] = {"C": ["1e-3"], "dataset": ["MNIST"]}

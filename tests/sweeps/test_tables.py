@@ -56,8 +56,7 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    monkeypatch.chdir(tmp_path)
+def spec() -> Spec:
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     return written(SPEC)
@@ -259,8 +258,7 @@ def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
     assert "50.00 % † |" in text and "before its configuration last changed" in text
 
 
-def test_a_page_for_each_table_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_for_each_table_and_an_index() -> None:
     installed = Spec.read("dpdfd-fig2")
     cell = installed.cells("smoke")[0]
     folder = Path("results/tables/dpdfd-fig2/smoke/records")
@@ -307,10 +305,7 @@ def test_pages_are_as_the_records_have_them() -> None:
         for found in SPECS
     ],
 )  # fmt: skip
-def test_the_larger_presets_are_accepted_by_the_command_line(
-    installed: Spec, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_larger_presets_are_accepted_by_the_command_line(installed: Spec, preset: str, tmp_path: Path) -> None:
     if installed.name == "records-untuned":  # folders of pictures are listed when a command begins
         for part in ("cropped/train", "cropped/test", "overlaid/train", "overlaid/test"):
             write_folders(tmp_path / "data" / "untuned" / part, classes="0123456789", count=1)

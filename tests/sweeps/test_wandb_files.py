@@ -79,8 +79,7 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
 
 
 @pytest.fixture
-def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def mnist(tmp_path: Path) -> Path:
     write_mnist(tmp_path / "data", name="MNIST")
     limits = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.max_epochs=1"]
     main(["fit", "--config", "sweeps/teacher_mnist.yaml", *limits, *QUIET])

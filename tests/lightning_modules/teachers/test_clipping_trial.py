@@ -352,10 +352,7 @@ class CentredLater(Plain):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:
         monkeypatch.setattr(clipped_network, "keeps_nothing", lambda network: True)
     assumed = "treats each image by itself"
