@@ -54,7 +54,6 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         records: ImageDataset | MappedRecords,
         function: Callable[[Tensor], Tensor],
         *,
-        piece: int = PIECE,
         workers: int = 1,
         parts: Sequence[Tensor] | None = None,
         dtype: torch.dtype | None = None,
@@ -64,13 +63,12 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         Args:
             records: The records.
             function: Maps images (B, C, H, W) to (B, ...), each image by itself, without gradients.
-            piece: Images in one call.
             workers: Threads, of one core each. Operations on a piece are short, and cores that share each of them wait
                 for each other more than they work.
-            parts: Consecutive positions that are one call each, in place of pieces.
+            parts: Consecutive positions that are one call each; None divides all into equal ones.
             dtype: In which the results are kept; None as they are.
         """
-        parts = list(torch.arange(len(records)).split(piece)) if parts is None else parts
+        parts = torch.arange(len(records)).split(PIECE) if parts is None else parts
 
         def of_part(rows: Tensor) -> Tensor:
             with torch.no_grad():  # in a separate thread it would be on

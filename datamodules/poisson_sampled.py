@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule
 from datamodules.images import ImageDataset, keep_batch
-from datamodules.mapped import PIECE, MappedRecords
+from datamodules.mapped import MappedRecords
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
@@ -277,7 +277,6 @@ class PoissonSampled(WrappedDataset):
         self,
         function: Callable[[Tensor], Tensor],
         *,
-        piece: int = PIECE,
         workers: int = 1,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -287,7 +286,7 @@ class PoissonSampled(WrappedDataset):
         until the fit ends: other networks are given images.
         """
         for split, records in (("train", self._own_records), ("validation", self.evaluated)):
-            self._mapped[split] = MappedRecords.of(records, function, piece=piece, workers=workers, dtype=dtype)
+            self._mapped[split] = MappedRecords.of(records, function, workers=workers, dtype=dtype)
 
     def teardown(self, stage: str) -> None:
         """Releases only what `precompute` has made, gigabytes of large features."""

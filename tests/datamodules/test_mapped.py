@@ -19,7 +19,7 @@ def test_long_work_tells_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(mapped, "_SECONDS", -1)
     with caplog.at_level("INFO"):
-        MappedRecords.of(records, Watched(), piece=500)
+        MappedRecords.of(records, Watched(), parts=torch.arange(len(records)).split(500))
     assert "1,000 of 1,435 images are done" in caplog.text
 
 
@@ -41,7 +41,7 @@ class Watched:
 
 def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset) -> None:
     function = Watched()
-    mapped = MappedRecords.of(records, function, piece=500)
+    mapped = MappedRecords.of(records, function, parts=torch.arange(len(records)).split(500))
     assert function.calls == [500, 500, 435] and len(mapped) == len(records) == 1435
     images, labels = records.__getitems__([3, 1400, 3])
     inputs, same = mapped.__getitems__([3, 1400, 3])
@@ -95,7 +95,8 @@ def test_taking_a_record_out_changes_the_features_of_its_shard_alone(records: Im
     # The mutant asks about all shards in one call.
     def at_once(shards: ShardedRecords) -> ShardedRecords:
         assert isinstance(shards.records, ImageDataset)
-        return ShardedRecords(MappedRecords.of(shards.records, OfTheCall(), piece=10_000), shards.starts)
+        whole = [torch.arange(len(shards.records))]
+        return ShardedRecords(MappedRecords.of(shards.records, OfTheCall(), parts=whole), shards.starts)
 
     assert changed(at_once(first), at_once(second)) == list(range(N))
 
@@ -104,9 +105,10 @@ def test_threads_change_nothing_and_their_errors_are_raised() -> None:
     data = Digits()
     data.setup("test")
     records = data.test_records
-    alone = MappedRecords.of(records, lambda images: images.flatten(1) * 2, piece=50)
+    parts = torch.arange(len(records)).split(50)
+    alone = MappedRecords.of(records, lambda images: images.flatten(1) * 2, parts=parts)
     threads = torch.get_num_threads()
-    found = MappedRecords.of(records, lambda images: images.flatten(1) * 2, piece=50, workers=3)
+    found = MappedRecords.of(records, lambda images: images.flatten(1) * 2, parts=parts, workers=3)
     assert torch.equal(found.inputs, alone.inputs) and torch.equal(found.labels, records.labels)
 
     def fail(images: torch.Tensor) -> torch.Tensor:
@@ -115,7 +117,7 @@ def test_threads_change_nothing_and_their_errors_are_raised() -> None:
         return images
 
     with pytest.raises(RuntimeError, match="the last piece"):
-        MappedRecords.of(records, fail, piece=50, workers=3)
+        MappedRecords.of(records, fail, parts=parts, workers=3)
     assert torch.get_num_threads() == threads
 
 

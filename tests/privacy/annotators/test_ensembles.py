@@ -123,10 +123,6 @@ def _plain(rows: torch.Tensor, **_: float) -> torch.Tensor:
     return torch.nan_to_num(rows)
 
 
-def _double(rows: torch.Tensor) -> torch.Tensor:
-    return rows.double()
-
-
 def _unguarded(rows: torch.Tensor, **_: float) -> torch.Tensor:
     return rows / rows.norm(dim=1, keepdim=True).add(1e-9)
 
@@ -134,7 +130,7 @@ def _unguarded(rows: torch.Tensor, **_: float) -> torch.Tensor:
 MUTANTS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
     "not normalised": {"normalize_per_sample": _plain},
     # Norms alone, without the guard that turns what is not a number into zeros.
-    "not finite": {"zero_non_finite_samples": _double, "normalize_per_sample": _unguarded},
+    "not finite": {"zero_non_finite_samples": torch.Tensor.double, "normalize_per_sample": _unguarded},
 }
 
 
