@@ -122,24 +122,27 @@ class PoissonLoader:
             yield batch if parts is None else (*batch, torch.tensor([len(part) for part in parts], dtype=torch.int64))
 
 
-def require_poisson(loader: Any, sample_rate: float) -> None:
+def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
     """Refuses batches that are not what a step is charged for: a callback may replace or change them within a fit.
 
     Raises:
-        ValueError: No `PoissonLoader`, or one that draws at another rate, or in another way, or from other records.
+        ValueError: No `PoissonLoader`, or one that draws at another rate, or in another way, or from other records, or
+            by coins that can be drawn again where the charge is for `secure` ones.
     """
     found = type(loader).__name__
     if isinstance(loader, PoissonLoader):
-        batches, records, rate = type(loader.batches), type(loader.records), loader.batches.sample_rate
+        drawn, records = loader.batches, type(loader.records)
         # No subclass of any: it may repeat or mix the records of a batch.
-        as_drawn = type(loader) is PoissonLoader and batches is PoissonBatches
-        if as_drawn and records in (ImageDataset, MappedRecords) and rate == sample_rate:
+        as_drawn = type(loader) is PoissonLoader and type(drawn) is PoissonBatches
+        as_charged = (drawn.sample_rate, drawn.noise.secure) == (sample_rate, secure)
+        if as_drawn and records in (ImageDataset, MappedRecords) and as_charged:
             return
-        found += f" at {rate:g}, whose batches and records are {batches.__name__} and {records.__name__}"
+        kinds = ", ".join(type(one).__name__ for one in (drawn, loader.records, drawn.noise))
+        found += f" at {drawn.sample_rate:g}, whose batches, records and coins are {kinds}"
     raise ValueError(
         "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
-        f"{sample_rate:g}, of PoissonBatches and an ImageDataset, got a {found}: ε is of batches that draw a coin per "
-        "record, and of records as they are"
+        f"{sample_rate:g}, of PoissonBatches and an ImageDataset by the data's own noise, got a {found}: ε is of "
+        "batches that draw a coin per record, and of records as they are"
     )
 
 

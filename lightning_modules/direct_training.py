@@ -91,7 +91,7 @@ class DirectTraining(Teacher):
         images, records = batch  # line 2
         if isinstance(self.annotator, DirectGradientAnnotator):
             assert self.annotator.sample_rate is not None
-            require_poisson(self.trainer.train_dataloader, self.annotator.sample_rate)
+            require_poisson(self.trainer.train_dataloader, self.annotator.sample_rate, self.annotator.secure_coins)
         if len(images):
             outputs = self.network(images)
             annotation = self.annotate(outputs.detach(), records)  # lines 3 to 10

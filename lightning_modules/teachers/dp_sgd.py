@@ -228,7 +228,7 @@ class DPSGDTeacher(Teacher):
                 "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
                 "the abort would tell"
             )
-        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate)
+        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
         by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases)
         self.own_training.renew_token()
@@ -346,9 +346,9 @@ class DPSGDTeacher(Teacher):
 
     def _require_charged(self, optimizer: ExactNoise) -> None:
         """Refuses a step of another rate or noise than `_step` charges: a callback may change either within a fit."""
-        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate)
-        if (now := optimizer.noise_multiplier) != self.noise_multiplier:
-            raise ValueError(f"noise_multiplier must stay what the optimizer adds, {now}, got {self.noise_multiplier}")
+        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
+        if (now := (optimizer.noise_multiplier, optimizer.source)) != (own := (self.noise_multiplier, self.noise)):
+            raise ValueError(f"noise_multiplier and noise must stay what the optimizer adds, {now}, got {own}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""

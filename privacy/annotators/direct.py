@@ -93,7 +93,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     )
 
     sample_rate: float | None = None
-    _secure_coins: bool = True
+    secure_coins: bool = True
 
     def bind(self, *, batch_size: int, num_classes: int, paper: str | None = None) -> None:
         """See `Annotator.bind`.
@@ -116,7 +116,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     def bind_sampling(self, *, sample_rate: float, secure: bool = True) -> None:
         """Fixes q of Poisson sampling, which the cost depends on, and whether its coins cannot be reproduced."""
         self.sample_rate = check_probability("sample_rate", sample_rate)
-        self._secure_coins = secure
+        self.secure_coins = secure
 
     @property
     def label_mu(self) -> float:
@@ -125,7 +125,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         return 2.0 / std if std else math.inf
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        if not self._secure_coins:
+        if not self.secure_coins:
             return Charge(release=Unbounded(reason=_COINS), queries=batch_size)
         # Before the data are known, as if each record took part in each step.
         rate = 1.0 if self.sample_rate is None else self.sample_rate
