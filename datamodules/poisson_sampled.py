@@ -26,6 +26,7 @@ _OF_BATCHES = (
     "on_after_batch_transfer",
     _CALLBACKS_HOOK,
     "training_step",
+    "train_dataloader",
 )
 
 
@@ -147,14 +148,14 @@ def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
 
 
 def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
-    """Refuses code of one's own that is given a drawn batch: it may repeat or mix its records.
+    """Refuses code of one's own that makes batches, or is given one: it may repeat or mix records.
 
     Args:
         trainer: Its callbacks are looked at; Lightning's own may look at batches.
         owners: A module and a data module, each with the class whose own code may run.
 
     Raises:
-        ValueError: A hook of batches, or the training step, is overridden.
+        ValueError: A hook of batches, the training step or the loader is overridden.
     """
     found = [(hook, owner) for owner, parent in owners for hook in _OF_BATCHES if is_overridden(hook, owner, parent)]
     for callback in trainer.callbacks:
@@ -164,7 +165,7 @@ def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
         hook, owner = found[0]
         raise ValueError(
             f"{hook} must not be overridden for DP-SGD, and {type(owner).__name__} does: it may repeat or mix "
-            "the records of a batch, which nothing tries. Let the network do what treats each image by itself"
+            "records, which nothing tries. Let the network do what treats each image by itself"
         )
 
 
@@ -216,11 +217,12 @@ class PoissonSampled(WrappedDataset):
             self._forget_precomputed()
             self._num_persons = None
             self.dataset.setup("fit")
-            if (kind := type(self.dataset.trained_on)) is not ImageDataset:
+            kind, own = type(self.dataset.train_records), type(self.dataset).trained_on
+            if kind is not ImageDataset or own is not ImageDataModule.trained_on:
                 raise ValueError(
-                    f"read() of {self.name}, and its trained_on, must give an ImageDataset for DP-SGD, got a "
-                    f"{kind.__name__}: it may repeat or mix the records of a batch. Let the network do what treats "
-                    "each image by itself"
+                    f"read() of {self.name} must give an ImageDataset for DP-SGD, and trained_on not be overridden, "
+                    f"got a {'trained_on of its own' if kind is ImageDataset else kind.__name__}: it may repeat or mix "
+                    "records. Let the network do what treats each image by itself"
                 )
         self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):

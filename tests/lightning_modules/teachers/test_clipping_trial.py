@@ -472,17 +472,33 @@ class OwnRecords(PoissonSampled):
         return PoissonLoader(mixed, super().train_dataloader().batches)
 
 
+class Oversampled(PoissonSampled):
+    """The loader, of batches and records as they should be: but each record of a rare class is there four times."""
+
+    def train_dataloader(self) -> Any:
+        own, drawn = self.train_records, super().train_dataloader().batches
+        rows = torch.cat([torch.arange(len(own)), *[torch.nonzero(own.labels == 3).flatten()] * 3])
+        images, labels = own.images[rows], own.labels[rows]
+        records = ImageDataset(images=images, labels=labels, ids=torch.arange(len(rows)), peak=own.peak)
+        batches = PoissonBatches(records=len(rows), sample_rate=drawn.sample_rate, steps=len(drawn))
+        return PoissonLoader(records, batches)
+
+
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("own", [Repeated, OwnBatches, OwnRecords])
+@pytest.mark.parametrize("own", [Repeated, OwnBatches, OwnRecords, Oversampled])
 def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, own: Any, broken: bool) -> None:
     teacher, data = made(Plain), own(dataset=Digits(), batch_size=64)
-    if broken:
-        monkeypatch.setattr(dp_sgd, "require_poisson", lambda *_: None)
-        train(teacher, data)
-        assert teacher.guarantee().epsilon < 10
-    else:
+    if not broken:
+        with pytest.raises(ValueError, match="train_dataloader must not be overridden for DP-SGD"):
+            train(teacher, data)
+    monkeypatch.setattr(dp_sgd, "require_batches_as_drawn", lambda *_: None)
+    if not broken and own is not Oversampled:  # nor within a fit, by a callback
         with pytest.raises(ValueError, match="must give a PoissonLoader at the sample_rate"):
             train(teacher, data)
+        return
+    monkeypatch.setattr(dp_sgd, "require_poisson", lambda *_: None)
+    train(teacher, data)
+    assert teacher.guarantee().epsilon < 10
 
 
 class Changes(Callback):
