@@ -238,8 +238,11 @@ class FedDPSD(DataFreeDistillation):
         if self.processes.size > 1:
             raise ProcessesError(f"trainer.devices must be 1 for FedDPSD, got {self.processes.size} processes")
         super().prepare_fit()
+
+    def require_unlike(self, teacher: PrivateModel) -> None:
+        """See `LearnsFromTeacher.require_unlike`; of the clients that are in this process."""
         for client in self.clients.clients if isinstance(self.clients, LocalClients) else ():
-            self.require_unlike(client.teacher)
+            super().require_unlike(client.teacher)
 
     def read_teacher(self) -> PrivateModel:
         known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)

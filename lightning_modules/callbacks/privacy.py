@@ -66,8 +66,13 @@ class PrivacyCourse(Callback):
             trainer.should_stop = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fixes the plan, before the first query: the guarantee covers it."""
+        """Fixes the plan, before the first query: the guarantee covers it.
+
+        Raises:
+            TeacherError: A weight of the teacher has come into the student since the teacher was loaded.
+        """
         module = data_free(pl_module)
+        by_all(module.processes, lambda: module.require_unlike(module.teacher))
         module.run.fix_plan(lambda: module.calls_ahead(steps_of_run(trainer, done=module.steps_done)))
 
     def on_train_batch_end(
@@ -108,6 +113,7 @@ class PrivacyCourse(Callback):
         module.annotator.close()
         if not trainer.is_global_zero:
             return
+        module.require_unlike(module.teacher)  # also of a fit that was refused for it
         guarantee = module.guarantee()
         where = ""
         if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning import seed_everything
+from lightning import Callback, LightningModule, Trainer, seed_everything
 from support.dp_teachers import SMALL, train
 from support.runs import (
     BATCH_SIZE,
@@ -232,6 +233,42 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         return
     with pytest.raises(ValueError, match=r"is another's as well|begins as a weight of the teacher"):
         begun()
+
+
+class WarmStart(Callback):
+    """Begins with a private network, which is at hand when a fit begins."""
+
+    def __init__(self, private: nn.Module) -> None:
+        self.weights = copy.deepcopy(private.state_dict())
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.student.load_state_dict(self.weights)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("kind", [DPDFD, FedDPSD])
+@pytest.mark.parametrize("fits", [1, 2])
+def test_no_weight_of_the_teacher_comes_in_later(
+    folder: Path, kind: Any, fits: int, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a callback, or between two fits."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    given: dict[str, Any] = {"teacher": teacher} if kind is DPDFD else {"clients": LocalClients(teachers=[teacher])}
+    student = StudentConfig(network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, images=PRIOR, student=student, **given)
+    warm = WarmStart(teacher)
+    if fits == 2:
+        fit_script(module, steps=1)
+        module.student.load_state_dict(warm.weights)
+    if broken:
+        monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: [])
+    with nullcontext() if broken else pytest.raises(ValueError, match="begins as a weight of the teacher"):
+        fit_script(module, steps=1, default_root_dir="warm", callbacks=[warm] if fits == 1 else [])
+    assert [path.name for path in Path("warm").rglob("*.pt")] == (["student.pt"] if broken else [])
+    if broken:  # one step away from the teacher
+        apart = torch.load("warm/public/student.pt")["1.weight"] - warm.weights["1.weight"]
+        assert float(apart.abs().max()) < 0.01
 
 
 def test_frozen_weights_in_common_are_told_on_the_page(folder: Path) -> None:
