@@ -194,15 +194,12 @@ class FederatedClient:
         """What left this client, and what that bounds, regardless of the server."""
         terms, annotator = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
-        planned = self._plan.covered
-        if planned is not None and planned.calls is not None and annotator.calls_made() > planned.calls:
-            planned = replace(planned, changed=True)
         said = annotator.guarantee(
             artefacts=(
                 f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
                 "from them: the student, the generator, synthetic images",
             ),
-            planned=planned,
+            planned=self._plan.covered,
             assumptions=[
                 "this client's teacher was trained on this client's records alone, and left it in no other way",
                 *self.teacher.assumptions,

@@ -101,6 +101,14 @@ CHANGES: dict[str, tuple[type[Annotator], dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("calls", [3, 4])
+def test_calls_beyond_the_plan_were_not_planned_before_the_first(calls: int) -> None:
+    """A callback may let a fit go on for as long as its results are to improve."""
+    told = fit(None, GradientAnnotator, wanted=3, calls=calls, **GRADIENTS).stated.assumptions
+    assert any("planned before the first release" in text for text in told) is (calls == 3)
+    assert any("was not chosen by looking at the results" in text for text in told) is (calls > 3)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_plan_is_not_shed_by_changing_what_it_costs(name: str, tmp_path: Path) -> None:
     kind, settings, changed = CHANGES[name]
