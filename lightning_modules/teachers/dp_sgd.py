@@ -128,17 +128,11 @@ class DPSGDTeacher(Teacher):
         self._features_precomputed = False
 
     def setup(self, stage: str) -> None:
-        """Checks the data and calibrates the noise to the planned steps."""
         super().setup(stage)
         self._features_precomputed = False  # those of a fit before are gone
-        if stage != "fit":
-            return
-        check_strategy(self.trainer, averages_itself=True)
-        by_all(self.processes, self._prepare_fit)
-        # Of one process, so that all have the same to the last bit.
-        self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
 
     def _prepare_fit(self) -> None:
+        """Checks the data and calibrates the noise to the planned steps."""
         data = self._poisson
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
             # In half precision gradients were measured beyond the norm that they are clipped to.
@@ -369,7 +363,14 @@ class DPSGDTeacher(Teacher):
         self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The user's optimizer inside Opacus's, with noise from the operating system."""
+        """The user's optimizer inside Opacus's, with noise from the operating system; first checks trainer and data.
+
+        Here, and not in `setup`: a class derived from this one may have a `setup` of its own that forgets this one's.
+        """
+        check_strategy(self.trainer, averages_itself=True)
+        by_all(self.processes, self._prepare_fit)
+        # Of one process, so that all have the same to the last bit.
+        self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         base = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(trained)
         assert self.noise_multiplier is not None
