@@ -38,6 +38,7 @@ class PrivateRun:
         self.plan = Plan()
         self.uncharged_queries: list[str] = []
         self.partitions: list[Partition | None] = []
+        self._loaded = False
         self._restored: Mapping[str, Any] | None = None
 
     @property
@@ -64,7 +65,16 @@ class PrivateRun:
         num_records: int | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        """Opens the ledger when a fit begins, and takes over what a checkpoint remembers; see `Annotator.open`."""
+        """Opens the ledger when a fit begins, and takes over what a checkpoint remembers; see `Annotator.open`.
+
+        Raises:
+            CheckpointError: A class of one's own has kept from `load` what a checkpoint says.
+        """
+        if trainer.ckpt_path and not self._loaded:
+            raise CheckpointError(
+                f"on_load_checkpoint of {type(trainer.lightning_module).__name__} must call that of its base class, or "
+                f"what the run of {trainer.ckpt_path} was charged does not count"
+            )
         if self.annotator.is_open:
             # The same object in a second module, or a second fit.
             self.annotator.require_open_for(training, state=self._restored)
@@ -148,6 +158,7 @@ class PrivateRun:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`; the charges are merged with the ledger's by `open`."""
+        self._loaded = True
         self._restored = state["annotator"]
         self.plan = Plan.from_dict(state)
         # What was accessed once cannot be taken back by resuming without it.

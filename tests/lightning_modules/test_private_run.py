@@ -11,6 +11,7 @@ from support.short_names import budgeted
 from lightning_modules.private_run import PrivateRun
 from privacy import Budget
 from privacy.annotators import GradientAnnotator
+from privacy.identity import CheckpointError
 from privacy.plan import Plan
 
 
@@ -64,7 +65,26 @@ def test_a_plan_may_change_before_the_first_call() -> None:
 def test_delta_is_compared_with_the_number_of_the_teachers_own_records(judged_on: str, known: bool) -> None:
     annotator = GradientAnnotator(budget=Budget(delta=1e-3))
     annotator.bind(batch_size=4, num_classes=3)
-    trainer: Any = SimpleNamespace(datamodule=SimpleNamespace(private_data=judged_on, num_records=100))
+    data = SimpleNamespace(private_data=judged_on, num_records=100)
+    trainer: Any = SimpleNamespace(datamodule=data, ckpt_path=None)
     PrivateRun(annotator).open(trainer, private_data="faces/train", ledger=None, training=None)
     statement = annotator.guarantee(artefacts=["student"], planned=None)
     assert any("which was not given" in text for text in statement.assumptions) is not known
+
+
+def test_a_run_whose_charges_a_class_of_ones_own_keeps_back_is_not_resumed() -> None:
+    def opened(ckpt_path: str | None, state: Any = None) -> PrivateRun:
+        annotator = GradientAnnotator()
+        annotator.bind(batch_size=4, num_classes=3)
+        run = PrivateRun(annotator)
+        if state is not None:
+            run.load(state)
+        trainer: Any = SimpleNamespace(datamodule=None, ckpt_path=ckpt_path, lightning_module=run)
+        run.open(trainer, private_data="faces/train", ledger=None, training=None)
+        return run
+
+    never_opened = PrivateRun(GradientAnnotator()).state()  # of a fit that failed before
+    for state in (opened(None).state(), never_opened):
+        assert opened("last.ckpt", state).annotator.is_open
+    with pytest.raises(CheckpointError, match="on_load_checkpoint of PrivateRun must call that of its base class"):
+        opened("last.ckpt")
