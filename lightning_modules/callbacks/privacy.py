@@ -36,6 +36,9 @@ def default_callbacks(trainer: Trainer) -> list[Callback]:
 class PrivacyCourse(Callback):
     """Opens the ledger, fixes the plan, ends the fit before a step that is not affordable, and writes the guarantee."""
 
+    #: Whether a fit runs: its networks are then those of the run, and not of a checkpoint that is refused.
+    _begun = False
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits.
 
@@ -74,6 +77,7 @@ class PrivacyCourse(Callback):
         module = data_free(pl_module)
         by_all(module.processes, lambda: module.require_unlike(module.teacher))
         module.run.fix_plan(lambda: module.calls_ahead(steps_of_run(trainer, done=module.steps_done)))
+        self._begun = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -103,17 +107,15 @@ class PrivacyCourse(Callback):
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Releases before an error or an interruption stay released."""
-        annotator = data_free(pl_module).annotator
-        if annotator.is_open and annotator.account.counts(scope="run"):
+        """Releases before an error or an interruption stay released; a fit that was refused has published nothing."""
+        if self._begun and data_free(pl_module).annotator.account.counts(scope="run"):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = data_free(pl_module)
+        module, self._begun = data_free(pl_module), False
         module.annotator.close()
         if not trainer.is_global_zero:
             return
-        module.require_unlike(module.teacher)  # also of a fit that was refused for it
         guarantee = module.guarantee()
         where = ""
         if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer, seed_everything
-from support.dp_teachers import SMALL, train
+from support.dp_teachers import SMALL, train, trainer_settings
 from support.runs import (
     BATCH_SIZE,
     checkpoint,
@@ -29,6 +29,7 @@ from torch import nn
 
 from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
+from lightning_modules.callbacks.privacy import PrivacyCourse
 from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images.source import Images
@@ -36,7 +37,9 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.account import Budget
 from privacy.annotators import DirectGradientAnnotator, GradientAnnotator
+from privacy.identity import CheckpointError
 
 PRIOR = Images(source="prior")
 
@@ -269,6 +272,39 @@ def test_no_weight_of_the_teacher_comes_in_later(
     if broken:  # one step away from the teacher
         apart = torch.load("warm/public/student.pt")["1.weight"] - warm.weights["1.weight"]
         assert float(apart.abs().max()) < 0.01
+
+
+class StopsAfterOne(Callback):
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_fit_that_is_refused_publishes_no_other_runs_student(
+    folder: Path, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the checkpoint are in the module before it is known whose they are."""
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def module(noise: float) -> DPDFD:
+        annotator = GradientAnnotator(noise_multiplier=noise, release="per_sample_full", budget=Budget(scope="run"))
+        given: dict[str, Any] = {"teacher": teacher, "images": PRIOR, "annotator": annotator}
+        return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
+
+    other, own = module(0.1), module(1e4)
+    fit_script(other, steps=1, epochs=-1, callbacks=[StopsAfterOne()])  # no plan tells what it cost
+    other.trainer.save_checkpoint("other.ckpt")
+    fit_script(own, steps=1)
+    if broken:
+        monkeypatch.setattr(PrivacyCourse, "_begun", property(lambda _: True, lambda *_: None))
+    trainer = Trainer(**trainer_settings("refused", 2), logger=False)
+    with pytest.raises(CheckpointError, match="and the checkpoint is of run"):
+        trainer.fit(own, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8), ckpt_path="other.ckpt")
+    assert Path("refused/public/student.pt").exists() is broken
+    if broken:
+        published, stated = torch.load("refused/public/student.pt"), own.guarantee().epsilon
+        assert all(torch.equal(value, published[name]) for name, value in other.student.state_dict().items())
+        assert stated < 1 < other.guarantee().epsilon
 
 
 def test_frozen_weights_in_common_are_told_on_the_page(folder: Path) -> None:
