@@ -127,10 +127,6 @@ class DPSGDTeacher(Teacher):
         self.accountant = self.steps.accountant
         self._features_precomputed = False
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        self._features_precomputed = False  # those of a fit before are gone
-
     def _prepare_fit(self) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
         data = self._poisson
@@ -367,6 +363,7 @@ class DPSGDTeacher(Teacher):
 
         Here, and not in `setup`: a class derived from this one may have a `setup` of its own that forgets this one's.
         """
+        self._features_precomputed = False  # those of a fit before are gone
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
         # Of one process, so that all have the same to the last bit.
