@@ -18,7 +18,7 @@ from privacy.plan import Charge
 
 _PUBLIC = (
     "treated as public: the number of private records, the number of classes, image shape and normalisation, the "
-    "test split, the weights before the first step, and every setting in the configuration"
+    "test split, the weights before the first step and any put in between fits, and every setting in the configuration"
 )
 
 
