@@ -170,12 +170,12 @@ class SeldomDraws(Plain):
 
 
 class RoundedByThePeak(Plain):
-    """Rounds features to 8 bits of the batch's largest one, in float32 alone."""
+    """Rounds features to 7 bits of the batch's largest one, in float32 alone."""
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         found = super().features(images.float())
-        step = float(found.detach().abs().max()) / 127
-        return torch.fake_quantize_per_tensor_affine(found, step, 0, -128, 127)
+        step = float(found.detach().abs().max()) / 63
+        return torch.fake_quantize_per_tensor_affine(found, step, 0, -64, 63)
 
 
 class FrozenBatchNorm(Plain):
