@@ -15,7 +15,7 @@ from datamodules import ImageDataModule
 from datamodules.partition import Partition, require_partition, same_data
 from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
 from lightning_modules.images.base import ImageSource
-from lightning_modules.priors.base import full_float32
+from lightning_modules.precision import full_float32
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.setting_checks import check_choice
 

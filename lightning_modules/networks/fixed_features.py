@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.memory import digest_of, found_once, remembered_features
 from lightning_modules.networks.scattering import Scattering
+from lightning_modules.precision import full_float32
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
-from lightning_modules.priors.base import full_float32
 from lightning_modules.setting_checks import check_number, check_whole_number
 
 #: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so

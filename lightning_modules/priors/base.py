@@ -8,11 +8,12 @@ image is sharp from the first step on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from lightning_modules.precision import full_float32
 
 
 class ImagePrior(ABC):
@@ -145,19 +146,3 @@ class RandomRows:
         """(B, *shape), standard normal, by the inverse of its distribution function: one uniform number each."""
         quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
         return quantiles
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Matrix products and convolutions in float32 proper, not TF32 or less, and those of cuDNN the same each time.
-
-    Runs allow TF32 on a GPU: equal seeds would draw images there that differ from those of a CPU. What was allowed
-    before is allowed after.
-    """
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(allowed)

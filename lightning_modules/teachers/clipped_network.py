@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.stacked import fixed_extractor
-from lightning_modules.priors.base import full_float32
+from lightning_modules.precision import full_float32
 from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import (
     DRAWS,

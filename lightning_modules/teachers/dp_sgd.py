@@ -18,7 +18,7 @@ from torch import nn
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.priors.base import full_float32
+from lightning_modules.precision import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of

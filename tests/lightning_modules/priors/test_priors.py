@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_modules.precision import full_float32
 from lightning_modules.priors import (
     DeadLeavesPrior,
     FractalPrior,
@@ -23,7 +24,7 @@ from lightning_modules.priors import (
     SilhouettePrior,
     StrokePrior,
 )
-from lightning_modules.priors.base import RandomRows, full_float32
+from lightning_modules.priors.base import RandomRows
 
 DRAWINGS: list[ImagePrior] = [StrokePrior(), GlyphPrior(), SilhouettePrior()]
 PHOTOGRAPHS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior()]
