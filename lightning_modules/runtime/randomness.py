@@ -7,10 +7,13 @@ would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noi
 from __future__ import annotations
 
 import hashlib
+import pickle
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 
@@ -68,3 +71,10 @@ class Draws:
             yield
         finally:
             torch.default_generator.set_state(state)
+
+
+def random_states(device: torch.device) -> tuple[bytes, ...]:
+    """State of the global generators of torch, NumPy and Python, which a network may draw from on a device."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    ours = [state.numpy().tobytes() for state in states]
+    return *ours, pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.precision import full_float32
+from lightning_modules.runtime.randomness import random_states
 from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import (
     DRAWS,
@@ -21,7 +22,6 @@ from lightning_modules.teachers.clipping_trial import (
     digests,
     keeps_nothing,
     logits_after,
-    random_states,
     refuse_gradient_hooks,
 )
 from lightning_modules.teachers.private_teacher import weights_digest
@@ -142,7 +142,7 @@ class ClippedNetwork:
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
             return sums
-        drawn = random_states(inputs)
+        drawn = random_states(inputs.device)
         persons = None if counts is None else counts.tolist()
         size = len(inputs) if self.mode == "linear" else self._most
         pieces = pieces_of(inputs, labels, persons, size=size)
@@ -153,7 +153,7 @@ class ClippedNetwork:
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
-        if random_states(inputs) != drawn:  # a schedule of dropout began after the trial
+        if random_states(inputs.device) != drawn:  # a schedule of dropout began after the trial
             raise ValueError(f"model.network: it {DRAWS}")
         for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None

@@ -10,13 +10,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +22,7 @@ from torch.nn import functional as F
 from datamodules.mapped import PIECE
 from lightning_modules.networks.memory import bytes_of, without_memory
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
+from lightning_modules.runtime.randomness import random_states
 from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
 
@@ -340,19 +339,13 @@ def _require_features_apart(tried: _Copy, *, double: bool) -> None:
         )
 
 
-def random_states(images: Tensor) -> tuple[bytes, ...]:
-    """State of the generators of torch, NumPy and Python that a network may draw from."""
-    tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(images.device)] if images.is_cuda else [])]
-    return *map(bytes, map(bytes_of, tensors)), pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())
-
-
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
     """The first layer to use a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
     found: list[str] = []
-    start = random_states(tried.images)
+    start = random_states(tried.images.device)
 
     def look(name: str, *_: Any) -> None:
-        if not found and random_states(tried.images) != start:
+        if not found and random_states(tried.images.device) != start:
             found.append(name)
 
     handles: list[Any] = []

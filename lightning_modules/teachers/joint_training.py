@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from datamodules import ShardedRecords
 from datamodules.mapped import one_thread
 from lightning_modules.networks.stacked import in_threads
-from lightning_modules.runtime.randomness import key, stream
-from lightning_modules.teachers.clipping_trial import random_states
+from lightning_modules.runtime.randomness import key, random_states, stream
 
 _BLOCK = 100
 """Steps that are drawn at a time."""
@@ -96,7 +95,7 @@ class JointTraining:
         Raises:
             ValueError: They draw from one generator, so that as many draws as one's records cause shift the others'.
         """
-        start = random_states(images)
+        start = random_states(images.device)
 
         def one(index: int) -> Tensor:
             self.optimizers[index].zero_grad()
@@ -114,7 +113,7 @@ class JointTraining:
                     for index, teacher in enumerate(self._teachers):
                         torch.manual_seed(key(self._seed, self.steps_done, teacher, "dropout"))
                         losses.append(one(index))
-        if random_states(images) != start:
+        if random_states(images.device) != start:
             raise ValueError(
                 "model.network: it draws random numbers by NumPy, by Python, or by torch for some images only: let it "
                 "draw by torch for every image, so that each teacher has draws of its own"

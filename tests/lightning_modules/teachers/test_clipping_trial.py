@@ -219,7 +219,7 @@ def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
     monkeypatch.setattr(clipped_network, "refuse_gradient_hooks", lambda network: None)
-    monkeypatch.setattr(clipped_network, "random_states", lambda images: ())
+    monkeypatch.setattr(clipped_network, "random_states", lambda device: ())
 
 
 REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
@@ -614,7 +614,7 @@ class TurnsDropoutOn(Callback):
 @pytest.mark.parametrize("broken", [False, True])
 def test_draws_that_begin_after_the_trial_are_refused(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:
-        monkeypatch.setattr(clipped_network, "random_states", lambda images: ())
+        monkeypatch.setattr(clipped_network, "random_states", lambda device: ())
     with nullcontext() if broken else pytest.raises(ValueError, match="draws at random in train mode"):
         fitted(made(partial(Dropped, 0.0)), callbacks=[TurnsDropoutOn()])
 

@@ -126,7 +126,7 @@ def test_draws_that_depend_on_records_couple_no_teachers(
 ) -> None:
     network = partial(Masks, by_numpy=by_numpy, seldom=seldom)
     if broken:
-        monkeypatch.setattr(joint_training, "random_states", lambda images: ())
+        monkeypatch.setattr(joint_training, "random_states", lambda device: ())
         monkeypatch.setattr(ensemble_networks, "_draws_at_random", lambda *_, **__: False)
     refused = (by_numpy or seldom) and not broken
     with pytest.raises(ValueError, match="it draws random numbers") if refused else nullcontext():
