@@ -11,9 +11,8 @@ from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, of_all_processes
 from privacy.checks import check_positive, named
 from privacy.mechanisms.description import FLOATS, MechanismDescription, of_shards
-from privacy.mechanisms.draws import laplace_latents
 from privacy.mechanisms.noise import NoiseSource
-from privacy.mechanisms.votes import VOTE_MECHANISMS, NoisyVote
+from privacy.mechanisms.votes import VOTE_MECHANISMS, NoisyVote, laplace_latents
 from privacy.plan import Charge
 from privacy.published.claims import Claim
 

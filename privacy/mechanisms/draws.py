@@ -54,19 +54,6 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(first - second).reshape(tuple(shape))
 
 
-def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
-    """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
-
-    Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
-    are scaled back by their largest entry; those that are not finite become zeros.
-    """
-    rows = codes.detach().cpu().double()
-    rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, torch.zeros_like(rows))
-    rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
-    noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
-    return noisy.to(dtype=codes.dtype, device=codes.device)
-
-
 def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
     count = math.prod(shape)
     return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)

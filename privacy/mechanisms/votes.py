@@ -1,4 +1,4 @@
-"""Noisy votes of an ensemble (DGD; Papernot et al. 2017, 2018): for each noise its draws, cost and description.
+"""Noisy votes of an ensemble (DGD; Papernot et al. 2017, 2018), and DGD's noise on latent codes.
 
 Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
 """
@@ -32,6 +32,19 @@ def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
             f"decisions must lie in [0, {num_classes}), got {int(decisions.min())} to {int(decisions.max())}"
         )
     return torch.nn.functional.one_hot(decisions, num_classes).sum(dim=0)
+
+
+def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
+    """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
+
+    Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
+    are divided by their largest entry; samples that are not finite become zeros.
+    """
+    rows = codes.detach().cpu().double()
+    rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, torch.zeros_like(rows))
+    rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
+    noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
+    return noisy.to(dtype=codes.dtype, device=codes.device)
 
 
 @dataclass(frozen=True, kw_only=True)

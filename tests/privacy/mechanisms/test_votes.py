@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from privacy.mechanisms.draws import laplace, laplace_latents, uniform_integers
+from privacy.mechanisms.draws import laplace, uniform_integers
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.votes import vote_counts
+from privacy.mechanisms.votes import laplace_latents, vote_counts
 
 
 def test_laplace_against_scipy() -> None:
