@@ -18,6 +18,7 @@ from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
+from lightning_modules.manual_optimization import ManualOptimization, Trained
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_run import PrivateRun, state_of_run
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
@@ -29,12 +30,11 @@ from lightning_modules.setting_checks import check_kind, check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
-from lightning_modules.turns import TakingTurns, Trained
 from privacy.annotators import Annotator
 from privacy.guarantee import Guarantee
 
 
-class DataFreeDistillation(LearnsFromTeacher, Evaluated, TakingTurns, GuardedLoading, LightningModule):
+class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
     Nothing about the teacher is used except through the annotator. `PrivacyCourse` opens the ledger, fixes the plan,

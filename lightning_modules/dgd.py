@@ -18,6 +18,7 @@ from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhas
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
+from lightning_modules.manual_optimization import Trained
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
@@ -29,7 +30,6 @@ from lightning_modules.runtime.randomness import stream
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
-from lightning_modules.turns import Trained
 from privacy.annotators import VoteAnnotator
 from privacy.ledger import RECORDS
 from privacy.processes import by_all

@@ -35,7 +35,7 @@ def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
-class TakingTurns(_Module):
+class ManualOptimization(_Module):
     """Manual optimization of several networks, each by an optimizer and a schedule of its own; mixed into a module."""
 
     _schedules: Mapping[str, Any] = {}
