@@ -70,7 +70,7 @@ class Federation(PrivateModel):
         return len(self.names)
 
     @property
-    def is_foreign(self) -> bool:
+    def is_external(self) -> bool:
         """False: no network is at hand that could be tried."""
         return False
 

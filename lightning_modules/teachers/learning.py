@@ -10,9 +10,9 @@ from torch import nn
 from lightning_modules.images.base import ImageSource
 from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.teachers.checks import try_foreign
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
+from lightning_modules.teachers.trial import try_external
 from privacy.identity import Training
 from privacy.processes import Processes, by_all
 
@@ -114,5 +114,5 @@ class LearnsFromTeacher(_Module):
         """
         self.require_unlike(teacher)
         if config.trial:
-            try_foreign(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
+            try_external(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.run.keep_partitions(teacher.partitions)

@@ -147,7 +147,7 @@ class PrivateModel(ABC):
         return [name for name, _ in common]
 
     @property
-    def is_foreign(self) -> bool:
+    def is_external(self) -> bool:
         """Whether it was not trained here, on images as they are here: it may expect others, and give no logits."""
         return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
 

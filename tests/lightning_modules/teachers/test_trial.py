@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.private_run import PrivateRun
-from lightning_modules.teachers import checks
+from lightning_modules.teachers import trial
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import GradientAnnotator
 
@@ -19,15 +19,15 @@ SHAPE = (1, 8, 8)
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr(checks, "rank_zero_warn", found.append)
+    monkeypatch.setattr(trial, "rank_zero_warn", found.append)
     return found
 
 
 def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
     teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
     run = PrivateRun(GradientAnnotator())
-    checks.try_foreign(teacher, run, image_shape=SHAPE, prior=None, named=named)
-    assert run.uncharged_queries == [checks.TRIAL_ACCESS]
+    trial.try_external(teacher, run, image_shape=SHAPE, prior=None, named=named)
+    assert run.uncharged_queries == [trial.TRIAL_ACCESS]
 
 
 class Constant(nn.Module):

@@ -40,7 +40,7 @@ def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) ->
     return torch.stack(parts, dim=1).flatten(0, 1)
 
 
-def try_foreign(
+def try_external(
     teacher: PrivateModel, run: PrivateRun, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
 ) -> None:
     """Tries a teacher that was not trained here on procedural images, and warns of what its owner should know.
@@ -51,7 +51,7 @@ def try_foreign(
     Raises:
         TeacherError: Its outputs are not what was stated.
     """
-    if not teacher.is_foreign:
+    if not teacher.is_external:
         return
     run.note(TRIAL_ACCESS)
     whole = teacher._network_of(0)
