@@ -168,7 +168,7 @@ class Ledger:
         return {training: self.trained_by(training) for training in self._trainings}
 
     def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
-        """What `FollowedLedger` takes over in the other processes of a run, by attribute.
+        """What `LedgerReplica` takes over in the other processes of a run, by attribute.
 
         Args:
             since: `_changes` of the state that they have; the counts are left out where nothing else has changed.

@@ -12,9 +12,9 @@ from datamodules.partition import Partition, require_partition
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
-from privacy.followed import FollowedLedger
 from privacy.identity import CheckpointError, Training, ledger_file, new_training_id
 from privacy.ledger import Ledger
+from privacy.ledger_replica import LedgerReplica
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 #: What processes that follow the first take over from it.
@@ -108,7 +108,7 @@ class OwnTraining:
         if state is not None:
             for name in _FOLLOWED:
                 setattr(self, name, state[name])
-            self._ledger = FollowedLedger(**{name: state[name] for name in ("private_data", "path", "state")})
+            self._ledger = LedgerReplica(**{name: state[name] for name in ("private_data", "path", "state")})
 
     def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
         for name, value in self._data.items():

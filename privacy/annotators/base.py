@@ -18,9 +18,9 @@ import torch
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, open_account
 from privacy.events import Unbounded
-from privacy.followed import FollowedLedger
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger_replica import LedgerReplica
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
@@ -184,9 +184,9 @@ class Annotator(ABC):
         if state is None:
             return
         if self._account is None:
-            ledger = FollowedLedger(private_data=state["private_data"], path=state["path"], state=state["ledger"])
+            ledger = LedgerReplica(private_data=state["private_data"], path=state["path"], state=state["ledger"])
             self._account = PrivacyAccount(ledger=ledger, budget=self.budget, training=state["training"])
-        assert isinstance(self._account.ledger, FollowedLedger)
+        assert isinstance(self._account.ledger, LedgerReplica)
         self._account.ledger.follow(state["ledger"])
         self._account.training = state["training"]
         self._account.ledger_was_replaced = state["ledger_was_replaced"]

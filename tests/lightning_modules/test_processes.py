@@ -115,7 +115,7 @@ def one_and_two(place: Path, names: list[str]) -> None:
     for name in names:
         states = [torch.load(place / f"{name} {rank}.pt", weights_only=True) for rank in range(2)]
         assert not differing(states), name
-        assert [state["ledger"] for state in states] == ["Ledger", "FollowedLedger"]
+        assert [state["ledger"] for state in states] == ["Ledger", "LedgerReplica"]
         for figure in ("epsilon", "queries", "steps"):
             assert states[0][figure] == states[1][figure], (name, figure)
 

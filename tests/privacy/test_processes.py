@@ -20,10 +20,10 @@ from privacy.annotators import GradientAnnotator, LabelAnnotator, VoteAnnotator
 from privacy.annotators.base import Annotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
-from privacy.followed import FollowedLedger
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
+from privacy.ledger_replica import LedgerReplica
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes, by_all, failed_everywhere, on_rank_zero
 
@@ -178,7 +178,7 @@ def test_only_the_first_writes_and_no_other_can_charge(tmp_path: Path) -> None:
         if processes.rank == 0:
             assert type(ledger) is Ledger
             return None
-        assert isinstance(ledger, FollowedLedger)
+        assert isinstance(ledger, LedgerReplica)
         with pytest.raises(LedgerError, match="process 0"):
             ledger.charge(annotator.charge)
         with pytest.raises(LedgerError, match="process 0"):

@@ -13,7 +13,7 @@ from privacy.ledger import Ledger
 from privacy.plan import Charge
 
 
-class FollowedLedger(Ledger):
+class LedgerReplica(Ledger):
     """A copy of process 0's ledger, in every other process of a run.
 
     Figures are read from it as from any ledger. Nothing can be charged, so that no process can release anything
