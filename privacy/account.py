@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
-from privacy.identity import CheckpointError, Training, UnnamedTraining, ledger_file
-from privacy.ledger import Ledger, ledgers_of
+from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger import Ledger, ledger_file, ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published.claims import Claim, published_epsilon

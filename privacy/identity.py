@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -15,9 +14,6 @@ from privacy.events import Release, release_from_dict
 
 Head: TypeAlias = tuple[str, int, str]
 """Identity of a ledger, the number of its lines that were read, and the hash of the last of them."""
-
-LEDGERS = "TRANSCRIPTION_LEDGERS"
-"""Environment variable that names the folder of all ledgers."""
 
 
 class CheckpointError(ValueError):
@@ -128,24 +124,3 @@ class UnnamedTraining:
     digest: bytes
     kind: str = "teacher"
     folder: Path | None = None
-
-
-def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:
-    """The one ledger of a private data set, symbolic links resolved.
-
-    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, where
-    the folder it was trained in is there; beside the teacher's file; `ledgers/` in the working folder.
-
-    Args:
-        private_data: Public name of the data.
-        beside: The teacher's file, where there is one.
-        recorded: What the teacher's file says, where it says anything.
-    """
-    name = re.sub(r"[^\w.]+", "-", private_data).strip("-.") or "private-data"
-    if folder := os.environ.get(LEDGERS):
-        return (Path(folder) / f"{name}.jsonl").resolve()
-    if recorded is not None and recorded.parent.parent.is_dir():
-        return recorded.resolve()
-    if beside is not None:
-        return beside.resolve().with_name(f"{name}.ledger.jsonl")
-    return (Path("ledgers") / f"{name}.jsonl").resolve()

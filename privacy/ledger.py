@@ -25,6 +25,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,8 @@ Append: TypeAlias = Callable[[dict[str, Any]], None]
 """Writes one line, syncs it and counts what it says."""
 
 _VERSION = 2
+LEDGERS = "TRANSCRIPTION_LEDGERS"
+"""Environment variable that names the folder of all ledgers."""
 RECORDS = "records"
 """In place of a training: the charge is for private records themselves, not for a teacher."""
 
@@ -456,3 +459,24 @@ def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) ->
 
 def _fingerprint(key: str, digest: bytes) -> str:
     return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
+
+
+def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:
+    """The one ledger of a private data set, symbolic links resolved.
+
+    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, where
+    the folder it was trained in is there; beside the teacher's file; `ledgers/` in the working folder.
+
+    Args:
+        private_data: Public name of the data.
+        beside: The teacher's file, where there is one.
+        recorded: What the teacher's file says, where it says anything.
+    """
+    name = re.sub(r"[^\w.]+", "-", private_data).strip("-.") or "private-data"
+    if folder := os.environ.get(LEDGERS):
+        return (Path(folder) / f"{name}.jsonl").resolve()
+    if recorded is not None and recorded.parent.parent.is_dir():
+        return recorded.resolve()
+    if beside is not None:
+        return beside.resolve().with_name(f"{name}.ledger.jsonl")
+    return (Path("ledgers") / f"{name}.jsonl").resolve()

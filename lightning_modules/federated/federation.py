@@ -15,7 +15,8 @@ from lightning_modules.federated.messages import Introduction
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.events import OneOf, Release
-from privacy.identity import Training, UnnamedTraining, ledger_file
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import ledger_file
 from privacy.neighbours import Unit
 
 

@@ -28,8 +28,8 @@ from lightning_modules.teachers.private_teacher import (
     weights_digest,
 )
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
-from privacy.identity import LEDGERS, Training, UnnamedTraining, ledger_file
-from privacy.ledger import ledgers_of
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import LEDGERS, ledger_file, ledgers_of
 
 _BESIDE = (
     "ONE FOLDER: the ledger lies beside the teacher's file. It holds no use of the same data through a teacher in "

@@ -12,8 +12,8 @@ from datamodules.partition import Partition, require_partition
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
-from privacy.identity import CheckpointError, Training, ledger_file, new_training_id
-from privacy.ledger import Ledger
+from privacy.identity import CheckpointError, Training, new_training_id
+from privacy.ledger import Ledger, ledger_file
 from privacy.ledger_replica import LedgerReplica
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 

@@ -20,7 +20,8 @@ from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import AdaptedTeacher
 from privacy.annotators import Annotator
-from privacy.identity import Training, UnnamedTraining, ledger_file
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import ledger_file
 from privacy.mechanisms.votes import vote_counts
 
 
