@@ -17,7 +17,7 @@ from lightning_modules.evaluation import refuse_selection
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_ahead
-from lightning_modules.runtime.publication import TellOfErrors, clear, publish
+from lightning_modules.runtime.publication import ForwardExceptions, clear, publish
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.teacher import Teacher
 from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
@@ -223,7 +223,7 @@ class DirectTraining(Teacher):
         return self.run.uncharged_queries
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), TellOfErrors()]
+        return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_exception(self, exception: BaseException) -> None:
         """As `on_fit_end`: what was released before an error stays released."""

@@ -26,7 +26,7 @@ from lightning_modules.federated import (
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.publication import TellOfErrors
+from lightning_modules.runtime.publication import ForwardExceptions
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateModel
@@ -313,7 +313,7 @@ class FedDPSD(DataFreeDistillation):
         return math.sqrt(squares / calls)
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), TellOfErrors()]
+        return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_fit_end(self) -> None:
         """Lets the clients settle their ledgers and write their guarantees."""

@@ -30,7 +30,7 @@ from lightning_modules.cli.resuming import differences, find_checkpoint, flat, m
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.networks.names import look_in_current_folder
 from lightning_modules.runtime.checkpoint_io import (
-    NoLonelyCheckpoint,
+    SkipCheckpointOnLocalError,
     WholeCheckpointIO,
     hyperparameters,
     noted_by_run,
@@ -177,7 +177,7 @@ class TranscriptionCLI(LightningCLI):
                 else:  # Lightning's bars would write one line alone, at the end
                     callbacks.append(ProgressLines())
                     kwargs["enable_progress_bar"] = False
-            kwargs["callbacks"] = [*callbacks, NoLonelyCheckpoint()]
+            kwargs["callbacks"] = [*callbacks, SkipCheckpointOnLocalError()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
         if is_data_free(self.model) and str(settings.precision) not in ("None", *PRECISIONS):

@@ -39,8 +39,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         write_atomically(path, buffer.getbuffer())
 
 
-class NoLonelyCheckpoint(Callback):
-    """After an error that not every process has met, writes no checkpoint: saving one waits for all of them.
+class SkipCheckpointOnLocalError(Callback):
+    """Writes no checkpoint after an error in only some of the processes: saving would wait for all of them.
 
     The others end when this process does. What was released stays charged.
     """

@@ -71,8 +71,8 @@ def publish(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Mo
     return page
 
 
-class TellOfErrors(Callback):
-    """Calls the module's `on_exception(exception)`, which writes its page: Lightning tells callbacks and data alone."""
+class ForwardExceptions(Callback):
+    """Calls the module's `on_exception(exception)`: Lightning itself calls that hook only for callbacks and data."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         module: Any = pl_module

@@ -22,7 +22,7 @@ from lightning_modules.precision import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import TellOfErrors, clear, publish
+from lightning_modules.runtime.publication import ForwardExceptions, clear, publish
 from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.class_prior import InnerProduct
@@ -301,7 +301,7 @@ class DPSGDTeacher(Teacher):
         return found
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), TellOfErrors()]
+        return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_fit_end(self) -> None:
         """Writes the guarantee, and what it covers, beside the results."""

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.images import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
-from lightning_modules.runtime.publication import TellOfErrors
+from lightning_modules.runtime.publication import ForwardExceptions
 from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
 
@@ -206,7 +206,7 @@ def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
-        monkeypatch.delattr(TellOfErrors, "on_exception")
+        monkeypatch.delattr(ForwardExceptions, "on_exception")
     interrupted(DirectTraining, 2, lambda: trained(configuration()))
     assert bool(list(Path("run").rglob("public/guarantee.json"))) is not broken
     if not broken:

@@ -14,7 +14,7 @@ from support.runs import fit, guarantee
 from datamodules import ClientRecords, Digits, PoissonSampled
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
-from lightning_modules.runtime.publication import TellOfErrors
+from lightning_modules.runtime.publication import ForwardExceptions
 from privacy import Ledger
 
 
@@ -63,7 +63,7 @@ def test_an_error_leaves_the_page_of_the_whole_plan(monkeypatch: pytest.MonkeyPa
     pictures("some", 12)
     whole = stated("some")["epsilon"]
     if broken:
-        monkeypatch.delattr(TellOfErrors, "on_exception")
+        monkeypatch.delattr(ForwardExceptions, "on_exception")
     monkeypatch.setattr(DPSGDTeacher, "on_train_batch_end", lambda *_: (_ for _ in ()).throw(InterruptedError))
     with pytest.raises(InterruptedError):
         fit(settings("some", default_root_dir="interrupted"))
