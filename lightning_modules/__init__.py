@@ -47,7 +47,7 @@ __all__ = [
 
 quiet()
 
-# Lightning takes seconds to import: the command line's help, and its answer to a mistyped command, do without.
+# Lightning takes seconds to import, and the command line's help and its answer to a mistyped command do not need it.
 _MODULES = (
     *("base", "baselines", "dgd", "direct_training", "distillation", "dpdfd", "dpsd", "feddpsd", "labeldp"),
     *("publishing", "student", "teachers", "teachers.config", "teachers.record_clipping"),
@@ -56,7 +56,7 @@ _MODULES = (
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        # All of them: the command line knows classes by their short names once they are imported.
+        # All of them: the command line resolves the short names of imported classes only.
         modules = [importlib.import_module(f"{__name__}.{module}") for module in _MODULES]
         return next(vars(module)[name] for module in modules if name in vars(module))
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):

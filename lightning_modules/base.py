@@ -1,4 +1,4 @@
-"""Shared parts of all data-free methods: the two updates, and the hooks that a method fills."""
+"""Shared parts of all data-free methods: the two updates, and the hooks that a method implements."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B, images per step, of all processes together; linked from the data.
-        annotator: Mechanism, noise and budget: all that leaves the teacher passes it.
+        annotator: Mechanism, noise and budget; everything learnt about the teacher passes through it.
         teacher: See `TeacherConfig`.
         student: See `StudentConfig`.
-        images: Where images come from.
+        images: Where the images come from.
 
     Attributes:
-        paper: Whose theorem the published ε is of, by the method's name.
-        annotators: The annotators that the method's step knows what to do with.
-        unused: Settings that the method does not use, which are refused, such as `student.replay`; without a dot a
-            setting that its constructor does not take.
-        takes_private_pool: Whether `images.pool` may be the private data themselves: nothing keeps them, ε is infinite.
+        paper: Name of the method whose paper's theorem gives the published ε.
+        annotators: The annotator classes that the method supports.
+        unused: Settings that the method refuses because it does not use them, such as `student.replay`. A name without
+            a dot is an argument that its constructor does not take.
+        takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
         published_artefacts: What a subclass computes from released values and may publish.
-        run: The course of a run that is charged, and its uncharged queries.
+        run: The run's ledger, plan and guarantee, and its uncharged queries.
     """
 
     paper: ClassVar[str] = ""
@@ -78,7 +78,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         super().__init__()
         check_kind("annotator", annotator, self.annotators)
         config = settings_of(TeacherConfig, teacher, name="teacher")
-        # A network is neither a hyperparameter nor saved; Lightning would warn that it is.
+        # A network given in a script is never saved; as a hyperparameter, Lightning would warn about it.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])
         self._objects_given = keep_plain_hyperparameters(self)
         self.automatic_optimization = False
@@ -106,27 +106,27 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
 
-    # --- what a method fills ---
+    # --- hooks that a method implements ---
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """The student's targets, through the annotator, for its logits (B, c), detached, on images (B, C, H, W)."""
+        """Gets targets through the annotator, for the student's detached logits (B, c) on images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The generator's loss of its images (n, C, H, W), with their graph, and released targets (n, c), fixed."""
+        """Returns the generator's loss on its images (n, C, H, W), with their graph, and fixed targets (n, c)."""
         raise NotImplementedError(f"{type(self).__name__} trains no generator")
 
     @property
     def next_calls(self) -> int:
-        """Calls of the annotator that the next step makes."""
+        """Number of annotator calls that the next step makes."""
         return 1
 
     def calls_of(self, steps: int) -> int:
-        """Calls of the annotator that a run of `steps` steps makes if no budget ends it."""
+        """Number of annotator calls that a run of `steps` steps makes unless a budget ends it."""
         return steps
 
     def calls_ahead(self, steps: int | None) -> int | None:
-        """Calls within the target that a run of so many steps in all has yet to make; None where no end is known."""
+        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
         if steps is None:
             return None if self.annotator.budget.target_epsilon is None else self.annotator.affordable(limit=10**9)
         return self.annotator.affordable(limit=max(0, steps - self.steps_done))
@@ -138,10 +138,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
     # --- the two updates ---
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
-        """One step on what the annotator releases about `images`. Returns the released targets, shape (B, c)."""
+        """Takes a step on what the annotator releases about `images`; returns the released targets, shape (B, c)."""
         images = images.detach()
-        # BatchNorm's running statistics are then of replayed images alone: with those of the newest generator's images
-        # a student that hardly changed any more fell by two points.
+        # With replay, BatchNorm's running statistics come from replayed images only: those of the newest generator's
+        # images cost a student that had nearly converged two points of accuracy.
         with frozen_statistics(self.student) if self.memory else nullcontext():
             outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
@@ -153,12 +153,12 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
-        """One step of the student down a loss, a scalar; the schedule does not count one on `replayed` images."""
+        """Takes a student step on a scalar loss; the schedule does not count steps on `replayed` images."""
         self.descend("student", loss, scheduled=not replayed)
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
     def replay_released(self) -> None:
-        """Steps of the student on earlier images: post-processing of what was released, and paid for, then."""
+        """Trains the student on earlier images: post-processing of what was released and charged then."""
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
             drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
@@ -169,13 +169,13 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
     def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
-        """One update of the generator, the student held fixed.
+        """Updates the generator once, with the student held fixed.
 
         Args:
             images: This step's generated images with their graph, shape (n, C, H, W).
-            targets: Released targets of them, shape (n, c), detached: a gradient through them would carry the teacher
-                past the noise. No rows where there are none.
-            scheduled: Whether the generator's schedule counts it.
+            targets: Their released targets, shape (n, c), detached: a gradient through them would bypass the noise.
+                Empty, shape (0, c), if there are none.
+            scheduled: Whether the generator's schedule counts this update.
         """
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
             loss = self.generator_loss(images, targets)
@@ -195,7 +195,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         return Draws(self.draw_seed, self.global_rank, self.device)
 
     def draw_latents(self, step: int) -> torch.Tensor | None:
-        """What the generator makes the images of a step from, see `ImageSource.latents`."""
+        """Returns the generator's latent inputs for a step; see `ImageSource.latents`."""
         return self.images.latents(step, self.draws)
 
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
@@ -203,13 +203,13 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         return self.images.images(step, latents, self.draws)
 
     def generate(self, latents: torch.Tensor | None) -> torch.Tensor:
-        """The generator's images of latents, with their graph."""
+        """Generates images from latents, with their graph."""
         assert self.generator is not None and latents is not None
         images: torch.Tensor = self.generator(latents)
         return images
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """Images to look at, shape (count, C, H, W): the same ones each time."""
+        """Returns images for display, shape (count, C, H, W), from the same draws each time."""
         return self.images.grid(count, seed=self.draw_seed or 0, device=self.device)
 
     # --- optimizers ---
@@ -232,10 +232,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
-    # --- the course of a fit ---
+    # --- fit hooks ---
 
     def configure_callbacks(self) -> list[Callback]:
-        """The course of a private run, and figures, unless the trainer was given its own."""
+        """Adds `PrivacyCourse` and the callbacks that draw figures, unless the trainer has its own."""
         return default_callbacks(self.trainer)
 
     def prepare_fit(self) -> None:
@@ -250,7 +250,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                 raise ValueError("images.pool must be public, and its train part is the private data: give another")
 
     def on_fit_start(self) -> None:
-        """Fixes the seed of the draws, once in a run, and warns of a generator that is never reset."""
+        """Fixes the seed of the draws once per run, and warns about a generator that is never reset."""
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
             never = self.images.reset_every is None and "images.reset_every" not in self.unused
@@ -261,7 +261,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                 )
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where a step begins, to know one that was cut short, and resets the generator where it is due."""
+        """Remembers where the step begins, to detect an interrupted one, and resets the generator when due."""
         self._steps_before_batch = self.steps_done
         every = self.images.reset_every
         if every and self.steps_done and self.steps_done % every == 0:
@@ -287,7 +287,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Counters, the seed of the draws, and this run's charges."""
+        """Saves the counters, the seed of the draws, and this run's charges."""
         checkpoint["distillation"] = {
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,

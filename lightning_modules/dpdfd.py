@@ -28,16 +28,16 @@ class DPDFD(DataFreeDistillation):
     Where the paper leaves a choice:
 
     - *Outputs are logits.* y_s = softmax(logits - γ·g̃), and the student sees γ and C only through their product.
-      `gradient_targets.outputs: probabilities` takes them for the softmax.
-    - *Gradients are per sample*, of each sample's own loss. Of a batch-mean loss they would be so small that e swamps
-      them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` takes that of the whole batch.
+      `gradient_targets.outputs: probabilities` reads them as probabilities instead.
+    - *Gradients are per sample*, of each sample's own loss; those of a batch-mean loss would be so small that e swamps
+      them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` uses the norm of the whole batch.
     - *The settings as printed* (α = β = 1, L2 norm of the features, L_S in the generator's step) collapsed to one
-      class in trials; the defaults here are what works. `sweeps/methods/dpdfd_mnist_paper.yaml` is as printed.
-    - *Images* may also come from a procedural prior, which spends nothing and does far better.
+      class in trials; the defaults here work. `sweeps/methods/dpdfd_mnist_paper.yaml` has the printed settings.
+    - *Images* may also come from a procedural prior, which costs no privacy and works far better.
 
     Args:
         annotator: Mechanism, noise and budget. Default: `GradientAnnotator` with C=1e-3, σ=100, `per_sample`.
-        gradient_targets: The distillation loss, and what the student makes of its noisy gradient.
+        gradient_targets: The distillation loss, and how the student uses its noisy gradient.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
     """
@@ -61,11 +61,11 @@ class DPDFD(DataFreeDistillation):
 
     @property
     def of_ensemble(self) -> bool:
-        """Whether many teachers respond (Algorithm 2)."""
+        """Whether an ensemble of teachers responds (Algorithm 2)."""
         return self.annotator.mechanism.of_ensemble
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One iteration of Algorithm 1. `batch` is a step index, without a data set."""
+        """One iteration of Algorithm 1. `batch` is only a step index."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)  # line 2
             images = self.draw_images(self.steps_done, latents)  # line 3
@@ -85,11 +85,11 @@ class DPDFD(DataFreeDistillation):
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until annotated.
 
-        Shape (B, c), or of every teacher of an ensemble (n, B, c).
+        Shape (B, c), or (n, B, c) for an ensemble of n teachers.
         """
         responses = self.teacher.each(images) if self.of_ensemble else self.teacher.logits(images)
         return self.gradient_targets.gradients(outputs, responses)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_G of Eq. 5 with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
+        """L_G of Eq. 5 with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""
         return self.generator_criterion.against(self.student, self.student, images, targets)

@@ -1,4 +1,4 @@
-"""DPSD: differentially private synthetic distillation, its data-sensitive and its label-sensitive switch."""
+"""DPSD: differentially private synthetic distillation with its data-sensitive and label-sensitive switches."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.mechanisms.randomized_response import top_k_candidates
 
 _RATE, _FORGOTTEN = 0.5, 0.01
-"""Of `balanced_answers`: a class that always has a share s gets the offset 50·(s - 1/c)."""
+"""Of `balanced_answers`: the offset of a class whose share stays at s converges to 50·(s - 1/c)."""
 
 
 class DPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 1.
 
-    As `DPDFD`, with two switches for what is annotated. *Data*: gradients of decoupled distillation by the student's
-    outputs, masked to their k largest entries, bounded and noised. *Label*: the teacher's class by randomized response
-    over the student's k largest outputs. The generator is trained against the student, and with it its latent inputs
-    Z, which are drawn once and kept.
+    Like `DPDFD`, with two switches for what is annotated. *Data*: gradients of decoupled distillation with respect to
+    the student's outputs, masked to their k largest entries, bounded and noised. *Label*: the teacher's class, by
+    randomized response over the student's k largest outputs. The generator is trained against the student, together
+    with its latent inputs Z, which are drawn once and kept.
 
     Where the paper leaves a choice, or does not work:
 
     - *Outputs are logits* and gradients are of each sample's own loss, as in `DPDFD`; Eq. 3's one noised mean for the
-      whole batch is `release: batch_mean_rows`, which distils nothing. As printed is
-      `sweeps/methods/dpsd_mnist_paper.yaml`.
-    - *Eq. 2* differs from the loss that it names; `gradient_targets.loss: dkd_as_printed` is Eq. 2 to the letter.
-    - *k from the first step on* (`FixedCandidates`) collapses; the default schedule begins with all classes.
+      whole batch is `release: batch_mean_rows`, which distils nothing. `sweeps/methods/dpsd_mnist_paper.yaml` has the
+      printed settings.
+    - *Eq. 2* differs from the loss it cites; `gradient_targets.loss: dkd_as_printed` is Eq. 2 to the letter.
+    - *A fixed k* (`FixedCandidates`) collapses; the default schedule begins with all classes.
     - *Using only Z* shows the student the same few images again and again; `fresh_latents` draws new ones each step, as
       `DPDFD` does.
 
     Args:
         annotator: `GradientAnnotator` for the data switch, `LabelAnnotator` for the label switch, whose `top_k` and
-            `smallest` are the paper's k. Default: gradients,
-            with k = 3 (or c where that is less).
+            `smallest` are the paper's k. Default: gradients, with k = min(3, c).
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
-        fresh_latents: Draw new latent inputs each step in place of the persistent Z.
-        gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
-        label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
-        balanced_answers: Of the label switch with all classes as candidates: take off the teacher's logits what earlier
-            responses say of how often each class is answered. Classes that a generator seldom shows are then answered
-            for the images that are most like them; else a student never hears of them through the noise.
+        fresh_latents: Draw new latent inputs each step instead of keeping Z.
+        gradient_targets: Data switch: the distillation loss, and how the student uses its noisy gradient.
+        label_targets: Label switch: candidates over time, and how the student uses noisy labels.
+        balanced_answers: Label switch with all classes as candidates: subtract from the teacher's logits how often
+            earlier responses gave each class. Classes that a generator seldom shows are then answered for the images
+            most like them; otherwise the noise hides them from the student.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
 
@@ -97,7 +96,7 @@ class DPSD(DataFreeDistillation):
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One iteration of Algorithm 1. `batch` is a step index, without a data set."""
+        """One iteration of Algorithm 1. `batch` is only a step index."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             images = self.draw_images(self.steps_done, latents)  # line 3
@@ -107,7 +106,7 @@ class DPSD(DataFreeDistillation):
         self.steps_done += 1
 
     def draw_latents(self, step: int) -> torch.Tensor | None:
-        """See `DataFreeDistillation.draw_latents`; this process's share of Z where it is kept."""
+        """See `DataFreeDistillation.draw_latents`; this process's share of Z if it is kept."""
         if self.latents is None:
             return super().draw_latents(step)
         return self.latents[share_of(len(self.latents), self.processes)]
@@ -130,13 +129,13 @@ class DPSD(DataFreeDistillation):
         return self.label_targets.annotation(outputs, labels, candidates, epsilon=annotator.epsilon)
 
     def balance(self, labels: torch.Tensor) -> None:
-        """Moves the offsets by a step's released labels (B,), of all processes; see `balanced_answers`."""
+        """Updates the offsets with a step's released labels (B,) of all processes; see `balanced_answers`."""
         assert isinstance(self.annotator, LabelAnnotator) and self.offsets is not None
         shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.annotator.epsilon)
         self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
-        """I of each image, shape (B, c), bool: depends only on the student's `outputs` and the step."""
+        """Candidate set I of each image, shape (B, c), bool, from the student's `outputs` and the step only."""
         assert isinstance(self.annotator, LabelAnnotator)
         sizes = self.schedule.sizes(
             outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest
@@ -154,7 +153,7 @@ class DPSD(DataFreeDistillation):
         return self.gradient_targets.gradients(outputs, self.teacher.logits(images))
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_g of Eq. 8 with a weight for each term, plus L_s if switched on; see `DataFreeDistillation`."""
+        """L_g of Eq. 8 with a weight per term, plus L_s if it has one; see `DataFreeDistillation`."""
         discriminator = self.student
         if self.discriminator == "teacher":
             discriminator = self.teacher.unprotected(
@@ -163,14 +162,14 @@ class DPSD(DataFreeDistillation):
         return self.generator_criterion.against(discriminator, self.student, images, targets)
 
     def reset_generator(self) -> None:
-        """See `DataFreeDistillation.reset_generator`; its latent inputs are drawn anew."""
+        """See `DataFreeDistillation.reset_generator`; also redraws its latent inputs."""
         super().reset_generator()
         if self.latents is not None:
             draw = self.draws.common.stream(self.steps_done, "reset")
             self.latents.data.copy_(torch.randn(self.latents.shape, generator=draw))
 
     def generator_parameters(self) -> Iterator[nn.Parameter]:
-        """The generator's and its latent inputs'."""
+        """Parameters of the generator, and its latent inputs."""
         yield from super().generator_parameters()
         if self.latents is not None:
             yield self.latents

@@ -1,8 +1,8 @@
 """Metrics of a classifier: accuracy, and the area under the ROC curve where it is customary for the data set.
 
-`val/accuracy` is of something kept apart, by which a run may be chosen: a selection half, or held-out private records.
-Where a fit is validated on the public test split, the figure is one of that split: a run or a step that is chosen by it
-has no figure left that was not chosen, and `test_split/accuracy` says so.
+`val/accuracy` is measured on data kept apart for selection: a selection half, or held-out private records. A fit that
+is validated on the public test split logs `test_split/accuracy` instead: a run or step chosen by it has no unbiased
+figure left to report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_modules.runtime.predictions import images_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 
 AUROC = "auroc"
-"""Its name in `metrics` of a data module, in logs and in records."""
+"""Name of the metric in `metrics` of a data module, in logs and in records."""
 
 if TYPE_CHECKING:
     _Module = LightningModule
@@ -34,18 +34,18 @@ TEST_SPLIT = "test_split/accuracy"
 
 
 class AreaUnderCurve(MulticlassAUROC):
-    """One-vs-rest areas under the ROC curves, averaged over the classes that are there, as MedMNIST has it.
+    """One-vs-rest areas under the ROC curves, averaged over the classes present, as in MedMNIST.
 
-    With two classes this is the area of either of them. A class that no image has, or every image, has no curve and is
-    left out; with none left the value is NaN.
+    With two classes both have the same area. A class of no image, or of every image, has no curve and is left out; with
+    none left the value is NaN.
     """
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes, average="none", thresholds=None)
 
     def add(self, answers: Tensor, labels: Tensor) -> None:
-        """Takes in a batch: labels (N,) and answers (N, c), logits or int64 counts of votes, whose shares are taken."""
-        # In single precision confident answers are all 1, and have no order; Apple's GPUs have no other.
+        """Adds a batch: labels (N,) and answers (N, c), which are logits, or int64 vote counts taken as shares."""
+        # In single precision confident answers all round to 1 and have no order; Apple's GPUs have no other precision.
         precise = answers.detach().to(torch.float32 if answers.device.type == "mps" else torch.float64)
         votes = not answers.is_floating_point()
         self.update(precise / precise.sum(dim=1, keepdim=True) if votes else precise.softmax(dim=1), labels)
@@ -58,7 +58,7 @@ class AreaUnderCurve(MulticlassAUROC):
 
 
 class Evaluation(nn.Module):
-    """The metrics of a module's validation and test, which logs them as its own."""
+    """Validation and test metrics, logged through the module that they belong to."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -67,11 +67,11 @@ class Evaluation(nn.Module):
         self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
 
     def validate(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
-        """Logs what is measured of logits, or counts of votes, (N, c) on validation images with these labels (N,)."""
+        """Logs metrics of logits or vote counts (N, c) on validation images with labels (N,)."""
         self._log(module, "val", logits, labels, name=validation_metric(module.trainer))
 
     def test(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
-        """The same on test images."""
+        """Logs the same metrics on test images."""
         self._log(module, "test", logits, labels, name="test/accuracy")
 
     def _log(self, module: LightningModule, stage: str, logits: Tensor, labels: Tensor, *, name: str) -> None:
@@ -84,12 +84,12 @@ class Evaluation(nn.Module):
 
 
 class Evaluated(_Module):
-    """Validation, test and prediction of a module that maps images (N, C, H, W) to logits (N, c); mixed into it."""
+    """Mixin for validation, test and prediction of a module that maps images (N, C, H, W) to logits (N, c)."""
 
     evaluation: Evaluation
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Accuracy on images and labels: public ones of a student's, held-out private ones of a teacher's."""
+        """Logs accuracy: a student's on public images, a teacher's on held-out private ones."""
         self.evaluation.validate(self, self(batch[0]), batch[1])
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -107,7 +107,7 @@ def validation_metric(trainer: Trainer) -> str:
 
 
 def refuse_selection(trainer: Trainer) -> None:
-    """Refuses callbacks that choose by what is measured on private records.
+    """Refuses callbacks that select by a metric of private records.
 
     Raises:
         ValueError: There is one.
@@ -121,17 +121,17 @@ def refuse_selection(trainer: Trainer) -> None:
 
 
 def asks_for_auroc(trainer: Trainer) -> bool:
-    """Whether the data module does."""
+    """Whether the data module asks for the area under the ROC curve."""
     return AUROC in getattr(datamodule_of(trainer), "metrics", ())
 
 
 @torch.no_grad()
 def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
-    """What a network, or any function from images to logits, is worth on labelled images.
+    """Measures a network, or any function from images to logits, on labelled images.
 
     Returns:
-        `accuracy`; `calibration_error`, the expected one of 15 bins; `largest_share`, the share of images
-        that are given the most frequent class: 1 of a network that has collapsed; on request the area under ROC curves.
+        `accuracy`; `calibration_error`, expected over 15 bins; `largest_share`, the share of images that are assigned
+        the most frequent class (1 for a collapsed network); with `auroc` the area under the ROC curves.
     """
     given: list[Tensor] = []
     right: list[Tensor] = []

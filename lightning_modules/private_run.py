@@ -1,4 +1,4 @@
-"""The course of a run whose releases are charged: its ledger, its plan, its figures and its guarantee."""
+"""A run whose releases are charged: its ledger, plan, figures and guarantee."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from privacy.processes import ALONE, Processes
 
 
 class PrivateRun:
-    """What a module does with its annotator besides querying it: `open`, `require_calls` and `fix_plan`, in this order.
+    """Everything a module does with its annotator but query it: `open`, `require_calls` and `fix_plan`, in this order.
 
-    The guarantee covers the plan, which is fixed before the first release and never made smaller: a run that is
-    resumed for fewer calls, with other noise or under another target may do so because of what the first ones gave.
+    The guarantee covers the plan, which is fixed before the first release and never made smaller: resuming for fewer
+    calls, with other noise or under another target may depend on what the first releases showed.
 
     Attributes:
         plan: All calls that the run plans to make to the annotator.
         uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.
-        partitions: Which records are private, of each teacher: what a student is tested on is held to it.
+        partitions: Which records are private, for each teacher; what a student is tested on is checked against it.
     """
 
     def __init__(self, annotator: Annotator) -> None:
@@ -68,7 +68,7 @@ class PrivateRun:
         """Opens the ledger when a fit begins, and takes over what a checkpoint remembers; see `Annotator.open`.
 
         Raises:
-            CheckpointError: A class of one's own has kept from `load` what a checkpoint says.
+            CheckpointError: A user's class did not hand a checkpoint's state on to `load`.
         """
         if trainer.ckpt_path and not self._loaded:
             raise CheckpointError(
@@ -80,7 +80,7 @@ class PrivateRun:
             self.annotator.require_open_for(training, state=self._restored)
             return
         data = datamodule_of(trainer)
-        judged_on_own = getattr(data, "private_data", None) == private_data  # other data's number is not that of these
+        judged_on_own = getattr(data, "private_data", None) == private_data  # the size of other data says nothing here
         self.annotator.open(
             private_data=private_data,
             ledger=ledger,
@@ -94,7 +94,7 @@ class PrivateRun:
         """Refuses a budget in which the calls of the next step do not fit.
 
         Returns:
-            Whether there is anything left to do: not in a run that is resumed after it has used its target up.
+            Whether there is anything left to do; False in a run that is resumed after it has used up its target.
 
         Raises:
             BudgetExceeded: With the figures and what could be changed.
@@ -116,7 +116,7 @@ class PrivateRun:
         return self.annotator.budget.target_epsilon is not None and self.annotator.affordable(limit=calls) < calls
 
     def stop_before(self, trainer: Trainer, *, calls: int) -> None:
-        """Ends a fit before the step that the target does not allow; the annotator would refuse it anyway."""
+        """Ends a fit before a step that the target does not allow; the annotator would refuse it anyway."""
         annotator = self.annotator
         if not trainer.should_stop and self.is_used_up(calls):
             rank_zero_info(f"Stopped: one more step would exceed target_epsilon={annotator.budget.target_epsilon:g}.")
@@ -132,7 +132,7 @@ class PrivateRun:
         self.plan = self.annotator.fix_plan(self.plan, wanted)
 
     def figures(self) -> dict[str, float]:
-        """Both ε as they stand, by their names in logs; an infinite published one is no claim."""
+        """Returns both current ε by their names in logs, without an infinite published one, which is no claim."""
         account = self.annotator.account
         published = account.epsilon_published()
         claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
@@ -168,17 +168,17 @@ class PrivateRun:
 
 
 def epsilon_metric(unit: Unit) -> str:
-    """Name of ε in logs: a figure for persons is none for records."""
+    """Name of ε in logs, which tells person-level from record-level figures."""
     return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
 
 
 def steps_ahead(trainer: Trainer, length: float) -> int | None:
-    """Steps that a fit has yet to make in epochs of so many; None where no end is known.
+    """Number of steps left in a fit with epochs of `length` steps; None if its end is unknown.
 
-    Epochs that are done count as done, whatever their length was.
+    Finished epochs count as finished, whatever their length was.
 
     Raises:
-        ValueError: No end is known, and a callback chooses it by results, which no ε of the steps taken allows.
+        ValueError: The end is unknown and `EarlyStopping` chooses it by results, so ε of the steps taken does not hold.
     """
     if trainer.max_epochs in (None, -1) or not math.isfinite(length):
         if any(isinstance(callback, EarlyStopping) for callback in callbacks_of(trainer)):
@@ -195,13 +195,13 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
 
 
 def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
-    """Steps of a run in all, of which so many are done; None where no end is known."""
+    """Total number of steps of a run of which `done` are made; None if its end is unknown."""
     ahead = steps_ahead(trainer, trainer.num_training_batches)
     return None if ahead is None else done + ahead
 
 
 def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:
-    """What a checkpoint keeps of a run that is charged, `PrivateRun.state` among it; None in a file without.
+    """Section `name` of a checkpoint, which includes `PrivateRun.state`; None in a file without it.
 
     Raises:
         CheckpointError: A fit would resume from a file without the charges of its run.

@@ -1,4 +1,4 @@
-"""Images that an ensemble is queried about once, and the noisy labels it gave: paid for, so never drawn again."""
+"""Images that an ensemble is queried about once, and its noisy labels: charged for, so never drawn again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class QuerySet:
     """N images and those of their labels that were released so far.
 
     Attributes:
-        images: Shape (N, C, H, W), half precision: what is kept is what was queried. Empty until they are chosen,
-            in rounds those of the rounds so far.
+        images: Shape (N, C, H, W), in the half precision in which they are queried. Empty until they are chosen; with
+            several rounds, those of the rounds so far.
         labels: Shape (n,), int64, of the first n images.
-        positions: Positions of these images in the pool: a checkpoint keeps no image that might be private.
+        positions: Positions of these images in the pool, saved in place of images that might be private.
     """
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
@@ -44,7 +44,7 @@ class QuerySet:
     def state(self, *, of_pool: bool) -> dict[str, Any]:
         """For a checkpoint."""
         return {
-            # Not a slice: a file holds all that a slice is cut from.
+            # Not a slice: saving one saves the whole tensor behind it.
             "query_images": torch.empty_like(self.images[:0]) if of_pool else self.images,
             "query_positions": self.positions,
             "query_labels": self.labels,

@@ -1,7 +1,6 @@
 """Checks of single settings: each error names the setting, what is allowed and what was given.
 
-A configuration file may hold what its types allow and no run can use, such as `.nan`: it is refused before anything is
-charged.
+Values that a type allows and no run can use, such as `.nan`, are refused before anything is charged.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from typing import Any
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
-    """Refuses a word that is not among those allowed.
+    """Refuses a word that is not allowed.
 
     Raises:
-        ValueError: It is another.
+        ValueError: It is not allowed.
     """
     if given not in allowed:
         raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
 
 
 def check_kind(name: str, given: Any, allowed: tuple[type, ...]) -> None:
-    """Refuses an object that is of none of the classes.
+    """Refuses an object that is not an instance of the allowed classes.
 
     Raises:
-        ValueError: It is of another.
+        ValueError: It is not.
     """
     if not isinstance(given, allowed):
         names = " or ".join(kind.__name__ for kind in allowed)
@@ -37,7 +36,7 @@ def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: objec
     """Refuses settings that a method does not use, such as `student.replay`, of groups of settings by name.
 
     Raises:
-        ValueError: One has another value than its default.
+        ValueError: One differs from its default.
     """
     for name in names:
         group, _, field = name.partition(".")

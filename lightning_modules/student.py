@@ -19,14 +19,13 @@ class StudentConfig:
 
     Attributes:
         network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
-        balance: Samples have a weight of n_y to the power of minus this in the loss, where n_y of the batch (of this
-            process's share of it) have targets of the same class y: 0 takes them as they come, 1 every class for as
-            much. Classes that a prior's images seldom have are else learnt late. It costs nothing. Not for noisy
-            labels, of which it weighs those most that are seldom right.
-        replay: Steps on earlier images and what was released about them, which cost nothing; off unless it has a
-            capacity.
+        balance: Exponent b of the weight n_y^-b that a sample of class y has in the loss, where n_y samples of the
+            batch (of this process's share) have targets of that class: 0 weighs all samples alike, 1 all classes.
+            Otherwise classes that a prior seldom draws are learnt late. It costs nothing. Not for noisy labels: rare
+            ones are most often wrong, and would weigh most.
+        replay: Steps on earlier images and what was released about them, at no cost; off unless it has a capacity.
         optimizer: Builds its optimizer; null is Adam at 1e-3.
-        lr_scheduler: Builds its schedule, stepped once for each of its steps; null is none.
+        lr_scheduler: Builds its schedule, stepped once per student step; null is none.
     """
 
     network: Network | str | None = None
@@ -36,7 +35,7 @@ class StudentConfig:
     lr_scheduler: LRSchedulerCallable | None = None
 
     def __post_init__(self) -> None:
-        # In a checkpoint of a script it is plain values.
+        # Plain values in a checkpoint of a script.
         object.__setattr__(self, "replay", settings_of(Replay, self.replay, name="student.replay"))
         check_number("student.balance", self.balance, least=0, most=1)
 
