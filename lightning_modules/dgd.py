@@ -1,4 +1,4 @@
-"""DGD: discriminative-generative distillation: noisy votes on a few images, and all that can be had without asking.
+"""DGD, discriminative-generative distillation: noisy votes on a few images, and unsupervised terms that cost nothing.
 
 Also the baselines of its Fig. 7: DGD+ (Gaussian votes), PATE and PATE+ (a public pool, no VAE).
 """
@@ -44,27 +44,27 @@ _POOL = "the pool that the student was trained on is the private data itself, as
 class DGD(DataFreeDistillation):
     """Ge et al., *Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation*, TIP 2023.
 
-    Four phases, which follow a counter of the module's own that checkpoints keep; see `training_step`. Queries in
-    several rounds (`query_phase.rounds`) take turns with steps of the student. A budget that is used up ends the
-    queries, not the run. Where the paper leaves a choice, or does not work (see `docs/dgd.md`):
+    Four phases follow a counter that checkpoints keep; see `training_step`. Queries in several rounds
+    (`query_phase.rounds`) alternate with student steps. A budget that is used up ends the queries, not the run. Where
+    the paper leaves a choice, or does not work (see `docs/dgd.md`):
 
-    - *The baseline* is fitted to all private data. What a generator that was trained against it reveals is bounded by
-      nothing, however sound the votes: record-level ε is infinite, unless that baseline was trained by DP-SGD (then it
-      **composes** with the votes), the baseline is `student`, or images come from a prior.
+    - *The baseline* is fitted to all private data. Nothing bounds what a generator trained against it reveals, however
+      sound the votes: record-level ε is infinite, unless that baseline was trained by DP-SGD (then it **composes** with
+      the votes), the baseline is `student`, or images come from a prior.
     - *The entropy term* of Eq. 6 as printed makes outputs uniform, contrary to its text.
-    - *Normals* are found and added in image space, orthogonal to the tangent as the decoder shows it (TNAR); Eq. 4 adds
-      both perturbations to the code, where no direction is normal to the manifold. Perturbed images are compared by the
+    - *Normals* are found and added in image space, orthogonal to the decoder's tangent (TNAR); Eq. 4 adds both
+      perturbations to the code, where no direction is normal to the manifold. Perturbed images are compared by the
       student's **features** (Eq. 6), while the divergence of its predictions finds the directions.
-    - *Laplace noise on latent codes*, where ε₁ of the paper's theorem comes from, is `annotator.latent_epsilon`. At
-      ε₁=0.01 its scale is 6400 on codes in [-1, 1]: decoded are random codes. It bounds nothing about a private record
-      (`VoteAnnotator.perturb_latents`).
+    - *Laplace noise on latent codes*, the source of ε₁ in the paper's theorem, is `annotator.latent_epsilon`. At
+      ε₁=0.01 its scale is 6400 on codes in [-1, 1], so that the decoder sees random codes. It bounds nothing about a
+      private record (`VoteAnnotator.perturb_latents`).
     - *Additions* that read only released labels and synthetic images: distorted queries (`student_phase`), and queries
-      of which the student of earlier ones is sure (`query_phase.selection`).
+      that the student of earlier rounds is sure of (`query_phase.selection`).
 
     Args:
         annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
-        generator_phase: The generator against a fixed classifier.
-        vae_phase: The variational autoencoder on synthetic images.
+        generator_phase: Training of the generator against a fixed classifier.
+        vae_phase: Training of the variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
         student_phase: How the student learns the queried labels.
         tangent_normal: The student's terms on the VAE's triples.
@@ -78,7 +78,7 @@ class DGD(DataFreeDistillation):
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step of the current phase. `batch` is a step index, without a data set."""
+        """One step of the current phase. `batch` is only a step index."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             if self.phase == "generator":  # Eq. 2
@@ -140,7 +140,7 @@ class DGD(DataFreeDistillation):
         return PHASES[self.phase_index]
 
     def _length(self, phase: Phase) -> int:
-        """Steps of a phase of a fixed length."""
+        """Number of steps of a phase of fixed length."""
         if phase == "generator":
             return self.generator_phase.steps if self.generator is not None else 0
         return self.vae_phase.steps
@@ -158,13 +158,13 @@ class DGD(DataFreeDistillation):
             return self.phase_step >= self._length(self.phase)
         if self.phase == "query":  # a round that is to begin has made no step
             return self.next_calls == 0 or (self.phase_step > 0 and len(self.query_set) in self._round_ends)
-        # Only at that step: once the budget has ended the queries, it is not checked again at each step.
+        # Checked at that step only, and not at each one once the budget has ended the queries.
         turn_is_over = self._is_between_rounds and self.phase_step == self.query_phase.steps_between
         return turn_is_over and self.annotator.affordable(limit=1) > 0
 
     @property
     def _is_between_rounds(self) -> bool:
-        """Whether rounds of queries are to come after these steps of the student, unless a budget has ended them."""
+        """Whether more rounds of queries follow these student steps, unless a budget has ended them."""
         settings = self.query_phase
         return (
             self.phase == "student"
@@ -175,7 +175,7 @@ class DGD(DataFreeDistillation):
 
     @property
     def _round_ends(self) -> list[int]:
-        """How many queries have been made when each round ends; several divide the queries that the plan covers."""
+        """Number of queries made when each round ends; several rounds divide the queries that the plan covers."""
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
         covered = min(queries, self.run.plan.calls or queries) if rounds > 1 else queries
         return [covered * (number + 1) // rounds for number in range(rounds)]
@@ -183,10 +183,10 @@ class DGD(DataFreeDistillation):
     # --- Eq. 2: the generator ---
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See `DataFreeDistillation.generator_loss`; no targets are used."""
+        """See `DataFreeDistillation.generator_loss`; uses no targets."""
         if self._baseline is None:
             return self.generator_phase(self.student, images)[0]
-        # Charged once in a run, when the fit began.
+        # Already charged when the fit began, once per run.
         baseline = self._unprotected_baseline().to(images.device)
         return self.generator_phase(baseline, images)[0]
 
@@ -207,9 +207,9 @@ class DGD(DataFreeDistillation):
     # --- Eq. 3: the queries ---
 
     def query_ensemble(self) -> None:
-        """As many queries as a step has images, each made once and kept."""
+        """Queries as many images as a step has, each once, and keeps their labels."""
         if len(self.query_set.images) == len(self.query_set):
-            # One choice for all processes. Each makes its own: layers that see all processes' images wait for all.
+            # All processes take the same choice, yet each computes it: layers that synchronise would wait for them.
             own = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
             chosen, self.query_set.positions = self.processes.broadcast(own)
             self.query_set.images = torch.cat([self.query_set.images, chosen])
@@ -217,15 +217,15 @@ class DGD(DataFreeDistillation):
         share = images[share_of(len(images), self.processes)].to(self.device)
         counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
         self.query_set.add(self.gather_rows(self.annotator.annotate(counts)))
-        # Lightning writes no checkpoint where its count of optimizer steps has not moved, and these labels are paid
-        # for. Without gradients the step changes nothing.
+        # Lightning writes no checkpoint unless its count of optimizer steps has grown, and these labels are charged.
+        # Without gradients the step changes nothing.
         optimizer = self.optimizer("student")
         optimizer.zero_grad()
         optimizer.step()
 
     @torch.no_grad()
     def choose_queries(self) -> torch.Tensor:
-        """Images to query in this round, (n, C, H, W), chosen without the ensemble."""
+        """Chooses the images (n, C, H, W) to query in this round, without using the ensemble."""
         settings, asked = self.query_phase, len(self.query_set)
         number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > asked)
         count, draw = end - asked, self.draws.stream(number, "queries")
@@ -238,7 +238,7 @@ class DGD(DataFreeDistillation):
             positions = positions[~torch.isin(positions, self.query_set.positions)]
         positions = positions[:wanted]
         batches = (batch.to(self.device) for batch in candidates[positions].split(512))
-        if chooses:  # what the student is surest of, so that released labels become balanced
+        if chooses:  # those the student is surest of, with quotas that balance the released labels
             with evaluating(self.student):
                 logits = torch.cat([self.student(batch).float().cpu() for batch in batches])
             quotas = balanced_quotas(self.query_set.labels.bincount(minlength=self.num_classes), count=count)
@@ -250,7 +250,7 @@ class DGD(DataFreeDistillation):
     def _images_to_choose_from(self, least: int, *, first: int) -> torch.Tensor:
         parts: list[torch.Tensor] = []
         while sum(map(len, parts)) < least:
-            # Steps below 0 are of no training step, and below those of earlier rounds.
+            # Negative steps, which no training step has, and lower than those of earlier rounds.
             step = -1 - first - len(parts)
             with torch.no_grad(), frozen_statistics(self):
                 parts.append(self.draw_images(step, self.draw_latents(step)).cpu())
@@ -272,7 +272,7 @@ class DGD(DataFreeDistillation):
             codes = self.annotator.perturb_latents(sample_codes(*vae.encode(images), draw=draw))
         return self.tangent_normal(self.student, vae.decode, codes, draw=draw)
 
-    # --- the course of a fit ---
+    # --- fit hooks ---
 
     @property
     def teacher(self) -> PrivateEnsemble:
@@ -286,7 +286,7 @@ class DGD(DataFreeDistillation):
         return True
 
     def prepare_fit(self) -> None:
-        """Loads ensemble, baseline and pool for a fit, before any other work.
+        """Loads ensemble, baseline and pool before any other work of a fit.
 
         Raises:
             TeacherError: A file is missing or unusable.
@@ -311,19 +311,19 @@ class DGD(DataFreeDistillation):
             raise ValueError(f"query_phase.queries must be at most the pool's {size}, got {self.query_phase.queries}")
 
     def on_fit_start(self) -> None:
-        """Charges everything used besides votes, and refuses a budget in which no query fits."""
+        """Charges everything used besides votes, and refuses a budget that allows no query."""
         super().on_fit_start()
         if self._baseline is not None:
             self._unprotected_baseline()
         if isinstance(self.images, PoolSource) and self.images.is_private:
-            # Of no training at all: no teacher's guarantee covers what was never its own.
+            # Charged to no training: no teacher's guarantee covers the records themselves.
             self.annotator.charge_nonprivate_access(_POOL, training=RECORDS)
         if not len(self.query_set) and self.phase != "student":
             by_all(self.processes, self.annotator.require_affordable)
         self._enter_next_phase()
 
     def on_train_start(self) -> None:
-        """Warns of a fit that ends before the student's first step."""
+        """Warns about a fit that ends before the student's first step."""
         steps, queries = steps_of_run(self.trainer, done=self.steps_done), self.query_phase
         needed = self._length("generator") + self._length("vae") + math.ceil(queries.queries / self.batch_size)
         needed += queries.steps_between * (queries.rounds - 1)
@@ -344,7 +344,7 @@ class DGD(DataFreeDistillation):
 
     @property
     def next_calls(self) -> int:
-        """Queries of the next step, as far as the budget allows them; 0 outside of their phase."""
+        """Number of queries of the next step that the budget allows; 0 outside the query phase."""
         if self.phase != "query":
             return 0
         asked = len(self.query_set)
@@ -359,7 +359,7 @@ class DGD(DataFreeDistillation):
 
     @torch.no_grad()
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """See `DataFreeDistillation.synthetic_grid`; of a pool, images decoded from random codes."""
+        """See `DataFreeDistillation.synthetic_grid`; for a pool, images decoded from random codes."""
         if not isinstance(self.images, PoolSource) or self.vae is None:
             return super().synthetic_grid(count)
         draw = stream(self.draw_seed or 0, 0, 0, "grid")
@@ -376,7 +376,7 @@ class DGD(DataFreeDistillation):
         return notes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the phase, and the queries with their labels, which a resumed run must not draw again."""
+        """Also saves the phase, and the queries with their labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["dgd"] = {
             "phase": self.phase_index,

@@ -21,13 +21,13 @@ Selection = Literal["random", "confident"]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorPhase(GeneratorLoss):
-    """The generator, trained against a fixed classifier (Eq. 2); for the weights see `GeneratorLoss`.
+    """Training of the generator against a fixed classifier (Eq. 2); for the weights see `GeneratorLoss`.
 
     Attributes:
         baseline: What the generator is trained against: a private classifier (see `TeacherConfig`) on the ensemble's
-            data, or `student`, which is free and is trained with the generator in turn. Needed where `images.source`
-            asks for a generator.
-        steps: Of this phase; 0 leaves the generator as it is made.
+            data, or `student`, which costs nothing and is trained in alternation with the generator. Required if
+            `images.source` has a generator.
+        steps: Length of this phase; 0 leaves the generator untrained.
         student_loss_weight: 0: no targets are released yet.
     """
 
@@ -50,8 +50,8 @@ class VAEPhase:
     """The variational autoencoder, trained on synthetic images.
 
     Attributes:
-        network: A `ConvVAE` with its arguments, see `Network`. Default: a code of 32.
-        steps: Of this phase; 0 leaves the VAE and its terms out.
+        network: A `ConvVAE` with its arguments, see `Network`. Default: codes of 32 numbers.
+        steps: Length of this phase; 0 leaves out the VAE and its loss terms.
     """
 
     network: Network | str | None = None
@@ -78,13 +78,13 @@ class QueryPhase:
 
     Attributes:
         queries: N, images that the ensemble is queried about, once each.
-        selection: `random` images; or `confident`, in rounds: the first is of random images, and each other of those
-            that the student, trained on the labels so far, is surest of, with as many of each class. It reads only
-            released labels and synthetic images, so it costs nothing.
+        selection: `random` images; or `confident`, in rounds: random images first, then in each round those that the
+            student, trained on the labels so far, is surest of, balanced by class. It reads only released labels and
+            synthetic images, so it costs nothing.
         candidates: Images drawn for each query that `confident` chooses.
-        rounds: Number of rounds, of nearly equal size; 2 or more for `confident`, 1 for every other. Where a target
-            allows fewer than N queries, the rounds divide those that it allows.
-        steps_between: Steps of the student after each round but the last.
+        rounds: Number of rounds of nearly equal size: 2 or more for `confident`, otherwise 1. If a target allows fewer
+            than N queries, the rounds divide those that it allows.
+        steps_between: Student steps after each round but the last.
     """
 
     queries: int = 1000
@@ -111,8 +111,8 @@ class StudentPhase:
     """How the student learns the queried labels (Eq. 5); an addition to DGD, off as printed.
 
     Attributes:
-        query_distortion: Strength of distortions of the queried images, anew in each step. The labels are few and
-            noisy, and a network learns their noise (`docs/dgd.md`).
+        query_distortion: Strength of the random distortions of queried images, redrawn in each step. The labels are
+            few and noisy, and a network would learn their noise (`docs/dgd.md`).
     """
 
     query_distortion: float = 0.0
@@ -121,7 +121,7 @@ class StudentPhase:
         check_number("student_phase.query_distortion", self.query_distortion, least=0)
 
     def loss(self, student: nn.Module, queried: Tensor, labels: Tensor, *, draw: torch.Generator) -> Tensor:
-        """Eq. 5 on queries (n, C, H, W) with released labels (n,); 0, in the student's graph, if there are none."""
+        """Eq. 5 on queries (n, C, H, W) with released labels (n,); 0, with the student's graph, if there are none."""
         if not len(labels):
             return 0 * torch.stack([parameter.sum() for parameter in student.parameters()]).sum()
         if self.query_distortion:

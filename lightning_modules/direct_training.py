@@ -31,29 +31,29 @@ _ACCESS = (
 
 
 class DirectTraining(Teacher):
-    """Training on private images with annotated labels: DPDFD Algorithm 3 (Table 4), and DPSD's label switch likewise.
+    """Training on private images with annotated labels: DPDFD Algorithm 3 (Table 4), and DPSD's label switch.
 
     *Data* switch: each record's gradient of its own cross-entropy with respect to the model's outputs is bounded and
     noised, subtracted from the outputs, and the model is fitted to the result. *Label* switch: each record's label is
     released once by randomized response, and kept.
 
     Both papers state record-level privacy. **It does not hold**: the update multiplies what was released by a Jacobian
-    of the private image, so that the record-level ε is infinite whatever the settings. What holds is a label-level
-    bound, against an adversary who knows the images: `privacy/epsilon_label`, stated separately in the guarantee. What
-    the fit writes is as private as its images.
+    of the private image, so that record-level ε is infinite whatever the settings. A label-level bound does hold,
+    against an adversary who knows the images: `privacy/epsilon_label`, stated separately in the guarantee. The fit's
+    output is as private as its images.
 
     Where the paper leaves a choice:
 
     - *Outputs are logits*, and gradients are per sample, as in `DPDFD`.
     - *One noised mean for the whole batch* (line 8 as printed: `release: batch_mean`) carries no label of any image.
-    - *Batches*: Poisson samples (line 2; the data module `PoissonSampled`); of the label switch any.
+    - *Batches* are Poisson samples (line 2; data module `PoissonSampled`); the label switch takes any.
 
     Args:
         batch_size: B, nominal size of a batch; linked from the data.
         annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
             gradients.
-        gamma: γ, length of a step along the noisy gradient; null is 1/norm_bound.
-        **shared: See `Teacher`, but for `class_prior`. BatchNorm does no harm: it mixes images, not labels.
+        gamma: γ, step size along the noisy gradient; null is 1/norm_bound.
+        **shared: See `Teacher`, except `class_prior`. BatchNorm does no harm: it mixes images, not labels.
 
     Raises:
         ValueError: An invalid setting, or an annotator that is not for the switch.
@@ -79,9 +79,9 @@ class DirectTraining(Teacher):
         self.gradient_targets = GradientTargets(gamma=gamma)
         self.run = PrivateRun(self.annotator)
         self.steps_done = 0
-        #: Private labels, in a function: an attribute would be saved or copied with the module.
+        #: Private labels, behind a function: an attribute would be saved or copied with the module.
         self._labels: Callable[[], Tensor] | None = None
-        #: Responses of the label switch, as a checkpoint has kept them.
+        #: Responses of the label switch that a checkpoint has kept.
         self._kept: Any = None
 
     # --- Algorithm 3 ---
@@ -99,15 +99,12 @@ class DirectTraining(Teacher):
             self.update(loss)  # line 12
             self.log("train/loss", loss.detach())
         else:
-            # Poisson sampling drew an empty batch, which is a step all the same.
+            # An empty Poisson batch is a step all the same.
             self.annotate(torch.zeros(0, self.num_classes, device=images.device), records)
         self.steps_done += 1
 
     def annotate(self, outputs: Tensor, records: Tensor) -> Annotation:
-        """Lines 3 to 10: what the model's logits (n, c), detached, are fitted to, through the annotator.
-
-        `records` are numbers of records, (n,).
-        """
+        """Lines 3 to 10: gets targets through the annotator, for detached logits (n, c) of records numbered (n,)."""
         assert self._labels is not None
         annotator, labels = self.annotator, self._labels()[records.cpu()].to(records.device)
         if isinstance(annotator, DirectGradientAnnotator):
@@ -119,7 +116,7 @@ class DirectTraining(Teacher):
         return Annotation.of_labels(outputs, responses, every_class, epsilon=annotator.epsilon)
 
     def update(self, loss: Tensor) -> None:
-        """Backward, one step of the optimizer, and of the default's schedule."""
+        """Runs backward, an optimizer step, and a step of the default schedule."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -127,13 +124,13 @@ class DirectTraining(Teacher):
         if self.optimizer_factory is None and self.scheduler_factory is None:
             self.lr_schedulers().step()  # type: ignore[union-attr]
 
-    # --- the course of a fit ---
+    # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
-        """Refuses more than one process, and has the data number their records.
+        """Refuses several processes, and makes the data number its records.
 
         Raises:
-            ValueError: Data that cannot say who takes part, or whose labels may decide it; or several processes.
+            ValueError: The data cannot say who takes part, or labels may decide it; or there are several processes.
         """
         super().setup(stage)
         if stage != "fit":
@@ -165,7 +162,7 @@ class DirectTraining(Teacher):
             refuse_selection(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, and opens the ledger that its labels are charged to.
+        """Gives the training its identity, and opens the ledger to which its labels are charged.
 
         Raises:
             BudgetExceeded: Not one step fits.
@@ -200,10 +197,10 @@ class DirectTraining(Teacher):
         return 10**7 if ahead is None and self.annotator.budget.target_epsilon is not None else ahead
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ends the fit before the step that the target does not allow, which would be refused anyway; logs ε."""
+        """Ends the fit before a step that the target does not allow, which would be refused anyway; logs ε."""
         if not isinstance(self.annotator, DirectLabelAnnotator):
             self.run.stop_before(self.trainer, calls=1)
-        # Callbacks write an epoch's line before the module's own hook for its end.
+        # Here, since callbacks write an epoch's line before the module's `on_train_epoch_end`.
         if self.trainer.is_last_batch or self.trainer.should_stop:
             spent = {**self.run.figures(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
             self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
@@ -213,7 +210,7 @@ class DirectTraining(Teacher):
             self.lr_schedulers().step()  # type: ignore[union-attr]
 
     def guarantee(self) -> Guarantee:
-        """Guarantee of the model: none for a record, and a separate statement about labels."""
+        """Guarantee of the model: none for records, and a separate statement about labels."""
         artefacts = ("model", "whatever is computed from it")
         return self.run.guarantee(artefacts=artefacts, assumptions=())
 
@@ -226,7 +223,7 @@ class DirectTraining(Teacher):
         return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_exception(self, exception: BaseException) -> None:
-        """As `on_fit_end`: what was released before an error stays released."""
+        """Does the same as `on_fit_end`: what was released before an error stays released."""
         if self.annotator.is_open and self.annotator.account.counts(scope="run"):
             self.on_fit_end()
 
@@ -242,7 +239,7 @@ class DirectTraining(Teacher):
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds this run's charges, its plan, and the responses that it keeps, which are released values."""
+        """Adds this run's charges, its plan, and its kept responses, which are released values."""
         super().on_save_checkpoint(checkpoint)
         annotator = self.annotator
         checkpoint["direct_training"] = {

@@ -1,4 +1,4 @@
-"""Distillation of what may be published: a teacher by DP-SGD, or an ensemble's noisy responses."""
+"""Distillation of responses that may be published: of a DP-SGD teacher, or noisy ones of an ensemble."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateT
 from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
 
-#: What answers that were fitted to directions are scaled to, about that of a classifier's logits.
+#: Standard deviation that answers fitted to directions are scaled to: about that of a classifier's logits.
 _LOGIT_DEVIATION = 3.0
 
-#: On two data sets a SmallCNN lost 20 points and more to its teacher below this, 2 to 10 above it (docs/choosing.md).
+#: Below it a SmallCNN was 20 points or more behind its teacher on two data sets, above it 2 to 10 (docs/choosing.md).
 _INFORMATIVE = 0.7
 
 
 class Distillation(DataFreeDistillation):
-    """A student of responses to procedural images, as many and for as long as wanted: post-processing, free of charge.
+    """Trains a student on responses to procedural images: post-processing, free for any number of images and steps.
 
-    Which responses those are, the annotator decides:
+    The annotator decides which responses:
 
-    - `ResponseAnnotator`: those of one teacher as they are. Where it was trained by DP-SGD, its guarantee is the
-      student's; where it was trained without privacy the guarantee says so: ε is infinite.
+    - `ResponseAnnotator`: the raw responses of one teacher. If it was trained by DP-SGD, its guarantee is the
+      student's; if it was trained without privacy, the guarantee says that ε is infinite.
     - `MeanResponseAnnotator`: those of an ensemble on disjoint shards, which is **private**. It is queried about
       `queries` images, each mean response is released with noise, and a linear function of fixed scattering features is
-      fitted to them (`fit_noisy_responses`), which averages the noise away and chooses by itself how much it must. That
-      function then labels the pool. How many queries there are makes little difference: at one ε the noise on each
-      grows with their root.
+      fitted to them (`fit_noisy_responses`), which averages the noise away and chooses its own regularisation. That
+      function then labels the pool. The number of queries makes little difference: at one ε the noise on each grows
+      with its square root.
 
     Args:
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
         prior: Where the images come from. Default: `StrokePrior`.
-        pool: Public images in its place, varied; see `Images`.
-        pool_size: Images with an answer that the student is fitted to, rounded up to whole batches.
+        pool: Public images to vary instead of a prior; see `Images`.
+        pool_size: Number of answered images that the student is fitted to, rounded up to whole batches.
         queries: Images sent to an ensemble, rounded up to whole batches; None for one teacher.
-        balance: Images are drawn with a weight of n_y to the power of minus this, where n_y of the pool are of the
-            class of their answer: 0 takes them as they come, 1 every class equally often.
-        loss: `logits`, squared distance of logits up to a constant of each row; or `kl`, of the classes' probabilities.
-        temperature: Of `kl`: both sides' logits are divided by it. A teacher whose logits are large is sure of nearly
-            everything, and its probabilities say nothing of the other classes at temperature 1.
+        balance: Exponent b of the weight n_y^-b with which an image of class y is drawn, where n_y images of the pool
+            are answered with that class: 0 draws all images equally often, 1 all classes.
+        loss: `logits`, the squared distance of logits up to a constant of each row; or `kl`, of class probabilities.
+        temperature: Divides both sides' logits in `kl`. A teacher with large logits is sure of nearly everything, and
+            at temperature 1 its probabilities say nothing about the other classes.
         **shared: See `DataFreeDistillation`.
     """
 
@@ -96,14 +96,14 @@ class Distillation(DataFreeDistillation):
         self.balance = balance
         self.loss: Literal["logits", "kl"] = loss
         self.temperature = temperature
-        # In a tuple: registered, it would be in the checkpoint twice.
+        # In a tuple, so that it is not registered and saved twice.
         self._feature_extractor = (fixed_extractor(self.student),)
-        #: Extracted features of what is evaluated each epoch, by batch: a loader gives the same ones in the same order.
+        #: Extracted features of the evaluated images, by batch: a loader gives the same batches each epoch.
         self._evaluated: dict[int, torch.Tensor] = {}
-        #: How informative the pool is, from 0 to 1; see `informativeness`. None before it is answered.
+        #: How informative the pool is, from 0 to 1; see `informativeness`. None until it is answered.
         self.pool_informativeness: float | None = None
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        #: What an ensemble's answers were released as, (N, c): paid for once, and kept in checkpoints.
+        #: Released noisy answers of an ensemble, (N, c): charged once, and kept in checkpoints.
         self.noisy_answers: torch.Tensor | None = None
         #: Standard deviation of the noise on each of them.
         self.answer_deviation = 0.0
@@ -116,7 +116,7 @@ class Distillation(DataFreeDistillation):
 
     @property
     def next_calls(self) -> int:
-        """All that are charged before the first step of a fit, none after it."""
+        """All charged calls before the first step of a fit, none after it."""
         return self.charged_calls if self._pool is None and self.noisy_answers is None else 0
 
     def calls_ahead(self, steps: int | None) -> int:
@@ -130,7 +130,7 @@ class Distillation(DataFreeDistillation):
         return self.charged_calls if steps else 0
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step on kept answers. `batch` is a step index, without a data set."""
+        """One step on kept answers. `batch` is only a step index."""
         if self._pool is None:
             self._pool = self.answer_pool()
         inputs, answers, weights = self._pool
@@ -142,14 +142,14 @@ class Distillation(DataFreeDistillation):
 
     @torch.no_grad()
     def answer_pool(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Images, or the student's fixed features of them, in half precision; answers (n, c); weights (n,); on the CPU.
+        """Images, or the student's fixed features of them, in float16; answers (n, c); weights (n,). On the CPU.
 
-        A resumed run draws the same images. One teacher is queried again: the ledger counts what was queried, at no
+        A resumed run draws the same images. A single teacher is queried again: the ledger counts the queries, at no
         further cost. An ensemble is not.
         """
         fitted = self.fit_answers() if self.of_ensemble else None
         extract, teacher = self._feature_extractor[0], self.teacher
-        # A teacher of the student's own features is asked about those: they take most of the time, and serve both.
+        # Features take most of the time: a teacher that shares the student's is queried about the extracted ones.
         own = teacher if isinstance(teacher, PrivateTeacher) and teacher.shares_extractor(extract) else None
         if torch.is_autocast_enabled(self.device.type):
             own = None
@@ -172,7 +172,7 @@ class Distillation(DataFreeDistillation):
         return joined(inputs), logits, class_weights(logits, power=self.balance).double()
 
     def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
-        """Of one teacher: what an ensemble seems to answer is scaled, and does not show how sure it is."""
+        """For one teacher only: answers fitted to an ensemble are scaled, and do not show how sure it is."""
         self.pool_informativeness = told = informativeness(logits)
         sure = float(logits.softmax(dim=1).amax(dim=1).mean())
         shares = torch.bincount(logits.argmax(dim=1), minlength=self.num_classes) / len(logits)
@@ -190,12 +190,12 @@ class Distillation(DataFreeDistillation):
 
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-        """A batch of all processes, the same in each whatever their number: noisy answers about it are kept."""
+        """Draws the batch of all processes, the same whatever their number: noisy answers about it are kept."""
         return self.images.images(step, latents, self.draws.common)
 
     def _own_images(self, step: int) -> torch.Tensor:
         """This process's share of `draw_images`."""
-        # In half precision from the start: what is kept is what was answered.
+        # In half precision from the start, so that what is kept is what was answered.
         return self.draw_images(step, None)[share_of(self.batch_size, self.processes)].half().float()
 
     def prepare_fit(self) -> None:
@@ -204,9 +204,9 @@ class Distillation(DataFreeDistillation):
 
     @torch.no_grad()
     def fit_answers(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Asks the ensemble, unless that is done, and returns a public function that answers as it seems to.
+        """Queries the ensemble, unless that is done, and returns a public function that imitates its answers.
 
-        Images (B, C, H, W) → (B, c).
+        The function maps images (B, C, H, W) to answers (B, c).
         """
         teacher, annotator = self.teacher, self.annotator
         assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanResponseAnnotator)
@@ -217,7 +217,7 @@ class Distillation(DataFreeDistillation):
         if self.noisy_answers is None:
             rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
         for call in self._tracked(self.charged_calls, "queries"):
-            # Steps below 0 are of no image of the pool.
+            # Negative steps, which no image of the pool has.
             images = self._own_images(-1 - call)
             described.append(self.gather_rows(logits_and_features(describe, images)[1]))
             if self.noisy_answers is None:
@@ -233,13 +233,13 @@ class Distillation(DataFreeDistillation):
                 f"Nothing could be learnt from {len(self.noisy_answers):,} answers with noise of deviation "
                 f"{self.answer_deviation:.3g}: lower noise_multiplier or train more teachers"
             )
-        # Directions are at most 1 long: students at the rates that suit logits learn next to nothing from them (MNIST,
-        # 200 steps: 31 against 92 %).
+        # Directions have norms of at most 1, from which students learn next to nothing at rates that suit logits: 31
+        # against 92 % (MNIST, 200 steps).
         scale = _LOGIT_DEVIATION / fitted(features).std().clamp_min(1e-6)
         return lambda images: scale.to(images) * fitted(logits_and_features(describe, images)[1])
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """As the base class's; of a fixed feature extractor the features are computed once in a fit."""
+        """Validates as the base class does, but computes features of a fixed extractor once per fit."""
         extract = self._feature_extractor[0]
         if extract is None or self.trainer.state.fn != "fit":
             super().validation_step(batch, batch_idx)
@@ -250,7 +250,7 @@ class Distillation(DataFreeDistillation):
         self.evaluation.validate(self, self._forward_extracted(self._evaluated[batch_idx]), labels)
 
     def on_fit_start(self) -> None:
-        """Also releases what an earlier fit has evaluated: this one may have other images."""
+        """Also drops the features that an earlier fit has evaluated: this fit may have other images."""
         self._evaluated.clear()
         super().on_fit_start()
 
@@ -262,7 +262,7 @@ class Distillation(DataFreeDistillation):
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
 
     def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
-        """One step of the student on images (or extracted features of them) and their responses (B, c)."""
+        """Takes a student step on images (or extracted features of them) and their responses (B, c)."""
         outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
         if self.loss == "logits":
             distance = logit_distance(outputs.float(), answers)
@@ -276,7 +276,7 @@ class Distillation(DataFreeDistillation):
         return logits
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the noisy answers, which a resumed run must not pay for again."""
+        """Also saves the noisy answers, which a resumed run must not pay for again."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["noisy_answers"] = None
         if self.noisy_answers is not None:
@@ -291,7 +291,7 @@ class Distillation(DataFreeDistillation):
         """Inverse of `on_save_checkpoint`.
 
         Raises:
-            CheckpointError: The images that the answers are about would not be drawn again.
+            CheckpointError: The run would not draw the images again that the answers are about.
         """
         super().on_load_checkpoint(checkpoint)
         kept = checkpoint.get("noisy_answers")

@@ -1,4 +1,4 @@
-"""FedDPSD: DPSD of many teachers, each at a client that nothing but noisy answers leaves."""
+"""FedDPSD: DPSD with many teachers, each at its own client, from which only bounded or noisy answers leave."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class FederationConfig:
     """The clients as a whole; a string stands for its `name`.
 
     Attributes:
-        name: Public, by which the server's ledger is found. Of the one file of a `TeacherEnsemble` it is that of its
+        name: Public name that identifies the server's ledger. Clients of one `TeacherEnsemble` file use that of its
             data.
-        unit: Unit of protection of the figures: one `record`, or one `client` with all of its records.
-        num_records: Public number of records of all clients together, below one over which δ must lie; null is the sum
-            of what they state, each of which may be a bound (as that of `ClientRecords` is).
-        min_clients: Fewest answers that a round is made of.
+        unit: Unit of protection: one `record`, or one `client` with all of its records.
+        num_records: Public number N of records of all clients together; δ must lie below 1/N. Null is the sum of what
+            clients state, each of which may be a bound (as that of `ClientRecords` is).
+        min_clients: Fewest answers that make a round.
     """
 
     name: str = "federation"
@@ -80,36 +80,36 @@ class FederationConfig:
 class FedDPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 2.
 
-    The server makes synthetic images and sends them with the student's outputs to every client. A client asks its own
-    teacher and sends back bounded gradients (*data* switch) or noisy classes (*label* switch); the server updates
-    student and generator by them. No teacher and no record ever leaves a client.
+    The server makes synthetic images and sends them with the student's outputs to every client. A client queries its
+    own teacher and sends back bounded gradients (*data* switch) or noisy classes (*label* switch), by which the server
+    updates student and generator. No teacher and no record ever leaves a client.
 
-    Who adds the noise to gradients decides against whom the figure holds:
+    Who adds the noise to gradients decides against whom ε holds:
 
     | `annotator.release` | noise | holds against |
     |---|---|---|
     | `ensemble` (as printed) | once, on the sum, by the server: σC/m on the mean | everyone but the server |
     | `per_sample_full`, `per_sample` | by each client: σC/√m, or σC/(B√m), on the mean | the server as well |
 
-    The price is the same for both: one record, or all records of one client, change only that client's rows.
-    With `federation.unit: client` the figures hold for a whole client whose data are replaced. With the label switch
-    every client answers separately, and the price is that of its own B responses.
+    Both cost the same: one record, or all records of one client, change only that client's rows. With
+    `federation.unit: client` ε holds for a whole client whose data are replaced. With the label switch every client
+    answers separately, and the cost is that of its own B responses.
 
     Where the paper leaves a choice:
 
-    - *Line 14 for labels* is the mean of the clients' one-hot vectors; by default it is that of the classes which each
-      response makes likely (`label_targets.noise_correction`), as in `DPSD`.
+    - *Line 14 for labels* prints the mean of the clients' one-hot vectors; the default is the mean of the classes that
+      each response makes likely (`label_targets.noise_correction`), as in `DPSD`.
     - *Line 26* prints ‖g‖₂ without an index, and *line 30's* k is fixed: see `DPSD`, whose settings these are.
-    - *A client that is missing*, late or answers what cannot be used is left out of the round; the others continue.
-      Noise is not lowered for it, and the sum is divided by the number of answers.
+    - *A client that is missing or late*, or whose answer cannot be used, is left out of the round; the others continue.
+      The noise is not lowered, and the sum is divided by the number of answers.
 
     Args:
-        clients: How they are reached: `LocalClients` in this process, `FlowerClients` on other machines.
+        clients: How clients are reached: `LocalClients` in this process, `FlowerClients` on other machines.
         annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
             `LabelAnnotator` for the label switch. Default: gradients by `ensemble`.
         federation: What the clients hold together, and what is stated of it.
-        gradient_targets: Of the data switch: the distillation loss, and what the student makes of its noisy gradient.
-        label_targets: Of the label switch: candidates over time, and what the student makes of noisy labels.
+        gradient_targets: Data switch: the distillation loss, and how the student uses its noisy gradient.
+        label_targets: Label switch: candidates over time, and how the student uses noisy labels.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
 
@@ -145,12 +145,12 @@ class FedDPSD(DataFreeDistillation):
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        #: In how many rounds each client was left out.
+        #: Number of rounds that each client was left out of.
         self.absences: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One round of Algorithm 2. `batch` is a step index, without a data set."""
+        """One round of Algorithm 2. `batch` is only a step index."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)  # line 3
             images = self.draw_images(self.steps_done, latents)  # line 4
@@ -160,7 +160,7 @@ class FedDPSD(DataFreeDistillation):
         self.steps_done += 1
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Lines 6 to 14: what the clients' answers make of the student's outputs, shape (B, c)."""
+        """Lines 6 to 14: the student's targets (B, c), from the clients' answers."""
         annotator = self.annotator
         if isinstance(annotator, GradientAnnotator):
             released = self._noisy_gradients(outputs, images)
@@ -191,7 +191,7 @@ class FedDPSD(DataFreeDistillation):
         return released.to(outputs.device, outputs.dtype)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_G with a weight for each term, plus L_S if switched on; see `DataFreeDistillation`."""
+        """L_G with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""
         return self.generator_criterion.against(self.student, self.student, images, targets)
 
     # --- rounds ---
@@ -210,10 +210,10 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def _answers(self, question: Question) -> list[torch.Tensor]:
-        """Of those clients that gave one, in the order of their names.
+        """Returns the clients' answers, in the order of their names.
 
         Raises:
-            FederationError: They are fewer than `min_clients`.
+            FederationError: There are fewer than `min_clients`.
         """
         found = self.clients.ask(question)
         absent = {name: answer for name, answer in found.items() if isinstance(answer, Absence)}
@@ -232,7 +232,7 @@ class FedDPSD(DataFreeDistillation):
             )
         return [answer for answer in answers if isinstance(answer, torch.Tensor)]
 
-    # --- the course of a fit ---
+    # --- fit hooks ---
 
     def prepare_fit(self) -> None:
         if self.processes.size > 1:
@@ -240,7 +240,7 @@ class FedDPSD(DataFreeDistillation):
         super().prepare_fit()
 
     def require_unlike(self, teacher: PrivateModel) -> None:
-        """See `LearnsFromTeacher.require_unlike`; of the clients that are in this process."""
+        """See `LearnsFromTeacher.require_unlike`; checks the clients in this process."""
         for client in self.clients.clients if isinstance(self.clients, LocalClients) else ():
             super().require_unlike(client.teacher)
 
@@ -296,10 +296,10 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def _mu_of_round(self) -> float | None:
-        """μ of each planned round, all of them together costing what was released and is planned at any noise.
+        """μ of each planned round, such that all rounds together cost what was released and is still planned.
 
-        A resumed run may add other noise than its first rounds had: those do not get cheaper by it. None where no
-        number of rounds is planned, or their noise is on a lattice and has no μ.
+        A resumed run may add other noise than its first rounds had, which does not make those cheaper. None if the
+        number of rounds is not planned, or the noise is on a lattice and has no μ.
         """
         calls, made = self.run.plan.calls, self.annotator.account.counts(scope="run")
         whole = made + unmade((self.run.plan.charges) or {}, made)
@@ -320,7 +320,7 @@ class FedDPSD(DataFreeDistillation):
         self.clients.end()
 
     def on_exception(self, exception: BaseException) -> None:
-        """As `on_fit_end`: what left a client before an error has left it."""
+        """Does the same as `on_fit_end`: what left a client before an error has left it."""
         self.clients.end()
 
     def assumptions(self) -> list[str]:
@@ -344,7 +344,7 @@ class FedDPSD(DataFreeDistillation):
 
 
 def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
-    """Settings of the annotator that each client has to have."""
+    """Settings of the annotator that each client must share."""
     if isinstance(annotator, LabelAnnotator):
         return {"epsilon": annotator.epsilon, "smallest": annotator.smallest, "delta": annotator.budget.delta}
     by_server = annotator.mechanism.of_ensemble

@@ -25,15 +25,14 @@ from privacy.mechanisms.randomized_response import threshold_candidates
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """How a stage's images are labelled, and what its student is fitted to.
+    """How a stage's images are labelled, and what the student is fitted to.
 
     Attributes:
         threshold: t, the student probability above which a class is a candidate; null is the paper's 1/(2c).
         noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`): a
             "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
             False fits it to the labels themselves.
-        train_on: A stage's student is fitted to `stage`, that stage's data (Algorithm 1), or to the `union` of all so
-            far.
+        train_on: Fit the student to the data of its `stage` (Algorithm 1), or to the `union` of all stages so far.
     """
 
     threshold: float | None = None
@@ -53,8 +52,8 @@ class GeneratorTraining(GeneratorLoss):
     Attributes:
         discriminator: `teacher`, as printed, or `student`.
         pretraining_steps: Steps of the generator against the teacher before the first stage.
-        activation_weight: Eq. 2 has no such term.
-        statistics_weight: β, of the distance to the teacher's BatchNorm statistics; not used with `student`.
+        activation_weight: 0: Eq. 2 has no such term.
+        statistics_weight: β, weight of the distance to the teacher's BatchNorm statistics; not used with `student`.
         student_loss_weight: 0: Eq. 2 has no such term.
     """
 
@@ -73,7 +72,7 @@ class GeneratorTraining(GeneratorLoss):
         check_number("generator_training.student_loss_weight", self.student_loss_weight, least=0, most=0)
 
     def __call__(self, discriminator: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `GeneratorLoss`; with the distance to the teacher's BatchNorm statistics."""
+        """See `GeneratorLoss`; adds the distance to the teacher's BatchNorm statistics."""
         if not self.statistics_weight or self.discriminator == "student":
             return super().__call__(discriminator, images)
         with distance_to_statistics(discriminator) as distance:
@@ -86,22 +85,22 @@ class LabelDP(DataFreeDistillation):
 
     A generator is pretrained against the teacher. Then come T stages, one epoch each: a stage's images are generated
     once, each is labelled once by randomized response over the classes that the student thinks possible, and the
-    student is fitted to these labels while the generator is fine-tuned. Labels are kept through the stage, and in the
-    checkpoints: looking at one again is free, drawing it again is charged again. <https://arxiv.org/abs/2409.12384>
+    student is fitted to these labels while the generator is fine-tuned. Labels are kept throughout the stage and in
+    checkpoints: reading one again is free, drawing it again is charged again. <https://arxiv.org/abs/2409.12384>
 
     Where the paper leaves a choice:
 
     - *The discriminator* is the teacher in the paper. Nothing bounds what a generator trained against it reveals, nor a
       student trained on its images: record-level ε is infinite, unless the teacher was trained by DP-SGD. `student`
       pretrains nothing and bounds the labels' ε; so does `images.source: prior`.
-    - *The entropy term* of Eq. 2 is of the batch's mean prediction (class balance); per image it would contradict the
-      first term.
-    - *Fine-tuning on the stage's data*: Eq. 2 of the images generated anew from the stage's own latent inputs.
+    - *The entropy term* of Eq. 2 is taken of the batch's mean prediction (class balance); per image it would contradict
+      the first term.
+    - *Fine-tuning on the stage's data* is Eq. 2 on images generated anew from the stage's latent inputs.
 
     Args:
         annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
-        stages: How a stage's images are labelled, and what its student is fitted to.
+        stages: How a stage's images are labelled, and what the student is fitted to.
         generator_training: What the generator is trained against, and its loss.
         **shared: See `DataFreeDistillation`.
     """
@@ -134,7 +133,7 @@ class LabelDP(DataFreeDistillation):
         self._rows = torch.empty(0, dtype=torch.int64)
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step of a stage of Algorithm 1; the stage's data are made before its first."""
+        """One step of a stage of Algorithm 1; the stage's data are made before its first step."""
         with self.draws.seeded(self.steps_done):
             against_teacher = self.generator is not None and self.generator_training.discriminator == "teacher"
             if self.steps_done == 0 and against_teacher:
@@ -151,14 +150,14 @@ class LabelDP(DataFreeDistillation):
         self.steps_done += 1
 
     def reset_generator(self) -> None:
-        """See `DataFreeDistillation.reset_generator`; the new generator is pretrained."""
+        """See `DataFreeDistillation.reset_generator`; also pretrains the new generator."""
         super().reset_generator()
         if self.generator_training.discriminator == "teacher":
             with self.draws.seeded(self.steps_done):
                 self.pretrain_generator()
 
     def pretrain_generator(self) -> None:
-        """Line 1: only the generator, against the teacher as a fixed discriminator."""
+        """Line 1: trains the generator alone, against the teacher as a fixed discriminator."""
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
@@ -177,24 +176,24 @@ class LabelDP(DataFreeDistillation):
         kept = [(self.stage_images, self.stage_labels, self.stage_candidates)] if union else []
         with evaluating(self.student):
             for step in range(self.steps_done, self.steps_done + self.stage_calls):
-                # In half precision from the start: what is kept is what was labelled.
+                # In half precision from the start, so that what is kept is what was labelled.
                 drawn = self.draw_images(step, self.draw_latents(step)).half()
                 candidates = self.candidates(self.student(drawn.float()))
                 labels = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
-                # Every process keeps what all have made: what is saved is the whole stage.
+                # Every process keeps the rows of all, so that a checkpoint holds the whole stage.
                 kept.append((self.gather_rows(drawn), self.gather_rows(labels), self.gather_rows(candidates)))
         self.stage_images, self.stage_labels, self.stage_candidates = map(joined, zip(*kept, strict=True))
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Lines 5 to 7: I of each image, shape (B, c), bool, from the student's `outputs` only."""
+        """Lines 5 to 7: candidate set I of each image, shape (B, c), bool, from the student's `outputs` only."""
         return threshold_candidates(outputs.float().softmax(dim=1), threshold=self.stages.threshold)
 
     @property
     def stage_calls(self) -> int:
-        """Calls of the annotator that a stage makes, all of them at its start: one for each of its steps."""
+        """Number of annotator calls that a stage makes at its start: one for each of its steps."""
         batches = self.trainer.num_training_batches
-        # Infinite until the fit has its data: a resumed run takes its last stage's.
+        # Infinite until the fit has its data; a resumed run then takes the number of its last stage.
         return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
 
     @property
@@ -204,7 +203,7 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def next_calls(self) -> int:
-        """A whole stage's at its start, none within it."""
+        """All calls of a stage at its start, none within it."""
         if self.steps_done < self.stage_end:
             return 0
         return self.stage_calls if self.stage_end else 1
@@ -212,7 +211,7 @@ class LabelDP(DataFreeDistillation):
     def calls_ahead(self, steps: int | None) -> int | None:
         """See `DataFreeDistillation.calls_ahead`; only whole stages are begun.
 
-        Those of a resumed run need not end with its epochs: a stage that is begun is paid for, whether or not the run
+        Stages of a resumed run need not end with its epochs: a stage is charged when it begins, whether or not the run
         reaches its end.
         """
         if steps is None:
@@ -223,7 +222,7 @@ class LabelDP(DataFreeDistillation):
         return left - left % calls
 
     def next_rows(self) -> torch.Tensor:
-        """Which of the kept images this step of this process is on, shape (B,), int64."""
+        """Positions of the kept images that this process uses in this step, shape (B,), int64."""
         if self.stages.train_on == "union":
             draw = self.draws.stream(self.steps_done, "union")
             return torch.randint(len(self.stage_labels), (self.images.rows,), generator=draw)
@@ -231,10 +230,7 @@ class LabelDP(DataFreeDistillation):
         return labelled + torch.arange(self.batch_size)[share_of(self.batch_size, self.processes)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Targets from the kept labels, shape (B, c): nothing is queried again.
-
-        KL to a distribution, Eq. 3, is the cross-entropy up to a constant.
-        """
+        """Targets (B, c) from the kept labels, for Eq. 3: its KL is the cross-entropy up to a constant."""
         labels = self.stage_labels[self._rows].to(self.device)
         if not self.stages.noise_correction:
             return Annotation(F.one_hot(labels, self.num_classes).float())
@@ -242,7 +238,7 @@ class LabelDP(DataFreeDistillation):
         return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """L_g of Eq. 2 of generated images (n, C, H, W), with their graph; no targets are used."""
+        """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":
             discriminator = self.teacher.unprotected(
@@ -251,12 +247,12 @@ class LabelDP(DataFreeDistillation):
         return self.generator_training(discriminator, images)[0]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """With the stage's images and labels, which a resumed run must not draw again."""
+        """Also saves the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
         needed = self.stages.train_on == "union" or self.steps_done < self.stage_end
         kept = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
         checkpoint["stage"] = {
-            # Not slices: a file holds all that a slice is cut from.
+            # Not slices: saving one saves the whole tensor behind it.
             **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
