@@ -1,4 +1,4 @@
-"""What has been spent on one private data set, and whether one more release may be made."""
+"""What has been spent on a private data set, and whether another release may be made."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Budget:
     Attributes:
         target_epsilon: ε at which the run stops; None for no limit.
         delta: δ of every ε, below one over the number of private records.
-        accounting: Which ε the target limits: `record`, which bounds a record (a person, where the teacher was trained
+        accounting: Which ε the target limits: `record`, which bounds a record (or a person, if the teacher was trained
             for persons), or `published`, a paper's claim.
-        scope: `private_data` counts every run on the same private data, `run` this run only. Students of several runs
-            that are all published compose: `run` is for research tables, and the guarantee says what it leaves out.
+        scope: `private_data` counts every run on the same private data, `run` only this one. The ε of several published
+            students compose: `run` is for research tables, and the guarantee says what it leaves out.
         ledger: The ledger's file; None is the private data's own, see `ledger_file`.
-        ledger_block: Calls that one synced line of the ledger reserves, which is what a crash may cost; None is the
-            annotator's own number.
+        ledger_block: Calls that one synced line of the ledger reserves, and that a crash may cost; None is the
+            annotator's default.
     """
 
     target_epsilon: float | None = None
@@ -70,9 +70,9 @@ class Budget:
 
 
 class PrivacyAccount:
-    """Reads both ε figures off a ledger, and refuses a charge that would take the chosen one past the target.
+    """Computes both ε from a ledger, and refuses a charge that would take the chosen one past the target.
 
-    Whatever is computed from a teacher is post-processing of its training, and costs at most what that released. Such a
+    Everything computed from a teacher is post-processing of its training, and costs at most what that released. Such a
     bound covers only charges of **its own training**; charges of different trainings compose.
 
     Args:
@@ -85,32 +85,32 @@ class PrivacyAccount:
         self.ledger = ledger
         self.budget = budget
         self.training = training
-        #: Whether the run or its teacher used another ledger than this one, which is not available.
+        #: Whether the run or its teacher used another ledger before, which is not available.
         self.ledger_was_replaced = False
-        #: What charges of this run were for, in words.
+        #: Descriptions of what this run was charged for.
         self.mechanisms: dict[Charge, str] = {}
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
-        """Charges in the chosen scope (this account's own where None)."""
+        """Charges in a scope; None is the scope of the budget."""
         return self.ledger.counts(run=self.ledger.run if (scope or self.budget.scope) == "run" else None)
 
     def spent(self, *, scope: Scope | None = None) -> Counter[Charge]:
-        """The same, and in the scope of all runs what the others planned but did not release.
+        """Charges in a scope; with all runs in it, also what the other runs planned but did not release.
 
-        Stopping another run early may have depended on its releases, so it costs its whole plan.
+        Another run may have been stopped early because of its releases, so it costs its whole plan.
         """
         others = (scope or self.budget.scope) == "private_data"
         return self.counts(scope=scope) + (self.ledger.unmade(others=True) if others else Counter())
 
     def epsilon(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` where nothing bounds it."""
+        """Record-level ε at δ of `counts`, by default of everything spent so far; `inf` if nothing bounds it."""
         return self.epsilon_of(self.covering(self.spent(scope=scope) if counts is None else counts)[0])
 
     def epsilon_label(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """ε at δ of `counts` where neighbours differ in the label of one record and all else is known.
+        """ε at δ of `counts` if neighbours differ in the label of one record and everything else is known.
 
-        By default of everything spent so far; `inf` where nothing bounds it. No smaller than the bound for labels
-        of the releases themselves: a teacher's own bound is not used.
+        By default of everything spent so far; `inf` if nothing bounds it. Only the releases' own bounds for labels are
+        used, not the bound of a teacher's training.
         """
         releases: Counter[Release] = Counter()
         for charge, count in (self.spent(scope=scope) if counts is None else counts).items():
@@ -122,12 +122,12 @@ class PrivacyAccount:
         return self.epsilon_of(releases)
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
-        """ε at δ of only these releases, for the unit that they share; `inf` where they share none."""
+        """ε at δ of these releases alone, for the unit that they share; `inf` if they share none."""
         return known_epsilon(releases, self.budget.delta)
 
     def epsilon_of_ledger(self) -> float:
-        """Record-level ε at δ of everything that the ledger holds: trainings by DP-SGD and all runs' plans together."""
-        # Queries of a teacher whose training is counted itself are post-processing of it.
+        """Record-level ε at δ of everything in the ledger: DP-SGD trainings and the plans of all runs."""
+        # Queries of a teacher whose own training is counted are post-processing of that training.
         trained = self.ledger.trained()
         everything: Counter[Release] = Counter()
         for releases in trained.values():
@@ -139,14 +139,14 @@ class PrivacyAccount:
         return self.epsilon_of(everything)
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
-        """Unit and neighbouring relation of the ε of `counts`; a record's where they share none."""
+        """Unit and neighbouring relation of the ε of `counts`; any change of a record if they share none."""
         return _shared(self.covering(self.spent() if counts is None else counts)[0]) or (
             Unit.RECORD,
             Relation.ANY_CHANGE,
         )
 
     def _trained(self, training: str | None) -> Counter[Release] | None:
-        """What bounds everything computed from a training; None where nothing does."""
+        """Releases of a training, which bound everything computed from it; None if nothing does."""
         return None if training is None else self.ledger.trained_by(training) or None
 
     @staticmethod
@@ -158,9 +158,9 @@ class PrivacyAccount:
         return grouped
 
     def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
-        """Releases that cover `counts`, and the trainings counted in it by their own bound.
+        """Releases that cover `counts`, and the trainings that are counted by their own bound.
 
-        For each training the smaller of the two ways to argue, or what bounds it for whole persons; trainings compose.
+        Each training is counted by the smaller of the two, or by its bound for whole persons; trainings compose.
         """
         total: Counter[Release] = Counter()
         by_bound: set[str] = set()
@@ -181,14 +181,14 @@ class PrivacyAccount:
         return total, by_bound
 
     def epsilon_published(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
-        """ε that the papers' own theorems give at δ: claims, not bounds. `inf` where no theorem covers the charges."""
+        """ε that the papers' own theorems give at δ: claims, not bounds. `inf` if no theorem covers the charges."""
         charges = self.counts(scope=scope) if counts is None else counts
         if any(charge.claim is None for charge in charges):
             return math.inf
         return published_epsilon(self.claims(charges), self.budget.delta)
 
     def claims(self, counts: Mapping[Charge, int] | None = None) -> Counter[Claim]:
-        """What the papers' theorems are told of `counts`, by default of the charges in the account's scope."""
+        """Claims that the papers' theorems count for `counts`, by default the charges in the account's scope."""
         found: Counter[Claim] = Counter()
         for charge, count in (self.counts() if counts is None else counts).items():
             if charge.claim is not None:
@@ -196,17 +196,17 @@ class PrivacyAccount:
         return found
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
-        """Why no record-level ε holds for `counts`, by default for everything spent so far; empty where one does."""
+        """Reasons why no record-level ε holds for `counts`, by default everything spent so far; empty if one does."""
         releases, _ = self.covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
         return sorted(charged if _shared(releases) else {*charged, _APART})
 
     def queries(self, *, scope: Scope | None = None) -> int:
-        """Inputs that the teachers were queried with."""
+        """Number of inputs that the teachers were queried with."""
         return sum(charge.queries * count for charge, count in self.counts(scope=scope).items())
 
     def epsilon_after(self, charge: Charge, more: int) -> float:
-        """The figure that the target limits, if `more` further releases of this kind were charged."""
+        """The ε that the target limits, if `more` further releases of this kind were charged."""
         # A theorem's claim covers what was released; no paper counts what was only planned.
         counts = self.spent() if self.budget.accounting == "record" else self.counts()
         counts[charge] += more
@@ -222,7 +222,7 @@ class PrivacyAccount:
         return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
     def charge(self, charge: Charge) -> None:
-        """Counts one release before it is made, or refuses it.
+        """Charges one release before it is made, or refuses it.
 
         Raises:
             BudgetExceeded: It would take the figure past the target. Nothing is charged.
@@ -235,20 +235,20 @@ class PrivacyAccount:
                 raise BudgetExceeded(self.refusal(charge))
             return count
 
-        # The ledger calls it while holding its lock: two runs must not both be granted the rest of one budget.
+        # Called under the ledger's lock: two runs must not both be granted the rest of one budget.
         self.ledger.charge(charge, afford=None if self.budget.target_epsilon is None else afford)
 
     def require_one_unit(self, charge: Charge) -> None:
-        """Refuses a release that no ε covers together with what was spent, since they protect different units.
+        """Refuses a release that no ε covers together with what was spent, because their units differ.
 
         Raises:
-            BudgetExceeded: There is none.
+            BudgetExceeded: No ε covers both.
         """
         if _shared(self.covering(self.spent() + Counter({charge: 1}))[0]) is None:
             raise BudgetExceeded(f"no ε holds for what this run would release: {_APART}")
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
-        """One paragraph on why so many more releases of this kind do not fit."""
+        """One paragraph on why `calls` more releases of this kind do not fit."""
         asked = "one more step" if calls == 1 else f"the {calls:,} calls that it begins with"
         budget, data = self.budget, self.ledger.private_data
         where = "by this run" if budget.scope == "run" else f"from {data} by all runs in its ledger"
@@ -268,7 +268,7 @@ class PrivacyAccount:
         return text
 
     def state(self) -> dict[str, Any]:
-        """Identities of this run and of its training, and its charges, as plain values for a checkpoint."""
+        """Identities of this run and its training, and its charges, as plain values for a checkpoint."""
         counts = self.ledger.counts(run=self.ledger.run)
         head = self.ledger.head
         return {
@@ -285,9 +285,9 @@ class PrivacyAccount:
         """Refuses to resume a run that queried the teacher of another training.
 
         Raises:
-            CheckpointError: It did.
+            CheckpointError: The run did.
         """
-        # In memory a network of a script is given a new identity by every process: its charges compose.
+        # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
         if before is not None and self.ledger.durable and before != self.training:
             raise CheckpointError(
                 f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
@@ -300,7 +300,7 @@ class PrivacyAccount:
 
         Raises:
             ValueError: The state is of another run, or of other private data.
-            LedgerError: The ledger was cut, edited or exchanged since.
+            LedgerError: The ledger was cut, edited or replaced since.
         """
         if state["run"] != self.ledger.run or state["private_data"] != self.ledger.private_data:
             raise ValueError(
@@ -353,7 +353,7 @@ def open_account(
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """The identity of a training in a ledger, which records it; what other ledgers hold of it is counted there too."""
+    """Records a training in a ledger, with what other ledgers hold of it, and returns its identity."""
     if training is None:
         return None
     for path, name in _known_elsewhere(training, ledger).items():
@@ -366,7 +366,7 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
 
 
 def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> dict[Path, str]:
-    """Ledgers that know a training by another name of its data, where those of its file lie or lay."""
+    """Ledgers that know the training under another name of its data, in the present and former folders of its file."""
     if ledger.path is None:
         return {}
     beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
@@ -375,7 +375,7 @@ def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> di
 
 
 def _shared(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:
-    """Unit and relation for which releases compose; None where they do not."""
+    """Unit and relation for which releases compose; None if they do not."""
     try:
         return common_neighbours((release.unit, release.relation) for release in releases)
     except IncompatibleNeighbours:

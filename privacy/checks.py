@@ -1,7 +1,7 @@
 """Argument checks shared by the accounting functions.
 
-Every message names the argument, what was given and what is allowed, because a wrong privacy parameter that is silently
-repaired becomes a wrong guarantee.
+Every message names the argument, what was given and what is allowed: silently repairing a wrong privacy parameter would
+give a wrong guarantee.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def _number(name: str, value: float) -> float:
-    """`value` as a float; a truth value, which Python would count as 0 or 1, is none."""
+    """`value` as a float; refuses a bool, which Python would count as 0 or 1."""
     if isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
     return float(value)
@@ -63,14 +63,14 @@ def check_probability(name: str, value: float) -> float:
 
 
 def named(setting: str, value: str, known: Mapping[str, _T]) -> _T:
-    """What a table has by this name; of any other the cost is unknown, and it must not be charged as if it were one."""
+    """Entry `value` of a table; any other is refused, since its cost is unknown."""
     if value not in known:
         raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")
     return known[value]
 
 
 def registered(known: Mapping[str, type[_T]], data: Mapping[str, Any]) -> tuple[type[_T], dict[str, Any]]:
-    """The dataclass of the `kind` that plain values name, and the others, which must be its fields."""
+    """Returns the class that `kind` in plain values names, and the other values, which must be its fields."""
     values = dict(data)
     kind = str(values.pop("kind", None))
     cls = named("kind", kind, known)

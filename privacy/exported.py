@@ -1,4 +1,4 @@
-"""Checks a folder that somebody hands on: its files are those exported, and its ε is what its releases cost."""
+"""Verification of an exported folder: its files are as exported, and its ε is what its releases cost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class AlteredError(ValueError):
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder by its relative path, but for `guarantee.json`, which holds them.
+    """SHA-256 of every file of a folder by relative path, except `guarantee.json`, which holds them.
 
     Raises:
-        AlteredError: A link: what it leads to may change after the check.
+        AlteredError: There is a link, whose target may change after the check.
     """
     found = sorted(folder.rglob("*"))
     if links := [path for path in found if path.is_symlink()]:
@@ -40,13 +40,13 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def check_export(folder: Path) -> list[str]:
-    """What was checked of an exported folder, in words. Needs nothing but the folder.
+    """Checks an exported folder, which is all it needs, and returns what was checked, in words.
 
-    Who alters a file and everything that states it is not found: compare the checksum of `guarantee.json` with one that
-    came by another way.
+    It cannot detect that a file and every statement about it were altered together: compare the checksum of
+    `guarantee.json` with one received by another way.
 
     Raises:
-        AlteredError: What is altered, missing or added, or a figure that cannot be true.
+        AlteredError: A file was altered, removed or added, or a figure cannot be true.
     """
     try:
         text = (folder / GUARANTEE).read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def check_export(folder: Path) -> list[str]:
         raise
     except FileNotFoundError as error:
         raise AlteredError(f"{folder} has no {GUARANTEE}: give the folder that `export` made") from error
-    except Exception as error:  # whatever a text that nobody has written in this form leads to
+    except Exception as error:  # whatever malformed text leads to
         raise AlteredError(f"{folder / GUARANTEE} cannot be read as the guarantee of an export ({error!r})") from error
     if wrong:
         raise AlteredError(f"{folder} is not as it was exported:\n" + "\n".join(f"- {text}" for text in wrong))
@@ -75,7 +75,7 @@ def section_of(page: str) -> str:
 
 
 def _figures(content: Mapping[str, Any]) -> list[str]:
-    """What the figures rest on, in words; what is wrong begins with the file's name."""
+    """What the figures rest on, in words; lines about errors begin with the file's name."""
     stated, claim = content["guarantee"], content["published_claim"]
     delta, epsilon = float(stated["delta"]), float(stated["epsilon"])
     if not 0 < delta < 1:
@@ -115,7 +115,7 @@ def _files(folder: Path, stated: Mapping[str, str]) -> list[str]:
 
 
 def _counted(listed: Sequence[tuple[_Counted, Any]]) -> Counter[_Counted]:
-    """Numbers by what is counted, each listed once."""
+    """Counts of a list in which each item occurs once."""
     counts = dict(listed)
     if len(counts) < len(listed) or not all(type(count) is int and count > 0 for count in counts.values()):
         raise ValueError("releases and claims must be listed once each, with whole numbers of 1 or more")

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:
     """Writes a file so that a crash leaves either the old content or the new, never half of it.
 
-    It is written beside the target, on the same file system, synced, and then renamed. A new file has the permissions
-    that the process gives to its files (`umask`); one that takes another's place keeps that one's.
+    The content is written to a temporary file beside the target, synced, and renamed. A new file has the permissions of
+    the process's `umask`; a replaced file keeps its own.
 
     Raises:
-        OSError: It could not be written, for example because the disk is full; what was there stands.
+        OSError: The file could not be written, for example because the disk is full; the old content remains.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

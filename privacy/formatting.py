@@ -13,7 +13,7 @@ def json_number(value: float) -> float | str:
 
 
 def round_up(value: float, *, digits: int = 6) -> str:
-    """A privacy figure as text, never below its value: so many significant digits, the last one rounded up.
+    """A privacy figure as text, never below its value: rounded up to `digits` significant digits.
 
     >>> round_up(3.0000001), round_up(3.0), round_up(0.12345641), round_up(math.inf)
     ('3.00001', '3', '0.123457', 'inf')
@@ -27,7 +27,7 @@ def round_up(value: float, *, digits: int = 6) -> str:
 
 
 def round_down(value: float) -> str:
-    """A figure as text, never above its value: six significant digits, the last one rounded down.
+    """A figure as text, never above its value: rounded down to six significant digits.
 
     >>> round_down(2.9999999), round_down(3.0), round_down(0.12345678)
     ('2.99999', '3', '0.123456')
@@ -37,7 +37,7 @@ def round_down(value: float) -> str:
 
 
 def lower_bound(value: float) -> str:
-    """A lower bound with two decimals, the last one rounded down.
+    """A lower bound, rounded down to two decimals.
 
     >>> lower_bound(1.39513), lower_bound(0.0)
     ('1.39', '0.00')

@@ -17,14 +17,13 @@ Head: TypeAlias = tuple[str, int, str]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that a fit must not be resumed from."""
+    """A checkpoint from which a fit must not be resumed."""
 
 
 def new_training_id() -> str:
     """A random identity for a teacher's training run.
 
-    Random, not a hash of weights: it stands in what students publish, where a hash would be an exact answer about the
-    private data.
+    Random and not a hash of weights: students publish it, and a hash would be an exact answer about the private data.
     """
     return secrets.token_hex(16)
 
@@ -33,20 +32,20 @@ def new_training_id() -> str:
 class Training:
     """One training of one teacher, or of one ensemble.
 
-    Two files are of one training only where the same fit wrote both, or one that resumed it.
+    Two files belong to one training only if the same fit, or one that resumed it, wrote both.
 
     Attributes:
         id: Random, see `new_training_id`.
         kind: What was trained, for example `DPSGDTeacher`.
-        releases: What the whole planned training releases of its private records, where it was by DP-SGD: whatever is
-            computed only from the teacher costs no more. None where nothing bounds it.
+        releases: What the whole planned training releases about its private records, if it is by DP-SGD: everything
+            computed only from the teacher costs no more. None if nothing bounds it.
         ledger: The ledger that the training wrote to or named.
         head: Identity of that ledger, its number of lines when the file was written, and the hash of the last of them;
-            None: none was read.
-        state: Token of the state that was saved: a ledger knows the last one, so that a second branch of one training
-            is distinguished from its continuation.
+            None if none was read.
+        state: Token of the saved state. The ledger knows the last one, and so tells a second branch of a training from
+            its continuation.
         ledger_was_replaced: Whether the training continued with another ledger than it began with.
-        partition: Which records were private, where the data said it; plain values, see `ImageDataModule.partition`.
+        partition: Which records were private, if the data said so; plain values, see `ImageDataModule.partition`.
     """
 
     id: str
@@ -67,11 +66,11 @@ class Training:
 
     @property
     def division(self) -> dict[str, Any]:
-        """The settings that decide which records are private, whichever are chosen for a task, and whose each is."""
+        """Settings that decide which records are private, and whose they are, but not which a task chooses."""
         settings = (self.partition or {}).get("settings", {})
         chosen = {"classes", "task"}
         if settings.get("test_fraction") is None and settings.get("person_pattern") is None:
-            chosen.add("person_pattern")  # folders divide the pictures, and whose they are is not said
+            chosen.add("person_pattern")  # folders divide the pictures, and nothing says whose they are
         return {name: value for name, value in settings.items() if name not in chosen}
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +91,7 @@ class Training:
         """Inverse of `to_dict`.
 
         Raises:
-            ValueError: Fields that are not those of a training.
+            ValueError: The fields are not those of a training.
         """
         try:
             releases = values["releases"]
@@ -113,12 +112,12 @@ class Training:
 
 @dataclass(frozen=True)
 class UnnamedTraining:
-    """A training whose file gives it no identity: a ledger knows it again by its weights (`Ledger.identify`).
+    """A training whose file gives it no identity: a ledger recognises it by its weights (`Ledger.identify`).
 
     Attributes:
         digest: Hash of the weights, **private**.
         kind: What it is, for a reader.
-        folder: Where its file lies, beside which it may have been charged under another name.
+        folder: Folder of its file, where it may have been charged under another name.
     """
 
     digest: bytes

@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines that survives crashes and shows edits: what a ledger is written in."""
+"""An append-only file of JSON lines that survives crashes and reveals edits; a ledger is written in one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class LedgerError(RuntimeError):
 
 
 class Journal:
-    """Lines of a file that several processes append to, each with the hash of the line before it. For one thread.
+    """A file to which several processes append lines, each with the hash of the line before it. Not thread-safe.
 
     Args:
-        path: The file, made where it is missing.
+        path: The file, created if missing.
 
     Attributes:
-        hashes: Those of the lines that were read or written.
+        hashes: Hashes of the lines read or written so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,11 +35,11 @@ class Journal:
     def locked(
         self, *, take: Callable[[dict[str, Any]], None], opening: Callable[[], dict[str, Any]]
     ) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Gives the function that appends a line and syncs it, with the file locked and all of it read.
+        """Locks the file, reads all of it, and yields a function that appends a line and syncs it.
 
         Args:
-            take: Given each line, whoever wrote it, in their order; refuses one by a `ValueError`.
-            opening: Gives the first line of a new file, whose event is `open`.
+            take: Called with each line in order, whoever wrote it; raises a `ValueError` to refuse one.
+            opening: Returns the first line of a new file, whose event is `open`.
 
         Raises:
             LedgerError: The file cannot be read or written, is damaged, or has become shorter.
@@ -48,7 +48,7 @@ class Journal:
             first = self._offset == 0
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Once read, a file that is gone must not be started again.
+            # A file that was read once and is gone must not be started again.
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -99,7 +99,7 @@ class Journal:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             if _is_json(data[whole:]):
-                # Only its end is missing, perhaps because of a text editor: it counts.
+                # Only the newline is missing, perhaps because of a text editor: the line counts.
                 os.write(descriptor, b"\n")
                 data += b"\n"
                 whole = len(data)

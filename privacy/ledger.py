@@ -1,20 +1,20 @@
 """The append-only file in which every release of private information is recorded before it is made.
 
-A checkpoint forgets what was spent after it was saved; a run that crashes and starts again from it has spent more than
-it remembers. The ledger therefore belongs to the **private data**, not to a run: trainings by DP-SGD, ensembles and all
+A checkpoint does not know what was spent after it was saved: a run that crashes and resumes from it has spent more than
+it remembers. The ledger therefore belongs to the **private data**, not to a run: DP-SGD trainings, ensembles and all
 queries of all teachers of that data stand in one file, which is written and synced to disk before the noise of a
-release is drawn. Each charge names the *training* of the teacher it belongs to, so that what bounds one teacher is
-never applied to another.
+release is drawn. Each charge names the *training* of its teacher, so that what bounds one teacher is never applied to
+another.
 
-Releases are reserved in blocks: a line that says "up to n releases of this kind" is synced, and the n releases that
-follow need no more input or output. A run that ends properly settles its last block for what it used. One that does not
-is taken to have spent the whole block.
+Releases are reserved in blocks: a line that says "up to n releases of this kind" is synced, and the next n releases
+need no further input or output. A run that ends properly settles its last block for what it used; any other counts as
+having spent the whole block.
 
-A run that knows how many releases it will make records its plan before the first of them: stopping it
-early may depend on what they gave, so it has spent the plan.
+A run that knows how many releases it will make records its plan before the first one: stopping it early may depend on
+what they showed, so it has spent the plan.
 
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
-that was edited, cut or exchanged is reported as such. The owner of the file can still write a new one: the chain shows
+that was edited, cut or replaced is reported as such. The file's owner can still write a new one: the chain reveals
 accidents and edits; it is not a signature.
 """
 
@@ -39,7 +39,7 @@ from privacy.journal import Journal, LedgerError
 from privacy.plan import Charge, Plan, unmade
 
 Block: TypeAlias = tuple[str, Charge, int]
-"""What one line reserves: its identity, a release, and how many."""
+"""What one line reserves: the block's identity, a charge, and how many of it."""
 Append: TypeAlias = Callable[[dict[str, Any]], None]
 """Writes one line, syncs it and counts what it says."""
 
@@ -47,18 +47,18 @@ _VERSION = 2
 LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
 RECORDS = "records"
-"""In place of a training: the charge is for private records themselves, not for a teacher."""
+"""Takes the place of a training in charges for the private records themselves, not for a teacher."""
 
 
 class Ledger:
-    """Counts of releases per run, on disk and in memory. For one thread.
+    """Counts of releases per run, on disk and in memory. Not thread-safe.
 
     Args:
-        path: The file, made where it is missing; None keeps the ledger in memory, where it survives no crash and is
-            seen by no other process.
+        path: The file, created if missing; None keeps the ledger in memory, where it does not survive a crash and no
+            other process sees it.
         private_data: Public name of the data that the releases depend on, such as `MNIST/train`.
-        run: Identity of the run that charges, kept by its checkpoints.
-        block: How many releases one synced line reserves.
+        run: Identity of the charging run, kept by its checkpoints.
+        block: Number of releases that one synced line reserves.
 
     Raises:
         LedgerError: The file is damaged, of another version, about other data, or in a folder that cannot be written.
@@ -80,7 +80,7 @@ class Ledger:
         self._fingerprints: dict[str, str] = {}
         self._saved: dict[str, str] = {}
         self._key = secrets.token_hex(16)
-        #: Random, so that a file that replaces another is distinguished from it.
+        #: Random, to tell a file from one that replaces it.
         self.id = secrets.token_hex(8)
         self._journal = None if self.path is None else Journal(self.path)
         self._changes = 0
@@ -91,19 +91,19 @@ class Ledger:
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy must not use up the block that its original has open."""
+        """A copy must not use up the open block of its original."""
         return {**self.__dict__, "_process": None}
 
     @property
     def durable(self) -> bool:
-        """Whether a crash leaves the ledger complete."""
+        """Whether the ledger survives a crash."""
         return self.path is not None
 
     def counts(self, *, run: str | None = None) -> Counter[Charge]:
-        """Releases of teachers charged so far: by one run, or by all runs in the ledger where `run` is None.
+        """Charges for releases of teachers so far: of one run, or of all runs in the ledger if `run` is None.
 
-        What trainings by DP-SGD released themselves is in `trained`. The open block of this object counts for what it
-        used; every other block for all that it reserved.
+        What DP-SGD trainings themselves released is in `trained`. This object's open block counts for what it used;
+        every other block for all that it reserved.
         """
         total: Counter[Charge] = Counter()
         for owner, counts in self._totals.items():
@@ -116,14 +116,14 @@ class Ledger:
         return +total
 
     def unmade(self, *, others: bool = False) -> Counter[Charge]:
-        """What runs planned but have not released: it counts wherever all of a run is counted.
+        """What runs planned but have not released, which counts wherever whole runs are counted.
 
-        A plan of a run that has released nothing costs nothing.
+        The plan of a run that has released nothing costs nothing.
 
         Args:
-            others: Leave this object's own run out.
+            others: Leave out this object's own run.
         """
-        # Called at each step, and the others' plans seldom change.
+        # Cached: called at each step, while the plans of others seldom change.
         if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._changes, self.run):
             total: Counter[Charge] = Counter()
             for owner in self._plans:
@@ -141,8 +141,8 @@ class Ledger:
         """Records this run's plan.
 
         Args:
-            make: Maps the recorded plan to the one to record. It is called with the file locked and all of
-                it read, and must not use this ledger other than by what reads it.
+            make: Maps the recorded plan to the one to record. It is called with the file locked and all of it read, and
+                may only read this ledger.
 
         Raises:
             LedgerError: The line could not be written: nothing may be released.
@@ -155,11 +155,11 @@ class Ledger:
                 append({"event": "plan", "run": self.run, **plan.to_dict()})
 
     def runs(self) -> list[str]:
-        """Identities of the runs that have charged, in the order in which they first did."""
+        """Identities of the runs that have charged, in the order of their first charges."""
         return [owner for owner in self._totals if owner not in self._trainings and self.counts(run=owner)]
 
     def trained_by(self, training: str) -> Counter[Release]:
-        """What one training of a teacher released itself: its planned steps of DP-SGD, or nothing."""
+        """What the training of a teacher itself released: its planned DP-SGD steps, or nothing."""
         found: Counter[Release] = Counter()
         if training in self._trainings:
             for charge, count in self.counts(run=training).items():
@@ -167,14 +167,14 @@ class Ledger:
         return found
 
     def trained(self) -> dict[str, Counter[Release]]:
-        """The same for every training that is known, by identity."""
+        """Returns `trained_by` of every known training, by identity."""
         return {training: self.trained_by(training) for training in self._trainings}
 
     def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
-        """What `LedgerReplica` takes over in the other processes of a run, by attribute.
+        """State of `LedgerReplica` in the other processes of a run, by attribute.
 
         Args:
-            since: `_changes` of the state that they have; the counts are left out where nothing else has changed.
+            since: `_changes` of the state that they have; counts are left out if they have not changed since.
         """
         self._open_block()
         names = ["run", "_changes", "_open", "_used"]
@@ -183,7 +183,7 @@ class Ledger:
 
     @property
     def head(self) -> Head | None:
-        """What a checkpoint keeps of the ledger as it stands; None in memory."""
+        """What a checkpoint keeps of the current ledger; None for one in memory."""
         hashes = [] if self._journal is None else self._journal.hashes
         return (self.id, len(hashes), hashes[-1]) if hashes else None
 
@@ -191,7 +191,7 @@ class Ledger:
         """Whether this is the ledger that `whose` saw; False for another one, begun since.
 
         Raises:
-            LedgerError: It is the same, and lines are missing or other ones stand in their place.
+            LedgerError: It is the same ledger, with lines missing or replaced.
         """
         if head is None or self._journal is None:
             return True
@@ -209,9 +209,9 @@ class Ledger:
         return True
 
     def register(self, training: Training) -> None:
-        """Records a training, and what it releases itself: before its first step where it is by DP-SGD.
+        """Records a training and what it releases itself; by DP-SGD, before its first step.
 
-        What is known of it never shrinks: of each release the larger count holds.
+        Known releases never shrink: the larger count holds.
 
         Raises:
             LedgerError: The lines could not be written: nothing may be released. Or other records were private in
@@ -234,7 +234,7 @@ class Ledger:
                     self._reserve(append, charge, count - known[release], run=training.id)
 
     def saved(self, training: str) -> str | None:
-        """Token of the last state of a training that was saved; None where none was."""
+        """Token of the last saved state of a training; None if none was saved."""
         return self._saved.get(training)
 
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
@@ -243,7 +243,7 @@ class Ledger:
         `after` is the token of the state that it continues; None for the first.
 
         Raises:
-            LedgerError: Another fit has continued the same state meanwhile, or the line could not be written.
+            LedgerError: Another fit has meanwhile continued the same state, or the line could not be written.
         """
         self.settle()
         with self._locked() as append:
@@ -255,10 +255,10 @@ class Ledger:
             append({"event": "saved", "training": training, "token": token})
 
     def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
-        """Identity of a teacher whose file names none: the same for the same weights, by a keyed hash in this ledger.
+        """Identity of a teacher whose file names none: equal for equal weights, by a keyed hash in this ledger.
 
-        `digest`, a hash of the weights, is not stored: the key, which only the ledger holds, is needed to tell whether
-        given weights are meant.
+        `digest`, a hash of the weights, is not stored: recognising given weights takes the key, which only the ledger
+        holds.
         """
         self.settle()
         with self._locked() as append:
@@ -268,9 +268,9 @@ class Ledger:
             return self._fingerprints[fingerprint]
 
     def absorb(self, other: Ledger) -> None:
-        """Counts here what another ledger of the same records holds, which knows them by another name.
+        """Counts here what another ledger holds about the same records under another name.
 
-        Of each run the larger count and the larger plan of the two hold, so it may be repeated at every opening.
+        The larger count and the larger plan of each run hold, so this may be repeated at every opening.
 
         Raises:
             LedgerError: Other records were private in a training there than here, and no ε covers both.
@@ -296,9 +296,9 @@ class Ledger:
 
         Args:
             charge: The release.
-            afford: Called before a block is reserved: how many releases of this kind it may hold, at least 1; raises
-                to refuse. It is called with the file locked and all of it read, so that no other process can spend what
-                it grants; it must not use this ledger other than by `counts` and `runs`.
+            afford: Called before a block is reserved; returns how many releases of this kind it may hold, at least 1,
+                or raises to refuse. It is called with the file locked and all of it read, so that no other process can
+                spend what it grants; it may only call `counts` and `runs` of this ledger.
 
         Raises:
             LedgerError: The line could not be written: nothing may be released.
@@ -312,7 +312,7 @@ class Ledger:
         self._used += 1
 
     def settle(self) -> None:
-        """Closes the open block for what it used. Called at a proper end; a crash leaves the whole block spent.
+        """Closes the open block for what it used, at a proper end; a crash leaves the whole block spent.
 
         Raises:
             LedgerError: The line could not be written: the whole block stays spent.
@@ -325,12 +325,12 @@ class Ledger:
             append({"event": "settle", "block": block[0], "used": used})
 
     def refresh(self) -> None:
-        """Reads what other runs have appended since."""
+        """Reads what other runs have appended."""
         with self._locked():
             pass
 
     def restore(self, counts: Mapping[Charge, int]) -> None:
-        """Raises this run's counts to at least `counts`, which a checkpoint remembers: the larger of the two holds."""
+        """Raises this run's counts to at least `counts` of a checkpoint: the larger of the two holds."""
         self.settle()
         with self._locked() as append:
             known = self.counts(run=self.run)
@@ -341,7 +341,7 @@ class Ledger:
     def _become_another(self) -> None:
         self._open, self._used, self._serial = None, 0, 0
         self._process = os.getpid()
-        # Random, since a resumed run in a container may well have the process number of the one that crashed.
+        # Random: a resumed run in a container may well have the process id of the one that crashed.
         self._instance = secrets.token_hex(8)
 
     def _open_block(self) -> Block | None:
@@ -371,7 +371,7 @@ class Ledger:
         append({"event": "training", "fingerprint": None, "division": {}, **line})
 
     def _take_training(self, training: str, kind: str, fingerprint: str | None, division: Mapping[str, Any]) -> None:
-        # A run of that name would no longer count as one.
+        # A run of this name would no longer count as a run.
         if training in self._totals and training not in self._trainings:
             raise ValueError(f"{training} is a run, and cannot be a training as well")
         self._trainings[str(training)], self._divisions[str(training)] = str(kind), dict(division)
@@ -400,7 +400,7 @@ class Ledger:
         self._totals[run][charge] -= unused
 
     def _locked(self) -> contextlib.AbstractContextManager[Append]:
-        """Gives the function that appends a line, with the file locked and all that others wrote read in."""
+        """Locks the file, reads what others wrote, and yields a function that appends a line."""
         if self._journal is None:
             return contextlib.nullcontext(self._take)
         opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
@@ -439,7 +439,7 @@ class Ledger:
 
 
 def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
-    """The ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), and their data's name.
+    """Ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), with their data's name.
 
     Files that are not ledgers are skipped.
     """
@@ -462,15 +462,15 @@ def _fingerprint(key: str, digest: bytes) -> str:
 
 
 def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:
-    """The one ledger of a private data set, symbolic links resolved.
+    """Path of the one ledger of a private data set, symbolic links resolved.
 
-    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, where
-    the folder it was trained in is there; beside the teacher's file; `ledgers/` in the working folder.
+    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, if the
+    folder it was trained in exists; beside the teacher's file; `ledgers/` in the working folder.
 
     Args:
         private_data: Public name of the data.
-        beside: The teacher's file, where there is one.
-        recorded: What the teacher's file says, where it says anything.
+        beside: The teacher's file, if there is one.
+        recorded: The path in the teacher's file, if it names one.
     """
     name = re.sub(r"[^\w.]+", "-", private_data).strip("-.") or "private-data"
     if folder := os.environ.get(LEDGERS):

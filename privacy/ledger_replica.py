@@ -1,4 +1,4 @@
-"""A ledger that another process of the same run writes: the same counts, and no way to charge."""
+"""A read-only replica of the ledger that process 0 of a run writes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from privacy.plan import Charge
 
 
 class LedgerReplica(Ledger):
-    """A copy of process 0's ledger, in every other process of a run.
+    """A copy of process 0's ledger in every other process of a run.
 
-    Figures are read from it as from any ledger. Nothing can be charged, so that no process can release anything
-    without process 0. Its `path`, which process 0 writes, is not opened.
+    ε is computed from it as from any ledger. It refuses charges, so that no process can release anything without
+    process 0. The file at `path`, which process 0 writes, is not opened.
     """
 
     _followed_head: Head | None = None
@@ -28,7 +28,7 @@ class LedgerReplica(Ledger):
         self.follow(state)
 
     def follow(self, state: Mapping[str, Any]) -> None:
-        """Takes over what process 0 gave as `Ledger.state_to_follow`."""
+        """Takes over the `Ledger.state_to_follow` of process 0."""
         self.__dict__.update(state, _process=os.getpid())
 
     @property

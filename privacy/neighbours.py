@@ -1,7 +1,7 @@
-"""What one private change is: the unit that changes, and how two neighbouring data sets differ.
+"""Neighbouring data sets: the unit in which they differ, and how.
 
-An ε is a statement about pairs of data sets. Two of them may be composed where both hold for the same pairs, or where
-a lemma extends one statement to the pairs of the other. Otherwise composing raises.
+An ε is a statement about pairs of data sets. Two statements compose if both hold for the same pairs, or if a lemma
+extends one to the pairs of the other. Otherwise composing them raises.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class IncompatibleNeighbours(ValueError):
-    """Events under different neighbouring relations, which no lemma of this project composes."""
+    """Events whose units or neighbouring relations no lemma of this project composes."""
 
 
 class Unit(str, Enum):
@@ -48,11 +48,11 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
     - A client whose data lose, gain or change a record is a client whose data were replaced: events about clients under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about records or labels, as events about any change of a record.
 
-    Nothing else is composed: from add-or-remove to replace-one it takes group privacy, which changes ε. So it does from
+    Nothing else is composed. From add-or-remove to replace-one takes group privacy, which changes ε; so does the way from
     adding or removing a person to a record of one who stays, whose clipped gradient moves by up to two norms.
 
     Args:
-        events: Unit and relation of each event; none at all count as any change of a record.
+        events: Unit and relation of each event; without events, any change of a record.
 
     Raises:
         IncompatibleNeighbours: Units or relations that no lemma composes.

@@ -1,7 +1,7 @@
-"""What one release is charged, and what a run plans to release: a guarantee covers the plan.
+"""The charge of one release, and the plan of a run, which its guarantee covers.
 
-Stopping a run early, or continuing it differently, may depend on what the first releases gave. A plan is therefore
-kept as what it would be charged, each release at the noise it was planned with, and nothing is ever taken from it.
+Stopping a run early, or continuing it differently, may depend on what the first releases showed. A plan therefore keeps
+the charge of each planned release, at the noise it was planned with, and never shrinks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ class Charge:
     """One release as the ledger counts it.
 
     Attributes:
-        release: What it costs under record-level neighbours.
-        claim: What a paper's theorem counts for it, or None where no theorem is claimed.
-        queries: How many inputs the teacher was queried with for it.
-        training: Identity of the training it belongs to; None where that is unknown, so that nothing else
-            bounds it.
+        release: Its cost under record-level neighbours.
+        claim: What a paper's theorem counts for it; None if no theorem does.
+        queries: Number of inputs the teacher was queried with.
+        training: Identity of the training it belongs to; None if unknown, so that nothing else bounds it.
     """
 
     release: Release
@@ -34,7 +33,7 @@ class Charge:
     training: str | None = None
 
     def covers(self, planned: Charge) -> bool:
-        """Whether this one uses up a planned one; see `Release.covers`. All calls of a run belong to one training."""
+        """Whether this charge uses up a planned one; see `Release.covers`. A run's calls belong to one training."""
         return self.queries == planned.queries and self.release.covers(planned.release)
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def unmade(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> Counter
 def _matched(planned: Mapping[Charge, int], made: Mapping[Charge, int]) -> tuple[Counter[Charge], Counter[Charge]]:
     """What is left of the plan, and which charges were in none."""
     left, spare = Counter(planned), Counter(made)
-    # The very same first: a charge that could cover two kinds of planned ones covers its own.
+    # Identical charges first: one that could cover two kinds of planned charges covers its own kind.
     for same in (True, False):
         for wanted in left:
             for charge in spare:
@@ -81,10 +80,10 @@ class Plan:
     """What a run plans to release in all.
 
     Attributes:
-        calls: Calls of the annotator; None where the run's length is not known beforehand.
-        charges: What these may be charged, and whatever else was planned at any time since the first release.
-        changed: Something was added after the first release: what was charged then composes only if that was not chosen
-            by looking at the results.
+        calls: Number of annotator calls; None if the run's length is not known beforehand.
+        charges: What these may be charged, and everything else planned at any time since the first release.
+        changed: Whether something was added after the first release: the charges then compose only if that was not
+            chosen by looking at the results.
     """
 
     calls: int | None = None
@@ -93,7 +92,7 @@ class Plan:
 
     @property
     def covered(self) -> Plan | None:
-        """What a guarantee must cover in addition to what was released; None where nothing was planned."""
+        """The plan that a guarantee must cover besides what was released; None if nothing was planned."""
         return self if self.calls is not None or self.charges else None
 
     def fixed(
@@ -104,13 +103,13 @@ class Plan:
         charged: Mapping[Charge, int],
         price: Callable[[int], Mapping[Charge, int]],
     ) -> Plan:
-        """The plan when a fit begins; this is the previous one.
+        """Returns the plan with which a fit begins; this is the previous one.
 
         Args:
-            wanted: Calls that this fit would make in all, with those before it.
-            made: Calls before it.
+            wanted: Total number of calls after this fit, including those before it.
+            made: Number of calls before it.
             charged: What the run has been charged.
-            price: What so many further calls may be charged.
+            price: Maps a number of further calls to what they may be charged.
         """
         if not made:
             return Plan(wanted, dict(price(wanted)) if wanted else {})
@@ -128,7 +127,7 @@ class Plan:
         return Plan(calls, dict(+planned), self.changed or grown)
 
     def joined(self, other: Plan | None) -> Plan:
-        """With what a later plan of the same run adds: a checkpoint may have been saved before it."""
+        """Merges a later plan of the same run: a checkpoint may be older than the plan in the ledger."""
         if other is None:
             return self
         charges = Counter(self.charges) | Counter(other.charges)

@@ -1,6 +1,6 @@
-"""What several processes of one run must do jointly: charge once, draw one noise, and stop at the same step.
+"""Joint actions of the processes of a run: they charge once, draw one noise, and stop at the same step.
 
-Nothing here knows how processes communicate: the caller passes an object that does (`Processes`).
+The caller passes an object that knows how the processes communicate (`Processes`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ class ProcessesError(ValueError):
 
 
 class Processes(Protocol):
-    """The processes of a run, as one of them sees them. Each method is a collective: every process must call it."""
+    """The processes of a run, seen from one of them. Each method is a collective that every process must call."""
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0."""
+        """Rank of this process, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
 
     def broadcast(self, value: Any) -> Any:
-        """What process 0 gave, in every process."""
+        """Returns the value of process 0, in every process."""
 
     def gather(self, value: Any) -> list[Any]:
-        """What each gave, in the order of their numbers, in every process."""
+        """Returns the values of all processes in rank order, in every process."""
 
 
 class Alone:
-    """One process."""
+    """The only process of a run."""
 
     rank = 0
     size = 1
@@ -59,13 +59,13 @@ def on_rank_zero(
     tell: Callable[[], Any] | None = None,
     follow: Callable[[Any], None] | None = None,
 ) -> T:
-    """Runs an action in process 0 only; its result, or its error, reaches every process.
+    """Runs an action in process 0 only, and returns its result, or raises its error, in every process.
 
     Args:
-        processes: All of a run; each must call this.
-        act: What is done. Its result must be one that can be pickled.
-        tell: Called in process 0 afterwards, also after an error: gives what the others need to know.
-        follow: Given that in every other process.
+        processes: The processes of the run; each must call this.
+        act: The action. Its result must be picklable.
+        tell: Called in process 0 afterwards, also after an error; returns what the others need to know.
+        follow: Called in every other process with what `tell` returned.
 
     Raises:
         Exception: What `act` raised, in every process.
@@ -88,7 +88,7 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     If only one process raised, the others would wait for it forever.
 
     Raises:
-        Exception: What `act` raised in the process of the lowest number, in every process.
+        Exception: What `act` raised in the process of lowest rank, in every process.
     """
     if processes.size == 1:
         return act()
@@ -98,10 +98,10 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
 
 
 def share_size(batch_size: int, processes: int) -> int:
-    """How many samples of a global batch each process makes.
+    """Number of samples of a global batch that each process makes.
 
     Raises:
-        ProcessesError: They cannot be shared out evenly: a mean over shares would not be the mean over the batch.
+        ProcessesError: Shares would be uneven: the mean of their means would not be the mean over the batch.
     """
     if batch_size % processes:
         raise ProcessesError(
@@ -112,7 +112,7 @@ def share_size(batch_size: int, processes: int) -> int:
 
 
 def everywhere(error: E) -> E:
-    """Marks an error that every process of the run raises: something they all know is wrong."""
+    """Marks an error that every process of the run raises, because all know what is wrong."""
     error.raised_by_every_process = True  # type: ignore[attr-defined]
     return error
 
@@ -123,7 +123,7 @@ def failed_everywhere(error: BaseException) -> bool:
 
 
 def _tried(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What one process got, or the error that it met."""
+    """Result of an action in this process, or its error."""
     try:
         return act(), None
     except Exception as error:
@@ -137,7 +137,7 @@ def _settled(value: Any, error: Exception | None) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself where it can be sent, else one that says the same."""
+    """The error itself if it can be pickled, else one with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
