@@ -23,7 +23,6 @@ from privacy.published.claims import Claim, published_epsilon
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]
 
-
 _APART = (
     "what is covered protects several units, such as records in one training and persons in another, and no epsilon "
     "covers both; budget.scope=run states that of one run"

@@ -21,18 +21,15 @@ _PUBLIC = (
     "test split, the weights before the first step and any put in between fits, and every setting in the configuration"
 )
 
-
 _NO_ACCESSES = (
     "during this run, information about a teacher was released only through the annotator; outside it, no teacher "
     "accuracy, teacher loss or agreement with a teacher was used to choose a setting, a checkpoint or a run"
 )
 
-
 _NO_LABELS = (
     "during this run, labels were used only through the annotator; outside it, nothing measured on private records "
     "was used to choose a setting, a checkpoint or a run"
 )
-
 
 _NOISE_CHANGED = (
     "THE NOISE WAS CHANGED after the first release: neither the new noise nor the time of the change was chosen by "
@@ -42,30 +39,24 @@ _NOISE_CHANGED = (
     "none here"
 )
 
-
 _SAME_PERSON = (
     "a person or patient, or an image that occurs more than once: epsilon is for one record, which is one image. "
     "Several records of one person, near-duplicates of an image, and the same images under the name of another data "
     "set, which has another ledger, reveal as much as all of them together"
 )
 
-
 _OTHER_NAMES = (
     "a person whose pictures count as those of several, near-duplicates of a picture among those of other persons, and "
     "pictures of a person in data of another name, such as another client's, which have another ledger"
 )
 
-
 MEANINGFUL_EPSILON = 20.0
 """A record-level ε above it protects no record in any meaningful sense."""
 
-
 _GENERATOR = "noise came from the operating system's cryptographic generator"
-
 
 ONE_PERSON = "one person with all pictures"
 """The unit of a guarantee for persons."""
-
 
 RELATIONS: Mapping[tuple[Unit, Relation], str] = {
     (Unit.RECORD, Relation.ADD_OR_REMOVE): "add-or-remove of one training record",
@@ -77,16 +68,13 @@ RELATIONS: Mapping[tuple[Unit, Relation], str] = {
 }
 """Words for what is more special than what a mechanism says of itself."""
 
-
 _OF_CLIENT = "one client: all records that its teacher was trained on"
 _OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" The unit is {ONE_PERSON}."}
-
 
 POST_PROCESSING = (
     "post-processing of a teacher trained with DP-SGD (Abadi et al. 2016): all planned steps of its training, "
     "composed by privacy-loss distributions or RDP and rounded pessimistically"
 )
-
 
 _DP_SGD_ASSUMPTION = (
     "the teacher's file is as its training wrote it: its planned steps, noise and sample rates are true, and its "

@@ -31,7 +31,6 @@ from privacy.published.claims import Claim
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-
 # Named here with the type that torch leaves out.
 uncompiled: Callable[[_F], _F] = torch.compiler.disable
 

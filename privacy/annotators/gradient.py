@@ -25,7 +25,6 @@ from privacy.published.claims import Claim, RdpSlope
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
-
 GradientReleases = Literal["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows", "ensemble"]
 GradientBoundings = Literal["normalize", "clip", "normalize_batch"]
 
