@@ -1,4 +1,4 @@
-"""Annotators: the only way in which anything about a private teacher leaves it."""
+"""Annotators, the only access to a private teacher."""
 
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.direct import DirectGradientAnnotator, DirectLabelAnnotator

@@ -1,7 +1,7 @@
-"""The base of all annotators: the only way in which anything about a private teacher leaves it.
+"""The base of all annotators, which are the only access to a private teacher.
 
-An annotator ties a mechanism to its sensitivity, its cost and the neighbouring relation that the cost is stated for. It
-charges before it draws noise and refuses what would overspend, so that no caller can forget to.
+An annotator ties a mechanism to its sensitivity, its cost and the neighbouring relation of that cost. It charges before
+it draws noise and refuses what would overspend, so that no caller can forget to.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from privacy.published.claims import Claim
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Named here with the type that torch leaves out.
+# With the type annotation that torch leaves out.
 uncompiled: Callable[[_F], _F] = torch.compiler.disable
 
 
 def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
-    """Merges the calls of all processes of a run into one: a method `annotate` is called once, by process 0.
+    """Decorates a method `annotate` so that process 0 calls it once for all processes of a run.
 
-    It is given the rows of all processes, in the order of their numbers, charges them as the one call that they are,
-    and draws one noise for them: sensitivity, cost and distribution of the noise are those of a single process. Each
-    process gets its own released rows; an error reaches all. It is neither compiled nor recorded by autograd.
+    The method gets the rows of all processes in rank order, charges them as one call, and draws one noise for them:
+    sensitivity, cost and distribution of the noise are those of a single process. Each process gets its own released
+    rows; an error reaches all. The method is neither compiled nor recorded by autograd.
 
     Args:
-        samples: Dimension of the tensors along which samples lie, from the end where it is negative.
+        samples: Dimension of the tensors along which samples lie; negative from the end.
     """
 
     def decorate(annotate: _F) -> _F:
@@ -67,7 +67,7 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
 
 
 class Annotator(ABC):
-    """Base of all annotators: settings of the budget, the ledger, the noise; `open` before the first release.
+    """Base of all annotators: budget, ledger and noise. Call `bind` and `open` before the first release.
 
     Args:
         budget: What the run may spend; see `Budget`.
@@ -77,11 +77,11 @@ class Annotator(ABC):
     noise_setting: ClassVar[str] = "noise_multiplier"
     """Name of the setting that scales the noise, for calibration."""
     more_is_noisier: ClassVar[bool] = True
-    """Whether a larger value of that setting is more noise."""
+    """Whether a larger value of that setting means more noise."""
     ledger_block: ClassVar[int] = 100
-    """Releases that one synced line of the ledger reserves unless the budget says otherwise."""
+    """Number of releases that one synced line of the ledger reserves unless the budget says otherwise."""
     asks_teacher: ClassVar[bool] = True
-    """Whether responses are a teacher's; otherwise they depend on the private records of the training itself."""
+    """Whether responses come from a teacher; otherwise they depend on the private training records themselves."""
 
     def __init__(self, *, budget: Budget = Budget(), noise: NoiseSource | None = None) -> None:
         self.budget = budget
@@ -90,7 +90,7 @@ class Annotator(ABC):
         self._shape: tuple[int, int] | None = None
         self._paper: str | None = None
         self.num_records: int | None = None
-        #: What one neighbouring change touches: a record, or all records of one client, see `protect_clients`.
+        #: What one neighbouring change touches: a record, or all records of a client, see `protect_clients`.
         self.unit: Unit = Unit.RECORD
         #: The processes of the run, of which only the first charges and draws.
         self.processes: Processes = ALONE
@@ -98,7 +98,7 @@ class Annotator(ABC):
 
     @property
     def charge(self) -> Charge:
-        """Cost of one call of the annotator; nothing bounds it where the noise can be reproduced.
+        """Cost of one call of the annotator; unbounded if the noise can be reproduced.
 
         Raises:
             RuntimeError: `bind` has not been called.
@@ -106,23 +106,23 @@ class Annotator(ABC):
         return self._honest(self._charge_for(*self.shape))
 
     def _honest(self, charge: Charge) -> Charge:
-        """The charge as the ledger records it: with its training, and void where its noise is."""
+        """Returns the charge as the ledger records it: with its training, and unbounded if its noise is insecure."""
         training = charge.training or (None if self._account is None else self._account.training)
         if self.noise.secure:
             release = charge.release
             if self.unit is Unit.CLIENT:
                 release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
             return replace(charge, release=release, training=training)
-        # In the ledger, not only in this run: its next reader must know.
+        # In the ledger too: whoever reads it next must know.
         void = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
         return replace(charge, release=void, training=training)
 
     def protect_clients(self) -> None:
-        """States every cost for one client whose data are replaced, in place of one record; before the first charge.
+        """States every cost for a client whose data are replaced instead of a record; call it before `open`.
 
-        What is charged for a record is charged because one record may turn one teacher into any other. A client whose
-        data are all replaced does no more, where its teacher is trained on nothing else. No bound on a training by
-        DP-SGD holds for a whole client, and none must be given to `open`.
+        The cost for a record assumes that one record may turn one teacher into any other. Replacing all data of a
+        client does no more, if its teacher is trained on nothing else. No bound on a training by DP-SGD holds for a
+        whole client, and none must be given to `open`.
         """
         if self._account is not None:
             raise RuntimeError("protect_clients must be called before the annotator is opened")
@@ -130,23 +130,23 @@ class Annotator(ABC):
 
     @property
     def claim_of_nonprivate_access(self) -> Claim | None:
-        """What the paper's theorem counts for a use of the teacher outside of this mechanism; None: no theorem does."""
+        """What the paper's theorem counts for using the teacher outside this mechanism; None if no theorem does."""
         return None
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = None) -> None:
-        """Charges, once in a run, a use of a teacher that no noise covers, before it is made.
+        """Charges, once per run, a use of a teacher that no noise covers, before it is made.
 
-        What bounds that teacher's own training bounds such a use, as it does every other.
+        The bound of that teacher's own training covers such a use like any other.
 
         Args:
             reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
-            training: Whose, where it is another teacher than the one that answers (see `admit`); `RECORDS` for private
-                records themselves, whose use no teacher's guarantee covers.
+            training: Identity of the teacher's training, if it is not the one that answers (see `admit`); `RECORDS` for
+                private records themselves, whose use no teacher's guarantee covers.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be used.
         """
-        # No queries: the whole is used, not responses.
+        # No queries: the teacher itself is used, not its responses.
         charge = Charge(
             release=Unbounded(reason=reason),
             claim=self.claim_of_nonprivate_access,
@@ -157,7 +157,7 @@ class Annotator(ABC):
             self._on_rank_zero(lambda: self.account.charge(charge))
 
     def _on_rank_zero(self, act: Callable[[], _T]) -> _T:
-        """What uses the ledger, by process 0; result or error, and the ledger as it then stands, reach all.
+        """Runs what uses the ledger in process 0; its result or error, and the ledger's new state, reach all.
 
         Raises:
             Exception: What `act` raised.
@@ -192,7 +192,7 @@ class Annotator(ABC):
         self.num_records = state["num_records"]
 
     def calls_made(self) -> int:
-        """Calls of this run so far, whatever each was charged."""
+        """Number of calls of this run so far, whatever each was charged."""
         return sum(count for charge, count in self.account.counts(scope="run").items() if charge.queries)
 
     @abstractmethod
@@ -204,9 +204,9 @@ class Annotator(ABC):
         """Description of the mechanism and its figures, for the guarantee."""
 
     def description(self) -> MechanismDescription:
-        """The mechanism as this run was charged for it: a run may have been resumed with other noise than it is set to.
+        """Description of the mechanism as this run was charged for it, since resuming may have changed its noise.
 
-        As it is set where nothing was charged.
+        As currently set if nothing was charged.
         """
         calls: Counter[str] = Counter()
         for charge, count in self.account.counts(scope="run").items():
@@ -223,14 +223,14 @@ class Annotator(ABC):
         return known.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
 
     def _noted(self, charges: Counter[Charge]) -> Counter[Charge]:
-        """These charges at today's settings, once it is noted for `description` what they are for."""
+        """Returns charges at the current settings, after noting for `description` what they are for."""
         for charge in charges:
             if charge not in self.account.mechanisms:
                 self.account.mechanisms[charge] = self.describe().mechanism
         return charges
 
     def _spend(self, charge: Charge) -> None:
-        """Charges one release at today's settings, before its noise is drawn.
+        """Charges one release at the current settings, before its noise is drawn.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be released.
@@ -239,15 +239,15 @@ class Annotator(ABC):
         self._noted(Counter({charge: 1}))
 
     def price(self, calls: int) -> Counter[Charge]:
-        """What so many further calls may be charged at most, at today's settings."""
+        """Most that `calls` further calls may be charged, at the current settings."""
         return +Counter({self.charge: calls})
 
     def fix_plan(self, before: Plan, wanted: Callable[[], int | None]) -> Plan:
-        """Fixes what this run plans and writes it into the ledger; before the first release of a fit.
+        """Fixes this run's plan and writes it into the ledger, before the first release of a fit.
 
         Args:
-            before: The plan so far, as a checkpoint kept it.
-            wanted: Gives the calls that this fit would make in all, with those before it; None: unlimited.
+            before: The plan so far, from a checkpoint.
+            wanted: Returns the total number of calls after this fit, including those before it; None for no limit.
 
         Raises:
             LedgerError: It could not be written: nothing may be released.
@@ -272,7 +272,7 @@ class Annotator(ABC):
         return self._on_rank_zero(act)
 
     def covering(self, planned: Plan | None) -> Counter[Charge]:
-        """What a guarantee has to cover: all charges, and whatever of this run's plan is left."""
+        """What a guarantee has to cover: all charges, and the rest of this run's plan."""
         planned_charges = {} if planned is None else planned.charges
         return self.account.spent() + unmade(planned_charges, self.account.counts(scope="run"))
 
@@ -289,10 +289,10 @@ class Annotator(ABC):
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
     ) -> Guarantee:
-        """The guarantee of what was computed only from this annotator's responses and public information.
+        """Guarantee of what was computed only from this annotator's responses and public information.
 
-        ε covers `planned`, what this run planned before its first call; None where there was no plan. The other
-        arguments are those of `Guarantee.of`.
+        ε covers `planned`, the plan of this run before its first call, None if there was none. The other arguments are
+        those of `Guarantee.of`.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be said.
@@ -323,7 +323,7 @@ class Annotator(ABC):
         Args:
             batch_size: B.
             num_classes: c.
-            paper: Name of the method that calls, whose paper's theorem gives the published figure.
+            paper: Name of the calling method, whose paper's theorem gives the published figure.
         """
         if batch_size < 1 or num_classes < 2:
             raise ValueError(
@@ -340,7 +340,7 @@ class Annotator(ABC):
         return self._shape
 
     def _require_shape(self, name: str, given: torch.Tensor, *, teachers: bool = False) -> None:
-        """Refuses what is not of the shape that is charged for: (B, c), or (n, B, c) of several `teachers`."""
+        """Refuses any shape but the one that is charged for: (B, c), or (n, B, c) for several `teachers`."""
         shape = tuple(given.shape)
         if shape[-2:] != self.shape or len(shape) != 2 + teachers or 0 in shape:
             raise ValueError(
@@ -358,21 +358,21 @@ class Annotator(ABC):
         training: Training | UnnamedTraining | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        """Opens the ledger of the private data and restores what a checkpoint remembers of this run.
+        """Opens the ledger of the private data and restores this run's state from a checkpoint.
 
         Args:
             private_data: Public name of the data that the teacher was trained on.
-            ledger: Where the ledger lies unless the setting `ledger` says otherwise; None keeps it in memory.
+            ledger: Path of the ledger unless the setting `ledger` names another; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
-            state: What `state` gave when a checkpoint was saved.
-            training: The training of all responses; None where it is unknown: only their own noise bounds them.
-            processes: Those of the run. Each must make every call that charges or releases; process 0 acts for all.
+            state: `PrivacyAccount.state` of a checkpoint.
+            training: The teacher's training; None if unknown, so that only their own noise bounds the responses.
+            processes: Processes of the run. Each must make every call that charges or releases; process 0 acts for all.
 
         Raises:
             ValueError: δ is not below 1/N, or another setting is invalid.
             CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
-            RuntimeError: It is open already: a second run's charges could not be distinguished from the first's.
+            RuntimeError: It is already open: the charges of two runs could not be told apart.
         """
         if self._account is not None:
             raise RuntimeError("this annotator is open already; build another one for another run")
@@ -393,7 +393,7 @@ class Annotator(ABC):
         self._on_rank_zero(act)
 
     def admit(self, training: Training | UnnamedTraining | None) -> str | None:
-        """Makes a second teacher known to the ledger, before a non-private access to it is charged; gives its identity.
+        """Records a second teacher in the ledger, before its non-private use is charged; returns its identity.
 
         Raises:
             LedgerError: It could not be recorded: nothing may be used.
@@ -403,11 +403,11 @@ class Annotator(ABC):
     def require_open_for(
         self, training: Training | UnnamedTraining | None, *, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Refuses an annotator that was opened for another teacher, or for another run than a checkpoint's.
+        """Refuses an annotator that is open for another teacher, or for another run than a checkpoint's.
 
         Args:
-            training: The teacher's.
-            state: What `state` gave when the checkpoint was saved that is resumed, if one is.
+            training: The teacher's training.
+            state: `PrivacyAccount.state` of the checkpoint that is resumed, if one is.
 
         Raises:
             CheckpointError: It is open for another run than the checkpoint's.
@@ -444,25 +444,25 @@ class Annotator(ABC):
         return self._account is not None
 
     def require_affordable(self, calls: int = 1) -> None:
-        """Refuses a run whose first step does not fit.
+        """Refuses a run whose first step exceeds the target.
 
         Raises:
-            BudgetExceeded: With the figures and what could be changed.
+            BudgetExceeded: It does; the message says what could be changed.
         """
         self.account.require_one_unit(self.charge)
         if self.affordable(limit=calls) < calls:
             raise BudgetExceeded(self.account.refusal(self.charge, calls=calls))
 
     def affordable(self, *, limit: int) -> int:
-        """How many more calls, up to `limit`, stay within the target."""
+        """Number of further calls, up to `limit`, that stay within the target."""
         return self.account.affordable(self.charge, limit=limit)
 
     def close(self) -> None:
-        """Settles the ledger at a proper end. Process 0 needs none of the others for it."""
+        """Settles the ledger at a proper end. Process 0 does so without the others."""
         if self._account is not None:
             self._account.ledger.settle()
 
 
 def _noised(charge: Charge) -> bool:
-    """Whether a charge is for a response, and not for a non-private access to a teacher."""
+    """Whether a charge is for a noisy response, and not for a non-private use of a teacher."""
     return bool(charge.queries) or charge.release.bounded

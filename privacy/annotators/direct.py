@@ -1,7 +1,7 @@
-"""Annotators of direct training: what a model that sees private images learns of their labels, and what that costs.
+"""Annotators of direct training, for a model that sees private images and learns their labels through noise.
 
-The update multiplies what is released by a Jacobian of the private image, so that nothing bounds a record. Bounded is
-its **label**: neighbours differ in the label of one record, and images, with who took part in which step, count as
+The update multiplies what is released by a Jacobian of the private image, so nothing bounds a record. Its **label** is
+bounded: neighbours differ in the label of one record, and images, as well as who took part in which step, count as
 public. A record's label enters the row of its own gradient, or its own response, and nothing else.
 """
 
@@ -39,19 +39,19 @@ _MEMORY = "a record's label is queried only by this annotator, and its number al
 
 
 class _OfLabels(Annotator):
-    """Shared by both annotators: a guarantee with two statements, for records and for labels."""
+    """Base of both annotators: a guarantee with two statements, for records and for labels."""
 
     asks_teacher = False
     _source_of_labels: ClassVar[str]
 
     def epsilon_label(self, planned: Plan | None) -> float:
-        """ε at δ, for the label of one record, of what a guarantee has to cover; see `covering`."""
+        """ε at δ for the label of one record, over everything that a guarantee has to cover; see `covering`."""
         return self.account.epsilon_label(counts=self.covering(planned))
 
     def guarantee(self, *, planned: Plan | None, **given: Any) -> Guarantee:
-        """See `Annotator.guarantee`; it contains a separate statement for labels."""
+        """See `Annotator.guarantee`; adds a separate statement for labels."""
         whole = super().guarantee(planned=planned, **given)
-        # What is VOID for a record need not be so for its label.
+        # What voids the bound for a record need not void that for its label.
         holds = [text for text in whole.assumptions if not text.startswith("VOID")]
         labels = LabelStatement(
             epsilon=self.epsilon_label(planned),
@@ -66,8 +66,8 @@ class _OfLabels(Annotator):
 class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     """DPDFD Algorithm 3: bounded, noised gradients of each private record's own loss w.r.t. the model's outputs.
 
-    A label moves one row, by 2C at most (C·g/‖g‖ may be reversed, as at p = (1/2, 1/2)), in every step that its
-    record takes part in. So μ of one such step is 2C over the standard deviation of the noise on that row:
+    A label moves one row by at most 2C (C·g/‖g‖ may be reversed, as at p = (1/2, 1/2)), in every step in which its
+    record takes part. So μ of one such step is 2C over the standard deviation of the noise on that row:
 
     | `release` | noise | μ of one step |
     |---|---|---|
@@ -76,15 +76,15 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
     | `batch_mean` (as printed) | σC on the sum | 2/σ |
     | `batch_mean_rows` | σC on each row, of which the mean is released | at most 2/σ |
 
-    Poisson sampling amplifies nothing, since images show who took part: a step happens to a record with probability q,
-    and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. B is the nominal batch size: noise that followed the size drawn
+    Poisson sampling amplifies nothing, since images show who took part: a record takes part in a step with probability
+    q, and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. B is the nominal batch size: noise scaled to the drawn size
     would need its own proof.
 
-    The figure of DPDFD's Theorem 3, which Table 4 is indexed by, is that of `GradientAnnotator`: a claim.
+    The figure of DPDFD's Theorem 3, which indexes Table 4, is that of `GradientAnnotator`: a claim.
 
     Arguments are those of `GradientAnnotator`. `release` must not be `ensemble`, which is for teachers; `bounding` not
-    `normalize_batch`, where a label changes every row by way of their common norm; and `granularity` null, since the
-    cost on a lattice is not known here.
+    `normalize_batch`, where a label changes every row through their common norm; and `granularity` must be null, since
+    the cost on a lattice is not known here.
     """
 
     _source_of_labels = (
@@ -99,7 +99,7 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         """See `Annotator.bind`.
 
         Raises:
-            ValueError: A setting without a proof.
+            ValueError: A setting whose cost is not proved.
         """
         super().bind(batch_size=batch_size, num_classes=num_classes, paper=paper)
         if self.mechanism.of_ensemble:
@@ -114,20 +114,20 @@ class DirectGradientAnnotator(_OfLabels, GradientAnnotator):
         _require_keepable(self.budget)
 
     def bind_sampling(self, *, sample_rate: float, secure: bool = True) -> None:
-        """Fixes q of Poisson sampling, which the cost depends on, and whether its coins cannot be reproduced."""
+        """Fixes the rate q of Poisson sampling, on which the cost depends, and whether its coins are secure."""
         self.sample_rate = check_probability("sample_rate", sample_rate)
         self.secure_coins = secure
 
     @property
     def label_mu(self) -> float:
-        """μ of one step that a record takes part in: 2C over the standard deviation of the noise on its row."""
+        """μ of one step in which a record takes part: 2C over the standard deviation of the noise on its row."""
         std = self.mechanism.noise_std(self.shape[0], self.noise_multiplier)
         return 2.0 / std if std else math.inf
 
     def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
         if not self.secure_coins:
             return Charge(release=Unbounded(reason=_COINS), queries=batch_size)
-        # Before the data are known, as if each record took part in each step.
+        # Until the data are known, as if every record took part in every step.
         rate = 1.0 if self.sample_rate is None else self.sample_rate
         claim = None
         if self.noise_multiplier:
@@ -182,8 +182,8 @@ class DirectLabelAnnotator(_OfLabels):
     """Randomized response on each record's own label, drawn once and kept (DPSD's label switch on private data).
 
     A label is released once, whatever the number of epochs: the whole run is ε-label-DP (Warner 1965; Ghazi et
-    al. 2021), by parallel composition over records. What a crash or an earlier fit drew and no checkpoint kept is drawn
-    again, and costs again: each fit that draws is charged once, before its first draw.
+    al. 2021), by parallel composition over records. Responses that no checkpoint kept, after a crash or an earlier fit,
+    are drawn again and cost again: each fit that draws is charged once, before its first draw.
 
     Args:
         epsilon: ε of one response, and of the run.
@@ -204,11 +204,11 @@ class DirectLabelAnnotator(_OfLabels):
         self.epsilon = check_positive("epsilon", epsilon)
         #: Kept responses, (N,), -1 where there is none yet.
         self.responses: torch.Tensor | None = None
-        #: What this object's draws are charged as; None before the first.
+        #: The charge for this object's draws; None before the first.
         self._charged: Charge | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy draws other responses, which cost again."""
+        """A copy draws responses of its own, which cost again."""
         return {**self.__dict__, "_charged": None}
 
     @property
@@ -222,7 +222,7 @@ class DirectLabelAnnotator(_OfLabels):
         return Charge(release=LabelOnly(of_label), claim=claim, queries=batch_size)
 
     def _charge_once(self) -> None:
-        """Charges all labels, by themselves: a block of the ledger would count releases that are never made.
+        """Charges all labels at once, without a block of the ledger, which would count releases never made.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing is charged.
@@ -239,7 +239,7 @@ class DirectLabelAnnotator(_OfLabels):
     @uncompiled
     @torch.no_grad()
     def annotate(self, labels: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-        """Answers for each record; one queried before gets the same answer.
+        """Returns each record's response; a record queried before gets the same one.
 
         Args:
             labels: Of these records, shape (n,), int64. **Private.**
@@ -262,7 +262,7 @@ class DirectLabelAnnotator(_OfLabels):
             self.responses = torch.full((count,), -1, dtype=torch.int16)
         new = self.responses[own] < 0
         if bool(new.any()):
-            if self._charged != self.charge:  # `epsilon` may have been set anew
+            if self._charged != self.charge:  # `epsilon` may have changed
                 self._charge_once()
                 self._charged = self.charge
             candidates = torch.ones(int(new.sum()), num_classes, dtype=torch.bool)
@@ -271,7 +271,7 @@ class DirectLabelAnnotator(_OfLabels):
         return self.responses[own].long().to(labels.device)
 
     def kept(self) -> torch.Tensor | None:
-        """Responses for a checkpoint: released values."""
+        """Returns the responses for a checkpoint: released values."""
         return None if self.responses is None else self.responses.clone()
 
     def keep(self, responses: torch.Tensor) -> None:
@@ -285,7 +285,7 @@ class DirectLabelAnnotator(_OfLabels):
                 f"{len(responses)} kept responses for {self.shape[0]}: resume with the same private records"
             )
         self.responses = responses.clone()
-        # What this object drew since they were kept is lost with them, and drawn again: that costs again.
+        # What this object has drawn since is lost, drawn again, and costs again.
         self._charged = None
 
     def describe(self) -> MechanismDescription:

@@ -32,7 +32,7 @@ THEOREMS = {
     "DPDFD Theorem 3": "DPDFD (Liu et al. 2023, arXiv:2304.12528), Theorem 3",
     "DPSD Theorem 1": "DPSD (Liu et al., differentially private synthetic distillation), Theorem 1",
 }
-"""Of published figures: what stored claims call them, and in full."""
+"""Theorems of published figures: short names, as in stored claims, and full references."""
 
 
 class GradientAnnotator(Annotator):
@@ -43,28 +43,26 @@ class GradientAnnotator(Annotator):
     follow). With `bounding: normalize_batch` Ḡ = C·G/(‖G‖_F + e), and all gradients of the batch together move by up to
     2C.
 
-    What each `release` is, and how its cost follows from what is bounded: `privacy/mechanisms/gradients.py`.
-
+    `privacy/mechanisms/gradients.py` defines each `release`, and how its cost follows from what is bounded.
     `batch_mean` and `batch_mean_rows` carry no label of any image and distil nothing. For `ensemble` one record changes
     one teacher, whose gradients move by as much as those of a single teacher; all others stay equal to the last bit.
 
-    The theorem that gives the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
+    The theorem of the published figure (DPDFD's Theorem 3, DPSD's Theorem 1) counts the same for all of them.
 
     Args:
         release: `per_sample` (what the papers' accuracies need), `per_sample_full`, `batch_mean` (DPDFD Algorithm 1 as
             printed), `batch_mean_rows` (DPSD Eq. 3 as printed), or `ensemble` (n teachers, DPDFD Algorithm 2).
-        top_k: Of each gradient only its k entries of largest magnitude are kept, before it is bounded (DPSD's M_k);
-            None keeps all. Which ones depends on the teacher, so the noise still goes on **all** coordinates.
+        top_k: Number k of entries of largest magnitude that are kept of each gradient, before it is bounded (DPSD's
+            M_k); None keeps all. Which ones depends on the teacher, so the noise still goes on **all** coordinates.
         bounding: `normalize` or `clip` each sample's gradient to C; or `normalize_batch`, the whole batch of one
-            teacher by its Frobenius norm, as the papers' ‖g‖₂ without an index may be read. That costs less, and leaves
-            a sample's gradient about C/√B.
+            teacher by its Frobenius norm, as the papers' ‖g‖₂ without an index may be read, which costs less and leaves
+            each sample's gradient a norm of about C/√B.
         norm_bound: C.
         noise_multiplier: σ. Zero releases the gradients themselves: both ε are infinite.
         stability: e.
-        granularity: Distance of the lattice that bounded gradients are rounded to, towards zero, and that discrete
-            Gaussian noise lies on: no low bits that could reveal a record. In units of C, rounded down to a power of
-            two, for example 1e-3. It costs slightly more, since it is composed only by RDP. None takes floating-point
-            noise.
+        granularity: Spacing, in units of C and rounded down to a power of two (for example 1e-3), of a lattice for
+            discrete Gaussian noise, to which bounded gradients are rounded towards zero: no low bits can reveal a
+            record. It costs slightly more, since it is composed only by RDP. None adds floating-point noise.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
     """
@@ -87,7 +85,7 @@ class GradientAnnotator(Annotator):
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
         self.bounded_by = named("bounding", bounding, GRADIENT_BOUNDINGS)
-        # Wide enough for any use, and nothing that is computed from them can overflow or vanish.
+        # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
         if not _SMALLEST <= norm_bound <= _LARGEST:
             raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")
         if noise_multiplier != 0 and not _SMALLEST <= noise_multiplier <= _LARGEST:
@@ -136,10 +134,10 @@ class GradientAnnotator(Annotator):
         return Charge(release=event, claim=RdpSlope(source=self.theorem, slope=slope), queries=batch_size)
 
     def _add_noise(self, values: torch.Tensor, std: float) -> torch.Tensor:
-        """Values of any shape in float64, with Gaussian noise of standard deviation `std`."""
+        """Adds Gaussian noise of standard deviation `std` to float64 values of any shape."""
         if self._lattice is None or not std:
             return values + self.noise.gaussian(tuple(values.shape)) * std
-        # Whole multiples of the lattice already: `_bounded` rounds.
+        # `_bounded` has rounded to multiples of the lattice.
         drawn = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
         return values + drawn.double() * self._lattice
 
@@ -147,7 +145,7 @@ class GradientAnnotator(Annotator):
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
         """Charges one step, then releases the batch.
 
-        Computed in float64 on the CPU, whatever precision the run has: the batch is small, and sensitivity must not
+        Computed in float64 on the CPU, whatever the precision of the run: the batch is small, and sensitivity must not
         depend on rounding.
 
         Args:
@@ -168,16 +166,16 @@ class GradientAnnotator(Annotator):
     @uncompiled
     @torch.no_grad()
     def annotate_bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        """As `annotate`, of gradients that the clients of a federation have bounded by C themselves.
+        """Releases gradients like `annotate`, after the clients of a federation have bounded them by C.
 
-        They are not trusted: what is longer than C is clipped to it, so that the cost holds for the others whatever one
+        Clients are not trusted: anything longer than C is clipped, so that the cost holds for the others whatever one
         of them sent.
         """
         self._require_shape("gradients", gradients, teachers=self.mechanism.of_ensemble)
         return self._charged_release(gradients, self._clipped)
 
     def charge_elsewhere(self) -> None:
-        """Charges one call whose gradients others bound and noise, before it is sent to them.
+        """Charges one call whose gradients clients bound and noise, before it is sent to them.
 
         Raises:
             BudgetExceeded: The target does not allow one more step: no query may be sent.
@@ -194,18 +192,18 @@ class GradientAnnotator(Annotator):
         return released.to(gradients.dtype).to(gradients.device)
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Gradients (n·B, c) of n teachers, all processes' samples, in float64 and bounded by `bounded_by`."""
+        """Bounds gradients (n·B, c) of n teachers, over the samples of all processes, in float64."""
         groups = self._grouped(gradients)
         bounded = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
         return self._on_lattice(bounded).view(gradients.shape)
 
     def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """As `_bounded`, for what others have bounded: what is too long is clipped, the rest is unchanged."""
+        """Like `_bounded`, for gradients that clients have bounded: clips what is too long, and changes no other."""
         clipped = clip_per_sample(self._grouped(gradients), norm_bound=self.norm_bound)
         return self._on_lattice(clipped).view(gradients.shape)
 
     def _grouped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Masked gradients, one row for what is bounded jointly: a sample, or a teacher's whole batch."""
+        """Masked gradients, one row per group that is bounded jointly: a sample, or a teacher's whole batch."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)

@@ -25,19 +25,19 @@ _PUBLISHED = {
 class LabelAnnotator(Annotator):
     """LabelDP's selective randomized response and DPSD's label switch: one noisy class for each image.
 
-    The teacher's class r is kept with probability e^ε/(e^ε + k - 1) where it is among the image's k candidates, and
-    answered uniformly where it is not. One private record may change the teacher, hence **every** response: N responses
-    are charged as N (exact composition), where the papers state ε for the whole run.
+    If the teacher's class r is among the image's k candidates, it is kept with probability e^ε/(e^ε + k - 1); otherwise
+    the response is uniform. One private record may change the teacher, hence **every** response: N responses are
+    charged as N (exact composition), where the papers state ε for the whole run.
 
-    Fewer candidates cost more. A call whose sets all have one size that was fixed before the run is charged for that
-    size. Where sizes vary, or follow from earlier responses by way of the student, the smallest that may occur is what
-    is charged: it dominates the larger ones, whatever was answered before.
+    Fewer candidates cost more. A call whose sets all have one size, fixed before the run, is charged for that size. If
+    sizes vary, or depend on earlier responses through the student, the smallest possible size is charged: it dominates
+    the larger ones, whatever was answered before.
 
-    Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, where it keeps the class. Read to the letter,
-    no ε bounds it: its probabilities would be released without noise. What is released here is the class.
+    Line 9 of LabelDP's Algorithm 1 returns "y_t", the teacher's *output*, when it keeps the class. Read to the letter,
+    no ε bounds it: its probabilities would be released without noise. Here the class is released.
 
     Args:
-        epsilon: Of one response. Not a target: `target_epsilon` limits the run.
+        epsilon: ε of one response. Not a target: `target_epsilon` limits the run.
         smallest: Size of the smallest candidate set that may occur, 2 or more (DPSD's k).
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
@@ -45,7 +45,7 @@ class LabelAnnotator(Annotator):
 
     noise_setting: ClassVar[str] = "epsilon"
     more_is_noisier: ClassVar[bool] = False
-    ledger_block: ClassVar[int] = 10  # a call is as many responses as a batch has samples
+    ledger_block: ClassVar[int] = 10  # a call gives a response per sample of the batch
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LabelAnnotator(Annotator):
         return Charge(release=release, claim=self.claim_of_nonprivate_access, queries=samples)
 
     def charge_elsewhere(self, *, size: int | None = None) -> None:
-        """Charges one call that others answer, before it is sent to them.
+        """Charges one call that clients answer, before it is sent to them.
 
         Args:
             size: See `annotate`.
@@ -100,15 +100,14 @@ class LabelAnnotator(Annotator):
         Args:
             logits: The teacher's, shape (B, c). **Private.** A sample that is not finite counts as class 0.
             candidates: bool, shape (B, c); must depend only on the student and public information.
-            size: Candidates in every set, where that was fixed before the run; None where sizes vary or follow from
-                earlier responses.
+            size: Number of candidates in every set, if fixed before the run; None if sizes vary or depend on earlier
+                responses.
 
         Returns:
             Classes, shape (B,), int64, on the device of `logits`.
 
         Raises:
-            ValueError: Not of the shape that was bound, or sets smaller than what is charged: nothing is
-                charged.
+            ValueError: Not of the shape that was bound, or sets smaller than what is charged: nothing is charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
         self._require_shape("logits", logits)

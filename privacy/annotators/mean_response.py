@@ -1,4 +1,4 @@
-"""Annotator for the mean response of an ensemble of teachers on disjoint shards: directions with noise, not labels."""
+"""Annotator for the mean response of an ensemble of teachers on disjoint shards: noisy directions, not labels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from privacy.plan import Charge
 class MeanResponseAnnotator(Annotator):
     """Releases (1/n)(Σ_j u_j + N(0, σ² I)) for each image, u_j the direction of teacher j's logits.
 
-    The logits on an image are centred, which no softmax sees, and divided by their norm: |u_j| ≤ 1. One
-    record changes one teacher on a shard of its own, whose u_j moves by at most 2 on every image. A call on B images
-    therefore costs μ² = B·(2/σ)², as DPDFD's Algorithm 2 does, whose gradients are bounded in the same way.
+    The logits on an image are centred, which does not change their softmax, and divided by their norm: |u_j| ≤ 1. One
+    record changes one teacher on its own shard, whose u_j moves by at most 2 on every image. A call on B images
+    therefore costs μ² = B·(2/σ)², like DPDFD's Algorithm 2, whose gradients are bounded in the same way.
 
-    None of the papers has it. Votes (DGD; Papernot et al. 2018) move by √2 only, but they keep only the class of
-    each image. Directions are close to linear in whatever features the teachers are linear in, so that a student that
-    averages the noise of many images away (`fit_noisy_responses`) learns more from each.
+    None of the papers has this. Votes (DGD; Papernot et al. 2018) move by only √2, but keep only the class of each
+    image. Directions are close to linear in any features in which the teachers are linear, so that a student that
+    averages the noise over many images (`fit_noisy_responses`) learns more from each.
 
     Args:
         noise_multiplier: σ, on the sum over teachers.
@@ -56,7 +56,7 @@ class MeanResponseAnnotator(Annotator):
         """Charges one call, then releases the batch. In float64 on the CPU, see `GradientAnnotator.annotate`.
 
         Args:
-            logits: Of every teacher, shape (n, B, c). **Private.** A sample that is not finite counts as zeros.
+            logits: Every teacher's logits, shape (n, B, c). **Private.** A sample that is not finite counts as zeros.
 
         Returns:
             Shape (B, c), detached, with the dtype and device of `logits`.
@@ -68,7 +68,7 @@ class MeanResponseAnnotator(Annotator):
         self._require_shape("logits", logits, teachers=True)
         self._spend(self.charge)
         rows = zero_non_finite_samples(logits.cpu().flatten(0, 1))
-        # Once more: the largest of numbers overflow in their mean.
+        # Checked again: the mean of very large numbers overflows.
         centred = zero_non_finite_samples(rows - rows.mean(dim=1, keepdim=True))
         directions = normalize_per_sample(centred, norm_bound=1.0, stability=0.0)
         noise = self.noise_multiplier * self.noise.gaussian(self.shape)

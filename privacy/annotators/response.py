@@ -13,8 +13,8 @@ from privacy.plan import Charge
 class ResponseAnnotator(Annotator):
     """Releases logits without noise.
 
-    Nothing bounds such responses by themselves. For a teacher trained by DP-SGD they are post-processing, and the
-    teacher's own (ε, δ) is the record-level figure; for any other teacher it is infinite.
+    Nothing bounds such responses by themselves. For a teacher trained by DP-SGD they are post-processing, and its own
+    (ε, δ) is the record-level figure; for any other teacher ε is infinite.
 
     Arguments are those of `Annotator`.
     """
@@ -33,8 +33,8 @@ class ResponseAnnotator(Annotator):
             The same, detached.
 
         Raises:
-            ValueError: Not of the shape that was bound: nothing is charged. Or not finite: charged, since that it
-                failed is a response as well.
+            ValueError: Not of the shape that was bound: nothing is charged. Or not finite: charged, since failing is a
+                response as well.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
         """
         self._require_shape("logits", logits)

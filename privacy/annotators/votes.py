@@ -32,8 +32,8 @@ class VoteAnnotator(Annotator):
     Args:
         mechanism: See the table.
         scale: b of the Laplace kind, σ of the Gaussian one, in votes.
-        latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`), or None for no such
-            noise. It enters only the published figure, since no record-level bound rests on it.
+        latent_epsilon: ε₁ of the Laplace noise on the VAE's latent codes (`perturb_latents`); None adds none. It enters
+            only the published figure, since no record-level bound rests on it.
         budget: What the run may spend; see `Budget`.
         noise: Source of noise; null is the operating system's.
     """
@@ -60,7 +60,7 @@ class VoteAnnotator(Annotator):
 
     @property
     def votes(self) -> NoisyVote:
-        """The noise on the counts, with its cost."""
+        """Noise on the counts, with its cost."""
         return VOTE_MECHANISMS[self.mechanism]
 
     @property
@@ -84,7 +84,7 @@ class VoteAnnotator(Annotator):
             Labels, shape (N,), int64, on the device of `counts`.
 
         Raises:
-            ValueError: No such counts: nothing is charged.
+            ValueError: The counts are not such: nothing is charged.
             BudgetExceeded: The target does not allow all of them: nothing is charged or released.
         """
         _, classes = self.shape
@@ -92,7 +92,7 @@ class VoteAnnotator(Annotator):
             raise ValueError(
                 f"counts must be int64 of shape (N, {classes}), got {counts.dtype} of shape {tuple(counts.shape)}"
             )
-        # One vote for each teacher is what makes two counts move by 1; how many teachers there are is public.
+        # Two counts move by 1 because each teacher has one vote; the number of teachers is public.
         if bool((counts < 0).any()) or bool((counts.sum(dim=1) != counts[0].sum()).any()):
             raise ValueError("counts must hold one vote of each teacher: each query of one sum, none below 0")
         if self.affordable(limit=len(counts)) < len(counts):
@@ -102,19 +102,19 @@ class VoteAnnotator(Annotator):
         return self.votes.labels(counts, scale=self.scale, noise=self.noise)
 
     def perturb_latents(self, codes: torch.Tensor) -> torch.Tensor:
-        """Laplace noise of scale 2c/ε₁ on normalised latent codes (DGD Sec. III-E), scaled back to the decoder's range.
+        """Adds Laplace noise of scale 2c/ε₁ to normalised codes (DGD Sec. III-E), and rescales them for the decoder.
 
-        What it bounds: nothing about a private record. DGD counts ε₁ once, as if a private record were one sample; its
-        samples are synthetic, and where they depend on private data (through a generator trained against the baseline)
-        they do so all together, and reach the student as query images and also through the decoder. So nothing is
-        charged. Where the images come only from public information, these codes are public already.
+        This bounds nothing about a private record: DGD counts ε₁ once, as if a private record were one sample. Samples
+        are synthetic, and if they depend on private data (through a generator trained against the baseline), all of
+        them do, and they also reach the student as query images and through the decoder. So nothing is charged. If the
+        images come only from public information, the codes are public already.
 
         Args:
             codes: Shape (N, c), c the width of the code.
 
         Returns:
             Shape (N, c), detached, the largest entry of each sample at most 1 in magnitude; `codes` themselves,
-            detached, where `latent_epsilon` is None.
+            detached, if `latent_epsilon` is None.
         """
         if self.latent_epsilon is None:
             return codes.detach()

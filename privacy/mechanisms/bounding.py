@@ -1,4 +1,4 @@
-"""What is done to private per-sample values before noise is added, so that their sensitivity is bounded."""
+"""Bounding of private per-sample values before noise is added, which bounds their sensitivity."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
-    """Replaces every sample of (B, c) that holds a NaN or an infinity by zeros, in float64.
+    """Replaces every sample of (B, c) that contains a NaN or an infinity by zeros, in float64.
 
-    A broken teacher output must neither stop the run nor look different from a working one: stopping is an answer that
-    a neighbouring data set might not have given. The sample is noised and charged like any other.
+    A broken teacher output must neither stop the run nor look different from a working one: a neighbouring data set
+    might not have stopped it. The sample is noised and charged like any other.
     """
     rows = rows.detach().to(torch.float64)
     finite = torch.isfinite(rows).all(dim=1, keepdim=True)
@@ -17,10 +17,10 @@ def zero_non_finite_samples(rows: torch.Tensor) -> torch.Tensor:
 
 
 def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
-    """Samples (B, c) with all but the k entries of largest magnitude of each set to zero (DPSD's M_k, on a gradient).
+    """Returns samples (B, c) with all but the k entries of largest magnitude set to zero (DPSD's M_k, on gradients).
 
-    By magnitude: the largest by sign would leave out the teacher's own class, whose entry is negative. k is from 1 to
-    c, and the result a new tensor.
+    By magnitude, since the largest signed values would leave out the teacher's class, whose entry is negative. k is
+    from 1 to c.
     """
     kept = rows.abs().topk(k, dim=1).indices
     return torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
@@ -29,8 +29,8 @@ def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
 def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
     """DPDFD Algorithm 1 line 7: C·g/(‖g‖₂ + e) for each of the finite samples (B, c), in float64.
 
-    C is `norm_bound`, which no norm exceeds, and e `stability`, at least 0; a zero sample stays zero, with e = 0 too.
-    In bfloat16 the norm was measured at 1.0067 C, which would break the sensitivity.
+    C is `norm_bound`, which no norm exceeds; e is `stability`, at least 0. A zero sample stays zero, even for e = 0. In
+    bfloat16 norms of 1.0067 C were measured, which would break the sensitivity.
     """
     peak, unit, length = _scaled(rows.detach().to(torch.float64))
     # C·g/(‖g‖ + e) with both parts divided by the largest entry, so that nothing overflows or vanishes.
@@ -48,7 +48,7 @@ def clip_per_sample(rows: torch.Tensor, *, norm_bound: float) -> torch.Tensor:
 def _scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Largest entry, samples divided by it, and their norms (1 for a zero sample): none can overflow."""
     peak = rows.abs().amax(dim=1, keepdim=True)
-    # Subnormal samples count as zero: a number over a tensor goes by way of the reciprocal, which would be infinite.
+    # Subnormal samples count as zero: torch divides by them through their reciprocals, which would be infinite.
     usable = peak > torch.finfo(torch.float64).tiny
     peak = torch.where(usable, peak, torch.ones_like(peak))
     unit = torch.where(usable, rows / peak, torch.zeros_like(rows))
@@ -56,8 +56,8 @@ def _scaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def _at_most(rows: torch.Tensor, norm_bound: float) -> torch.Tensor:
-    # Rounding may leave a norm some units in the last place above the bound; the margin takes that back. A measured
-    # norm is wrong by up to 2^-53 of itself for each column, which matters in batches that are bounded jointly.
+    # Rounding may leave a norm some units in the last place above the bound; the margin makes up for it. The relative
+    # error of a measured norm is up to 2^-53 per column, which matters in batches that are bounded jointly.
     limit = norm_bound * (1.0 - max(1e-12, (rows.shape[1] + 8) * 2.0**-52))
     peak, unit, length = _scaled(rows)
     return torch.where(peak * length > limit, limit * unit / length, rows)

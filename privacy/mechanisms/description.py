@@ -1,4 +1,4 @@
-"""How a mechanism is described, for guarantees and for `calibrate`."""
+"""Descriptions of mechanisms, for guarantees and for `calibrate`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class MechanismDescription:
     Attributes:
         mechanism: What is released.
         source: Theorem or paper behind ε.
-        published_source: Theorem behind the published figure; empty where the papers have none.
-        noise: How the noise was drawn; empty where there is none.
+        published_source: Theorem behind the published figure; empty if the papers have none.
+        noise: How the noise was drawn; empty if there is none.
         unit: What one neighbouring change touches.
-        relation: Neighbouring relation, where no special one follows from what was released.
-        assumption: What else the bound rests on; empty for nothing.
+        relation: Neighbouring relation, unless a more specific one follows from what was released.
+        assumption: What else the bound rests on; may be empty.
     """
 
     mechanism: str

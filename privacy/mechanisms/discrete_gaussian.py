@@ -1,9 +1,9 @@
 """Gaussian noise on the integers, and releases on a lattice that carry nothing in their floating-point low bits.
 
-Which floating-point numbers a Gaussian in float64 can produce depends on what it was added to, so a single output may
-reveal the input (Mironov 2012). Here the private rows are rounded to a lattice, the noise is an exact draw from the
-discrete Gaussian, and their sum is taken on integers: every lattice point is possible for every input, with the
-probability that the accounting assumes. Source: Canonne, Kamath and Steinke 2020 (CKS20).
+The floating-point numbers that a Gaussian in float64 can produce depend on what it is added to, so a single output may
+reveal the input (Mironov 2012). Here private rows are rounded to a lattice, noise is drawn exactly from the discrete
+Gaussian, and both are added as integers: every lattice point is possible for every input, with the probability that the
+accounting assumes. Source: Canonne, Kamath and Steinke 2020 (CKS20).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from privacy.mechanisms.noise import NoiseSource
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.
 _MARGIN = 2.0**-40
-# Proposals made at once: few enough for the processor's cache.
+# Number of proposals made at once: few enough for the processor's cache.
 _BATCH = 1 << 16
 # Integers up to here, and their sum with noise, are exact in float64 and far from the end of int64.
 _LARGEST = 2.0**52
-#: The finest lattice in units of C: with 2**52 points on either side float64 knows no more.
+#: The finest lattice in units of C: float64 resolves no more than 2**52 points on either side.
 FINEST = 1e-15
 # Beyond these exponents x / granularity might leave the normal numbers, where a power of two divides exactly.
 _EXPONENTS = 512
@@ -37,21 +37,21 @@ _EXPONENTS = 512
 def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float) -> torch.Tensor:
     """Integers x with probability proportional to exp(-x² / (2 sigma²)), N_Z(0, sigma²): int64, on the CPU.
 
-    CKS20 Algorithm 3 with both of its rejections taken at once. |x| = u + t v with t = floor(σ) + 1, u uniform
-    below t and v geometric with ratio 1/e is proposed with a random sign, and kept with probability exp(-g),
+    CKS20 Algorithm 3 with both of its rejections in one. |x| = u + t v with t = floor(σ) + 1, u uniform below t and v
+    geometric with ratio 1/e is proposed with a random sign, and kept with probability exp(-g),
 
         g = (|x| - sigma²/t)² / (2 sigma²) + u/t ;
 
-    a zero with a minus is dropped, for it would count twice.
+    a negative zero is dropped, since zero would count twice.
 
-    Exact for uniform words, σ being the rational number that its float64 stands for: a total-variation error of 0
-    on every draw. Events of probability p compare a uniform real number, whose bits are read on demand, with p.
-    float64 decides where they are further apart than 2^-40, which is more than 2^5 times its error; the others, one in
+    Exact for uniform words, taking σ as the rational number that its float64 stands for: every draw has a
+    total-variation error of 0. Events of probability p compare a uniform real number, whose bits are read on demand,
+    with p. float64 decides if they are further apart than 2^-40, more than 2^5 times its error; the others, one in
     2^39, are decided in multiple precision. The time of a draw depends only on the noise.
 
     Args:
         noise: Where the words come from.
-        shape: Of the result.
+        shape: Shape of the result.
         sigma: From 2**-40 to 2**40. The standard deviation is at most σ, and from σ = 1 on within 1e-6 of it.
 
     Raises:
@@ -82,9 +82,8 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
     """Rounds rows (B, c) towards zero to int64 multiples of `granularity`: no entry grows, so no norm does either.
 
     Whatever the rows hold, the exact L2 norm of `granularity` times a result is at most `norm_bound`: a row with a NaN
-    or an infinity counts as zeros, and one that is longer than the bound less a share of 1e-12 + c 2^-51 is scaled down
-    first. The others are only rounded: each entry loses less than `granularity`. Nothing is drawn, and no row touches
-    another.
+    or an infinity counts as zeros, and one longer than the bound less a share of 1e-12 + c 2^-51 is scaled down first.
+    The others are only rounded: each entry loses less than `granularity`. Rows do not affect each other.
 
     Args:
         rows: Shape (B, c), floating point.
@@ -104,14 +103,14 @@ def round_to_lattice(rows: torch.Tensor, *, norm_bound: float, granularity: floa
         raise ValueError(f"granularity must be a power of two from 2**-512 to 2**511, got {granularity}")
     if not 0 < norm_bound <= _LARGEST * granularity:
         raise ValueError(f"norm_bound must be at most 2**52 times granularity = {granularity}, got {norm_bound}")
-    # The norm that clip_per_sample measures is wrong by up to 2^-53 of itself for each column.
+    # The relative error of the norm that clip_per_sample measures is up to 2^-53 per column.
     limit = norm_bound * (1.0 - (rows.shape[1] + 8) * 2.0**-52)
     clipped = clip_per_sample(zero_non_finite_samples(rows), norm_bound=limit)
     return torch.trunc(clipped * (1.0 / granularity)).to(torch.int64)
 
 
 def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
-    """What is kept of `count` proposals, in the order in which they were made."""
+    """Makes `count` proposals and returns those that are kept, in order."""
     period = int(sigma) + 1
     # One uniform number below 2t is both u and the sign.
     both = uniform_integers(noise, torch.full((count,), 2 * period)).numpy()
@@ -130,7 +129,7 @@ def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
 
 
 def _geometric(noise: NoiseSource, count: int) -> NDArray[np.int64]:
-    """How many events of probability 1/e happen in a row, shape (count,)."""
+    """Numbers of events of probability 1/e in a row, shape (count,)."""
     totals = np.zeros(count, dtype=np.int64)
     going = np.arange(count)
     while going.size:
@@ -142,7 +141,7 @@ def _geometric(noise: NoiseSource, count: int) -> NDArray[np.int64]:
 def _exp_events(
     noise: NoiseSource, exponents: NDArray[np.float64], exact: Callable[[int], Fraction]
 ) -> NDArray[np.bool_]:
-    """Events of probability exp(-exact(i)), which `exponents` is a float64 version of, shape (events,)."""
+    """Events of probability exp(-exact(i)), shape (events,); `exponents` are the float64 versions of `exact`."""
     words = noise.words(exponents.size)
     gap = np.exp(-exponents) - words.astype(np.float64) * 2.0**-64
     happened: NDArray[np.bool_] = gap > 0.0
@@ -154,7 +153,7 @@ def _exp_events(
 def _below_exp(noise: NoiseSource, word: int, exponent: Fraction) -> bool:
     """Whether the uniform real number whose first 64 bits are `word` lies below exp(-exponent).
 
-    The number is read on by 64 bits as long as both answers are possible.
+    Another 64 bits are read as long as both answers are possible.
     """
     bits = 64
     while True:

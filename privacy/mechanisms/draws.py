@@ -1,4 +1,4 @@
-"""Exact and continuous distributions drawn from a noise source's 64-bit words."""
+"""Draws from exact and continuous distributions, from a noise source's 64-bit words."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"limits must be 1 or more, got {int(limits.min())}")
     flat = wanted.reshape(-1)
     drawn = noise.words(flat.size).copy()
-    # The last incomplete multiple of the limit would make small values likelier; its length is 2**64 % limit, which is
-    # (2**64 - limit) % limit.
+    # The last, incomplete multiple of the limit would make small values likelier. Its length is 2**64 % limit, which
+    # equals (2**64 - limit) % limit.
     excess = (np.uint64(0) - flat) % flat
     while (bad := drawn > np.uint64(_WORDS - 1) - excess).any():
         drawn[bad] = noise.words(int(bad.sum()))
@@ -34,7 +34,7 @@ def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
 
 
 def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
-    """Events of probability `probabilities[i] / 2**64`, one for each entry i of int64 `index`: bool, in its shape.
+    """Events of probability `probabilities[i] / 2**64` for each entry i of int64 `index`: bool, of its shape.
 
     Integer thresholds, from 0 to 2**64 - 1, make the probabilities exact: no rounding of floating-point numbers can
     favour an outcome.
@@ -48,7 +48,7 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     """Standard Laplace draws (density exp(-|x|)/2), float64 on the CPU, as the difference of two exponentials.
 
     The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
-    hardened against attacks on its low bits (Mironov 2012); of votes only the class is released.
+    hardened against attacks on its low bits (Mironov 2012); votes release only the class.
     """
     first, second = _exponentials(noise, shape), _exponentials(noise, shape)
     return torch.from_numpy(first - second).reshape(tuple(shape))

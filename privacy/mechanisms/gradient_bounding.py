@@ -1,8 +1,8 @@
-"""How output gradients are bounded: for each way what it bounds jointly, and the resulting bound.
+"""Ways of bounding output gradients: what each bounds jointly, and the resulting norms.
 
-A record may change the teacher, and so a whole batch G of gradients, in whatever way. What it can move is the distance
-of two *bounded* batches, whatever G was: each way states the largest norms that it leaves, and a distance is at most
-twice such a norm (triangle inequality), which is reached where the record reverses the batch.
+A record may change the teacher, and so a whole batch G of gradients, arbitrarily. Its effect is the distance of two
+*bounded* batches: each way states the largest norm that it leaves, and a distance is at most twice that norm (triangle
+inequality), which is reached if the record reverses the batch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class GradientBounding:
 
     Attributes:
         words: What is done, for a reader; `{C}` stands for the bound.
-        clips: Whether what is longer than C is clipped to it; otherwise everything is normalised to it.
+        clips: Whether only norms above C are clipped to C; otherwise all are normalised to it.
         whole_batch: Whether a teacher's batch is bounded as a whole, by its Frobenius norm; otherwise each sample's
-            gradient by itself, whatever the others are.
+            gradient is bounded by itself.
     """
 
     words: str
@@ -37,8 +37,8 @@ class GradientBounding:
     def norm_of_sum(self, batch_size: int) -> float:
         """Largest L2 norm of the sum of a bounded batch's samples, in units of C.
 
-        B, where all samples point in one direction. Of the whole batch √B: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached
-        where all samples are equal.
+        B, if all samples point in one direction. √B for the whole batch: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached if
+        all samples are equal.
         """
         return math.sqrt(batch_size) if self.whole_batch else float(batch_size)
 
@@ -49,7 +49,7 @@ class GradientBounding:
         return "one gradient on each image" if of_ensemble else "every gradient"
 
     def grouped(self, rows: torch.Tensor, *, batch_size: int) -> torch.Tensor:
-        """Gradients (n·B, c) of n teachers on B samples, one row for what is bounded jointly: (n·B, c) or (n, B·c)."""
+        """Gradients (n·B, c) of n teachers, one row per group that is bounded jointly: (n·B, c) or (n, B·c)."""
         return rows.reshape(-1, batch_size * rows.shape[-1]) if self.whole_batch else rows
 
     def bound(self, groups: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
@@ -64,12 +64,12 @@ GRADIENT_BOUNDINGS: dict[str, GradientBounding] = {
     "normalize": GradientBounding(words="normalised to C={C:g} per sample"),
     # g_i·min(1, C/‖g_i‖₂) for each sample: what DPDFD's Fig. 2 and DPSD's Fig. 5 compare with.
     "clip": GradientBounding(words="clipped to C={C:g} per sample", clips=True),
-    # C·G/(‖G‖_F + e) for the batch as a whole: a norm without the index of the sample, as DPSD's Eq. 3 prints it. Of
-    # DPDFD's line 7 and Eq. 4 one copy prints ‖g‖₂, the other ‖g_i‖₂ (and ‖g‖₂ in Algorithms 2 and 3). One record may
-    # change all of G, but whatever it does the batch stays in one ball of radius C: it moves by 2C at most, and not by
-    # 2C√B. Each teacher of an ensemble is bounded by itself, so that a record moves no other teacher's batch.
+    # C·G/(‖G‖_F + e) for the batch as a whole: a norm without a sample index, as DPSD's Eq. 3 prints it. For DPDFD's
+    # line 7 and Eq. 4 one copy prints ‖g‖₂, the other ‖g_i‖₂ (and ‖g‖₂ in Algorithms 2 and 3). One record may change
+    # all of G, but the batch stays in one ball of radius C: it moves by at most 2C, and not by 2C√B. Each teacher of an
+    # ensemble is bounded by itself, so that a record does not move another teacher's batch.
     "normalize_batch": GradientBounding(
         words="normalised to C={C:g} for the whole batch, by its Frobenius norm", whole_batch=True
     ),
 }
-"""Every way whose sensitivity is known."""
+"""All ways whose sensitivity is known."""

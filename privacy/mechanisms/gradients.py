@@ -1,16 +1,15 @@
-"""Release of noised output gradients: for each way its noise scale, sensitivity, cost and description.
+"""Ways of releasing noised output gradients: noise scale, sensitivity, cost and description of each.
 
-Every way starts from gradients ḡ that a `GradientBounding` has bounded by C, each sample's or the whole batch's, and
-adds Gaussian noise. A teacher that was not trained privately may change *every* gradient because of one record; in an
-ensemble on disjoint shards, one teacher's gradient on each image. The bounding says how far that moves the batch Ḡ:
+Each starts from gradients ḡ that a `GradientBounding` has bounded by C, per sample or as a whole batch, and adds
+Gaussian noise. One record may change *every* gradient of a teacher that was not trained privately, or one teacher's
+gradient on each image in an ensemble on disjoint shards. The bounding limits how far that moves the batch Ḡ:
 
 | bounded | ‖ΔḠ‖_F at most | ‖ΔΣ_i ḡ_i‖₂ at most |
 |---|---|---|
 | each sample | 2C√B | 2CB |
 | the whole batch | 2C | 2C√B |
 
-C cancels in μ, which is the L2 distance that one record moves what is noised, divided by the standard deviation of the
-noise.
+C cancels in μ, the L2 distance by which one record moves the noised values, over the noise's standard deviation.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class GradientMechanism:
 
     Attributes:
         words: What is released, for a reader; `{std:.4g}` stands for the noise's standard deviation in units of C.
-        release: From bounded gradients, shape (n, B, c), float64, to what is released, shape (B, c); n is 1 unless
+        release: Maps bounded gradients, shape (n, B, c), float64, to released values, shape (B, c); n is 1 unless
             `of_ensemble`.
-        of_sum: Whether noise goes on the sum of the samples' gradients; otherwise on each sample's.
-        divided: Whether the noise is of standard deviation σC/B; otherwise of σC.
-        of_ensemble: Whether it takes the gradients of many teachers on disjoint shards.
+        of_sum: Whether the sum of the samples' gradients is noised; otherwise each sample's gradient.
+        divided: Whether the noise has standard deviation σC/B; otherwise σC.
+        of_ensemble: Whether the gradients are those of many teachers on disjoint shards.
     """
 
     words: str
@@ -48,7 +47,7 @@ class GradientMechanism:
     of_ensemble: bool = False
 
     def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """μ of one call on B samples at σ: what one record moves, over the standard deviation of the noise.
+        """μ of one call on B samples at σ: how far one record moves them, over the noise's standard deviation.
 
         | noise | on | each sample bounded | the whole batch |
         |---|---|---|---|
@@ -60,11 +59,11 @@ class GradientMechanism:
         return norm * 2.0 * (batch_size if self.divided else 1) / noise_multiplier
 
     def noise_std(self, batch_size: int, noise_multiplier: float) -> float:
-        """Standard deviation of the noise on each coordinate of what is noised, in units of C."""
+        """Standard deviation of the noise on each noised coordinate, in units of C."""
         return noise_multiplier / batch_size if self.divided else noise_multiplier
 
     def __reduce__(self) -> Any:
-        """By its name: functions have none to be pickled by."""
+        """Pickles the mechanism by its name, since lambdas cannot be pickled."""
         return GRADIENT_MECHANISMS.__getitem__, (next(key for key, one in GRADIENT_MECHANISMS.items() if one is self),)
 
 
@@ -86,16 +85,16 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
         release=lambda rows, add_noise: (add_noise(rows[0].sum(dim=0)) / rows.shape[1]).repeat(rows.shape[1], 1),
         of_sum=True,
     ),
-    # (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing. The mean of what
-    # `per_sample_full` releases, at the same μ. Nothing is lost by that: the sum of the samples moves by √B times as
-    # much as Ḡ does, against noise of σC√B.
+    # (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing. It is the mean of
+    # what `per_sample_full` releases, at the same μ, which is tight: the sum of the samples moves by up to √B times as
+    # much as Ḡ, against noise of σC√B.
     "batch_mean_rows": GradientMechanism(
         words="the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate",
         release=lambda rows, add_noise: add_noise(rows[0]).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1),
     ),
-    # (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithms 2. One teacher's
-    # Ḡ_j moves, as that of the only teacher does in `per_sample_full`, and the sum over teachers by as much: the same
-    # μ. Each teacher's gradients are bounded separately.
+    # (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithm 2 of both papers.
+    # Only one teacher's Ḡ_j moves, as in `per_sample_full`, and the sum over teachers by as much: the same μ. Each
+    # teacher's gradients are bounded separately.
     "ensemble": GradientMechanism(
         words=(
             "the sum over all teachers with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate, "
@@ -105,13 +104,13 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
         of_ensemble=True,
     ),
 }
-"""Every way whose cost is known."""
+"""All ways whose cost is known."""
 
 
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
-    On B samples at σ, by the names of a mechanism and of a bounding.
+    For B samples at σ; `release` and `bounding` are names in `GRADIENT_MECHANISMS` and `GRADIENT_BOUNDINGS`.
 
     Raises:
         ValueError: An unknown mechanism or bounding, or numbers out of range.

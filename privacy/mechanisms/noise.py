@@ -1,7 +1,7 @@
-"""Sources of the randomness that privacy rests on, kept apart from every seed of the run.
+"""Sources of the randomness that privacy rests on, independent of every seed of the run.
 
-`seed_everything`, a configuration file or a checkpoint must never make the noise reproducible: an adversary
-could subtract it. `torch.Generator` will not do either, since on CPU it keeps 32 bits of its seed and can be searched.
+`seed_everything`, a configuration file or a checkpoint must never make the noise reproducible: an adversary could
+subtract it. `torch.Generator` is no alternative: on the CPU it keeps only 32 bits of its seed, which can be searched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class NoiseSource(ABC):
     """Uniform 64-bit words, and the distributions that the mechanisms draw from them.
 
     Attributes:
-        secure: False where others can reproduce the noise; a guarantee built on it is void.
+        secure: False if others can reproduce the noise, which voids a guarantee built on it.
     """
 
     secure: bool = False

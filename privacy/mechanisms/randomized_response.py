@@ -17,7 +17,7 @@ _WORDS = 2**64
 def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None = None) -> torch.Tensor:
     """LabelDP's candidates, bool (B, c): the **student's** probabilities (B, c) above a threshold, two or more.
 
-    The two largest are always among them. The threshold is by default 1/(2c), the paper's.
+    The two largest are always among them. The default threshold is the paper's, 1/(2c).
 
     Raises:
         ValueError: Fewer than two classes.
@@ -29,7 +29,7 @@ def threshold_candidates(probabilities: torch.Tensor, *, threshold: float | None
 def top_k_candidates(scores: torch.Tensor, *, k: int | torch.Tensor) -> torch.Tensor:
     """DPSD's candidate set, bool (B, c): the **student's** k largest logits or probabilities (B, c), exactly k per row.
 
-    k is from 2 to c; or one for each row, (B,) int64.
+    k is from 2 to c, or one such number per row, (B,) int64.
 
     Raises:
         ValueError: k out of range.
@@ -48,24 +48,24 @@ def top_k_candidates(scores: torch.Tensor, *, k: int | torch.Tensor) -> torch.Te
 def randomized_response(
     labels: torch.Tensor, candidates: torch.Tensor, *, epsilon: float, noise: NoiseSource
 ) -> torch.Tensor:
-    """Answers with the label or another candidate; uniformly on the candidates where the label is none of them.
+    """Answers with the label or another candidate, or uniformly among the candidates if the label is not one of them.
 
     A label r inside its set I, k = |I|, is kept with probability e^ε/(e^ε + k - 1), and each other member is given with
     1/(e^ε + k - 1) (LabelDP's scan garbles the denominator). Over all pairs of labels, inside or not, the log-ratio is
-    at most ε: see `RandomizedResponse`. DPSD's Eq. (5) would answer over all classes where r ∈ I, which tells r ∈ I
-    outright: not built.
+    at most ε: see `RandomizedResponse`. DPSD's Eq. (5), which answers over all classes if r ∈ I and so reveals that
+    r ∈ I, is not implemented.
 
     Args:
         labels: r, the teacher's decisions, shape (B,), int64. **Private.**
         candidates: I, shape (B, c), bool; must not depend on the teacher.
-        epsilon: Of one response, finite and at least 0.
-        noise: Where randomness comes from.
+        epsilon: ε of one response, finite and at least 0.
+        noise: Source of the randomness.
 
     Returns:
         Responses, shape (B,), int64, on the device of `labels`.
 
     Raises:
-        ValueError: Shapes, an invalid ε, labels out of range, or a set of fewer than two candidates.
+        ValueError: Wrong shapes, an invalid ε, labels out of range, or a set of fewer than two candidates.
     """
     if labels.ndim != 1 or candidates.ndim != 2 or len(labels) != len(candidates):
         raise ValueError(
@@ -94,8 +94,8 @@ def randomized_response(
 def keep_threshold(epsilon: float, num_candidates: int) -> int:
     """Largest T for which keeping a label with probability T/2**64 among k candidates is ε-private, less a margin.
 
-    The ratio that must not exceed e^ε is (T/2**64) / ((1 - T/2**64)/(k - 1)); e^ε is taken 1e-12 low, more than its
-    rounding. Below ε = 1e-11 responses are uniform, to within k/2**64.
+    The ratio that must not exceed e^ε is (T/2**64) / ((1 - T/2**64)/(k - 1)); e^ε is lowered by a share of 1e-12, more
+    than its rounding error. Below ε = 1e-11 responses are uniform, to within k/2**64.
 
     >>> keep_threshold(1.0, 2) / 2**64
     0.731058578629808...

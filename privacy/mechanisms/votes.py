@@ -49,13 +49,13 @@ def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyVote:
-    """One noise on the counts; the label is the class of most noisy votes.
+    """A kind of noise on vote counts; the label is the class with most noisy votes.
 
     Attributes:
-        noisy: From counts (N, c), int64 on the CPU, a scale and a source of noise to counts with noise on each.
-        event: From a scale to the record-level cost of one label.
-        claim: From a scale and ε₁ of the latent codes' noise, which only DGD's formula has, to what the paper counts
-            for one label. Infinite noise is its claim for a use of another model: zero.
+        noisy: Maps counts (N, c), int64 on the CPU, a scale and a source of noise to noisy counts.
+        event: Maps a scale to the record-level cost of one label.
+        claim: Maps a scale and ε₁ of the latent codes' noise, which only DGD's formula has, to what the paper counts
+            for one label. Infinite noise gives its claim for using another model: zero.
         source: Theorem behind the record-level figure.
         published_source: Theorem behind the published figure.
         words: The noise, for a reader; `{:g}` stands for its scale.
@@ -71,7 +71,7 @@ class NoisyVote:
     def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
         """argmax(counts + noise) for each query: labels (N,), int64, on the device of `counts`.
 
-        `counts`, **private**, is (N, c), int64: fractions would carry more than a vote each. `scale` is b, or σ. Ties
+        `counts`, **private**, is (N, c), int64: fractions would carry more than one vote each. `scale` is b, or σ. Ties
         go to the lowest class, which reveals nothing more.
         """
         return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
@@ -94,7 +94,7 @@ VOTE_MECHANISMS: dict[str, NoisyVote] = {
     # GNMax, which DGD calls DGD+.
     "gaussian": NoisyVote(
         noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
-        # argmax is post-processing of counts whose L2 sensitivity is the root of 2.
+        # argmax is post-processing of counts with L2 sensitivity √2.
         event=lambda scale: Gaussian(mu=math.sqrt(2.0) / scale),
         claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
         source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
@@ -102,4 +102,4 @@ VOTE_MECHANISMS: dict[str, NoisyVote] = {
         words="N(0, {:g}^2)",
     ),
 }
-"""Every noise whose cost is known."""
+"""All kinds of noise whose cost is known."""
