@@ -217,7 +217,7 @@ class PrivacyAccount:
         target = self.budget.target_epsilon
         if target is None or self.epsilon_after(charge, limit) <= target:
             return limit
-        # What is not a number does not fit.
+        # NaN does not fit.
         return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
     def charge(self, charge: Charge) -> None:

@@ -1,10 +1,10 @@
-"""The accountant in Opacus's form, registered with Opacus by name as soon as this module is imported.
+"""An Opacus accountant, which importing this module registers with Opacus by name.
 
 >>> from opacus import PrivacyEngine
 >>> PrivacyEngine(accountant="transcription_exact").accountant.get_epsilon(1e-5)
 0.0
 
-Kept apart from `privacy` itself, which needs no Opacus and imports in a fraction of its time.
+Kept out of `privacy` itself, which does not need Opacus and imports in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from privacy.neighbours import Unit
 
 
 class ExactAccountant(IAccountant):  # type: ignore[misc]
-    """The least valid bound on DP-SGD steps together with any other release, see `compose`.
+    """The smallest valid bound on DP-SGD steps together with any other release; see `compose`.
 
-    Only counts are kept; ε is a function of them, so neither order nor resuming changes it.
+    It keeps only counts, of which ε is a function, so neither order nor resuming changes ε.
 
     Attributes:
         history: (noise multiplier, sample rate, steps) in Opacus's form, since Opacus writes it directly while it
@@ -62,7 +62,7 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
         self._releases[release] += check_count("count", count)
 
     def counts(self) -> Counter[Release]:
-        """Everything that was released, steps included."""
+        """Everything that was released, including steps."""
         total = Counter(self._releases)
         for noise, rate, steps in self.history:
             total[SampledGaussian(noise, rate)] += int(steps)
@@ -78,7 +78,7 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name under which Opacus knows the accountant."""
+        """Name under which Opacus knows the accountant."""
         return "transcription_exact"
 
     def state_dict(self, destination: Any = None) -> Any:
@@ -102,7 +102,7 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
         for data, count in state_dict["releases"]:
             loaded.charge(release_from_dict(data), count)
         for noise, rate, steps in state_dict["history"]:
-            SampledGaussian(noise, rate)  # refuses what is no step
+            SampledGaussian(noise, rate)  # refuses invalid steps
             loaded.history.append((float(noise), float(rate), check_count("steps", steps)))
         self.history, self._releases = loaded.history, loaded._releases
 

@@ -48,8 +48,9 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
     - A client whose data lose, gain or change a record is a client whose data were replaced: events about clients under
       `ANY_CHANGE` or `REPLACE_ONE` compose with events about records or labels, as events about any change of a record.
 
-    Nothing else is composed. Going from add-or-remove to replace-one takes group privacy, which changes ε. So does going
-    from adding or removing a person to a record of one who stays, whose clipped gradient moves by up to two norms.
+    Nothing else is composed. Add-or-remove extends to replace-one only by group privacy, which changes ε. The same goes
+    for extending add-or-remove of a person to one record of a person who stays, whose clipped gradient moves by up to
+    two norms.
 
     Args:
         events: Unit and relation of each event; without events, any change of a record.

@@ -1,7 +1,7 @@
 """Noise, or the number of releases, for a target ε, under either accounting.
 
-Everything is a monotone search over the very functions that will report ε afterwards, and ends on the side where
-the target holds: the achieved ε comes back with the answer and is never above it.
+Both are monotone searches over the very functions that report ε afterwards. They end on the side where the target
+holds, and return the achieved ε, which never exceeds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from privacy.checks import check_nonnegative
 
-#: The count of releases of which any number costs the same.
+#: Stands for any number of releases, where more cost the same.
 NO_LIMIT = 2**62
 
 
@@ -31,10 +31,10 @@ def calibrate_noise(
     """The smallest noise with `epsilon_of(noise) <= target_epsilon`, to 1e-6 relative, rounded to the safe side.
 
     Args:
-        epsilon_of: non-increasing in the noise.
-        target_epsilon: most that may be spent.
-        low: noise below which nothing is searched; returned if it suffices.
-        high: noise above which the target counts as out of reach.
+        epsilon_of: ε as a non-increasing function of the noise.
+        target_epsilon: Most that may be spent.
+        low: Smallest noise to consider; returned if it suffices.
+        high: Noise above which the target counts as out of reach.
 
     Raises:
         ValueError: Even `high` spends more than the target.
@@ -66,12 +66,12 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     """The largest count with `epsilon_of(count) <= target_epsilon`, up to `limit`.
 
     Args:
-        epsilon_of: non-decreasing in the count.
-        target_epsilon: most that may be spent.
-        limit: largest count of interest.
+        epsilon_of: ε as a non-decreasing function of the count.
+        target_epsilon: Most that may be spent.
+        limit: Largest count of interest.
 
     Raises:
-        ValueError: `epsilon_of(0)` is above the target already.
+        ValueError: `epsilon_of(0)` already exceeds the target.
 
     >>> from privacy import compose
     >>> from privacy.events import Gaussian
@@ -85,5 +85,5 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     while high <= limit and epsilon_of(high) <= target:
         low, high = high, high * 2
     fewer = range(low + 1, min(high, limit + 1))
-    low += bisect_left(fewer, True, key=lambda count: not epsilon_of(count) <= target)  # what is no number does not fit
+    low += bisect_left(fewer, True, key=lambda count: not epsilon_of(count) <= target)  # NaN does not fit
     return Calibration(low, epsilon_of(low))

@@ -1,4 +1,4 @@
-"""ε of everything that was released: the record-level figure as a pure function of counts."""
+"""ε of everything that was released: the record-level figure, as a pure function of counts."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class EpsilonBound:
 def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     """ε at `delta` of all releases together, whatever their order.
 
-    Gaussian releases compose exactly, and so do randomized responses of one ε. Everything else takes the smallest
-    of the valid bounds: RDP, pessimistically rounded privacy-loss distributions, and the sum of pure epsilons. epsilons
-    under one δ are never added.
+    Gaussian releases compose exactly, and so do randomized responses of one ε. Everything else gets the smallest of the
+    valid bounds: RDP, pessimistically rounded privacy-loss distributions, and the sum of pure ε. Values of ε at one δ
+    are never added.
 
     Args:
-        counts: how often each release happened; zero counts cost nothing, even of an unbounded release.
-        delta: failure probability in (0, 1).
+        counts: How often each release happened; a count of zero costs nothing, even for an unbounded release.
+        delta: Failure probability in (0, 1).
 
     Raises:
         ValueError: A negative or fractional count, or `delta` outside (0, 1).
-        IncompatibleNeighbours: on releases of different units or neighbouring relations.
+        IncompatibleNeighbours: The releases have different units or neighbouring relations.
 
     >>> compose({Gaussian(0.02): 100}, 1e-5).epsilon == compose({Gaussian(0.2): 1}, 1e-5).epsilon
     True
@@ -62,7 +62,7 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
 
 
 def known_epsilon(counts: Mapping[Release, int], delta: float) -> float:
-    """ε of `compose`; `inf` where no lemma composes the releases, such as those of records with those of persons."""
+    """ε of `compose`; `inf` if no lemma composes the releases, such as those of records and of persons."""
     try:
         return compose(counts, delta).epsilon
     except IncompatibleNeighbours:
@@ -70,12 +70,12 @@ def known_epsilon(counts: Mapping[Release, int], delta: float) -> float:
 
 
 def _choices(kept: frozenset[tuple[Release, int]]) -> Iterator[frozenset[tuple[Release, int]]]:
-    """What was released, for each way in which every `OneOf` was one of its alternatives.
+    """The releases for each choice of one alternative per `OneOf`.
 
-    If there are too many ways to enumerate, they stay as they are and are composed by RDP.
+    If there are too many choices to enumerate, the `OneOf` events stay and are composed by RDP.
     """
     several = [(release, count) for release, count in kept if isinstance(release, OneOf)]
-    # Counts may be arbitrarily large: the number of ways is computed before they are enumerated.
+    # Counts may be arbitrarily large, so the number of ways is computed before they are enumerated.
     exponents = [(len(release.alternatives), min(count, _MAX_CHOICES)) for release, count in several]
     if not several or math.prod(number**count for number, count in exponents) > _MAX_CHOICES:
         yield kept
@@ -110,7 +110,7 @@ def _kept(counts: Mapping[Release, int]) -> frozenset[tuple[Release, int]]:
 
 
 def _merged(items: frozenset[tuple[Release, int]]) -> list[tuple[Release, int]]:
-    """All Gaussians as one, the rest in an order of its own, so that neither hashing nor history changes a digit."""
+    """Merges all Gaussians and sorts the rest, so that neither hashing nor history changes a digit."""
     squares = [count * mu * mu for release, count in items if (mu := release.gaussian_mu) is not None]
     rest = sorted((item for item in items if item[0].gaussian_mu is None and item[0].pure_epsilon > 0.0), key=repr)
     total = math.sqrt(math.fsum(squares))
@@ -142,7 +142,7 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound
 
 
 def _loss_parts(items: Items) -> list[list[tuple[pld.LossDistribution, int]]]:
-    """Every release's losses on one grid, for removing and for adding the record."""
+    """Losses of every release on one grid, for removing and for adding the record."""
     interval = _interval(items)
     remove, add = [], []
     for release, count in items:

@@ -1,4 +1,4 @@
-"""What one access to private data costs, as frozen values that can be counted, stored and composed."""
+"""The cost of one access to private data, as frozen values that can be counted, stored and composed."""
 
 from privacy.events.base import Release, release_from_dict
 from privacy.events.compound import OneOf, Repeated

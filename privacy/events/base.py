@@ -1,10 +1,9 @@
-"""What one access to private data costs, as frozen values that can be counted, stored and composed.
+"""The cost of one access to private data, as frozen values that can be counted, stored and composed.
 
-A `Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily
-different, which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger is a mapping
-from releases to how often each happened; every ε is a pure function of it
-(`privacy.accounting.composition`). A release knows its Renyi curve for compositions with anything else, and,
-where it has one, the μ of an exactly equivalent Gaussian mechanism.
+A `Release` is the privacy cost of **one** release under record-level neighbours (one record arbitrarily different,
+which changes one teacher arbitrarily), or under the unit and relation that it names. A ledger maps releases to how
+often each happened; every ε is a pure function of it (`privacy.accounting.composition`). A release knows its Renyi
+curve, to compose with anything else, and the μ of an exactly equivalent Gaussian mechanism if there is one.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Release(ABC):
     """The privacy cost of one release. Subclasses are frozen, hashable and registered by their `kind`.
 
     Attributes:
-        unit: what one neighbouring change touches.
-        relation: how two neighbouring data sets differ in it.
+        unit: What one neighbouring change touches.
+        relation: How two neighbouring data sets differ in it.
     """
 
     kind: ClassVar[str]
@@ -62,57 +61,57 @@ class Release(ABC):
 
     @property
     def gaussian_mu(self) -> float | None:
-        """μ of the Gaussian mechanism that this release equals or is dominated by, None without one."""
+        """μ of a Gaussian mechanism that this release equals or is dominated by; None without one."""
         return None
 
     @property
     def bounded(self) -> bool:
-        """False where no finite ε covers this release at any δ."""
+        """False if no finite ε covers this release at any δ."""
         return True
 
     @property
     def for_labels(self) -> Release | None:
-        """What this release costs where neighbours differ in the label of one record; None where no lemma says so.
+        """Cost of this release if neighbours differ in the label of one record; None if no lemma gives it.
 
-        Replacing a label replaces its record by one that differs only in the label, so that a bound for any change, or
-        for the replacement, of a record holds for its label (`common_neighbours`).
+        Replacing a label replaces its record by one that differs only in the label, so a bound for any change, or for
+        the replacement, of a record holds for its label (`common_neighbours`).
         """
         about_labels = self.unit in (Unit.LABEL, Unit.RECORD)
         return self if about_labels and self.relation in (Relation.ANY_CHANGE, Relation.REPLACE_ONE) else None
 
     @property
     def pure_epsilon(self) -> float:
-        """ε at δ = 0, inf where there is none: N releases never cost more than N times this."""
+        """ε at δ = 0, or inf: N releases never cost more than N times this."""
         return math.inf
 
     @property
     def lattice(self) -> float | None:
-        """Spacing of the grid on which all finite losses lie exactly, None for continuous losses."""
+        """Spacing of a grid on which all finite losses lie exactly; None for continuous losses."""
         return None
 
     @property
     @abstractmethod
     def loss_std(self) -> float:
-        """Rough standard deviation of the privacy loss: chooses grids, never enters a bound."""
+        """Rough standard deviation of the privacy loss, which chooses grids and never enters a bound."""
 
     @property
     def loss_reach(self) -> float:
-        """Rough width of the support of the privacy loss: chooses grids, never enters a bound."""
+        """Rough width of the support of the privacy loss, which chooses grids and never enters a bound."""
         return self.loss_std * (24.0 + self.loss_std)
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        """Loss distributions on a grid, removing and adding the record (or one thing twice, where both are alike).
+        """Loss distributions on a grid for removing and adding the record (the same object twice if they are equal).
 
-        Where none is known, the one that bounds nothing: an infinite loss, unless nothing is released.
+        If none is known, the trivial one: an infinite loss, unless nothing is released.
         """
         finite = 1.0 if self.pure_epsilon == 0.0 else 0.0
         loss = pld.LossDistribution(interval, 0, np.array([finite]), 1.0 - finite)
         return loss, loss
 
     def covers(self, planned: Release) -> bool:
-        """Whether this release uses up one that was planned: the same, or a cheaper one that the plan left open.
+        """Whether this release uses up a planned one: the same, or a cheaper one that the plan left open.
 
-        What was chosen after the first release, such as other noise, was not planned.
+        Anything chosen after the first release, such as other noise, was not planned.
         """
         return self == planned
 

@@ -19,9 +19,9 @@ Alternative = tuple[tuple[Release, int], ...]
 
 @dataclass(frozen=True)
 class Repeated(Release):
-    """`count` releases of one kind made at once, such as the responses for a batch: one entry of a ledger, not many.
+    """`count` releases of one kind made at once, such as the responses for a batch, as one entry of a ledger.
 
-    Costs exactly what they cost one by one: composition counts them so, and asks for no losses of a batch.
+    They cost exactly what they cost one by one: composition counts them separately.
 
     >>> from privacy.events import RandomizedResponse
     >>> Repeated(RandomizedResponse(1.0, 10), 256).pure_epsilon
@@ -64,11 +64,11 @@ class Repeated(Release):
 
 @dataclass(frozen=True)
 class OneOf(Release):
-    """What is released of a record that lies at one of several clients, each with a training of its own.
+    """What is released about a record that lies at one of several clients, each with its own training.
 
-    Each alternative is all that one client's training released. Wherever the record is, the largest of them bounds it;
-    which one that is depends on δ and on what else is composed, so it is not chosen here: `compose` takes the largest ε
-    over all choices. No loss distribution dominates all of several: by itself it is composed by RDP.
+    Each alternative is everything that one client's training released. Wherever the record is, the largest one bounds
+    it. Which one is largest depends on δ and on what else is composed: `compose` takes the largest ε over all choices.
+    No single loss distribution dominates several, so the event itself is composed by RDP.
 
     >>> from privacy.events import Gaussian
     >>> OneOf((((Gaussian(0.1), 4),), ((Gaussian(0.3), 1),))).rdp([2.0])
@@ -93,7 +93,7 @@ class OneOf(Release):
 
     @classmethod
     def of(cls, trainings: list[Mapping[Release, int]]) -> OneOf:
-        """Of what each training released; the same event whatever their order."""
+        """Builds the event from what each training released; their order does not matter."""
         made = [tuple(sorted(releases.items(), key=repr)) for releases in trainings]
         return cls(tuple(sorted(set(made), key=repr)))
 

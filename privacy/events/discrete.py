@@ -1,9 +1,9 @@
-"""What discrete Gaussian noise costs: events for `privacy.mechanisms.discrete_gaussian`, by Renyi bounds only.
+"""Events of discrete Gaussian noise (`privacy.mechanisms.discrete_gaussian`), by Renyi bounds only.
 
-The discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, for whole-numbered
-shifts, but not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no
-one-dimensional pair is known that dominates all shifts of one length. So there are no loss distributions here, and
-composition takes the Renyi bound.
+For integer shifts the discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, but it is
+not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no one-dimensional pair is
+known that dominates all shifts of one length. So there are no loss distributions here, and composition uses the Renyi
+bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DiscreteGaussian(Release):
     """Independent discrete Gaussian noise on a vector of lattice points: `mu` is L2 sensitivity over σ.
 
     Both are in the same units. Canonne, Kamath and Steinke 2020, Theorem 4 (Proposition 5 for the divergence), adds up
-    over coordinates: for a shift s of whole numbers the moment of order l is exp(l (l-1) |s|^2 / (2 σ^2)) times a
+    over coordinates: for an integer shift s the moment of order l is exp(l (l-1) |s|^2 / (2 σ^2)) times a
     product of sum_x exp(-(x - c)^2 / (2 σ^2)) / sum_x exp(-x^2 / (2 σ^2)), and such a ratio is at most 1 for
     every real c by Poisson summation.
 
@@ -38,7 +38,7 @@ class DiscreteGaussian(Release):
     mu: float
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """μ^2 l / 2, what the continuous Gaussian has; exact at whole orders."""
+        """μ^2 l / 2, as for the continuous Gaussian; exact at integer orders."""
         return Gaussian(self.mu).rdp(orders)
 
     @property
@@ -61,7 +61,7 @@ class SampledDiscreteGaussian(Release):
     Add-or-remove one record. Every row is rounded to the lattice within the norm bound before the sum, so a record
     moves the sum by a lattice point s, of length at most 1/noise_multiplier in units of σ.
 
-    At whole orders the bound is that of `SampledGaussian`. Renyi moments are jointly convex, so it is enough to
+    At integer orders the bound is that of `SampledGaussian`. Renyi moments are jointly convex, so it is enough to
     look at one batch without the record: N is the noise around its sum, N_s the same shifted by s, L = N_s/N.
 
     * Removing: E_N[(1 - q + q L)^l] = sum_i binom(l, i) (1-q)^(l-i) q^i E_N[L^i], whose weights are positive, and
@@ -72,7 +72,7 @@ class SampledDiscreteGaussian(Release):
       The moments differ by N times g(u) - (r/w) g(w). As g is convex from g(1) = 0 on and u >= w >= 1,
       g(u)/(u - 1) >= g(w)/(w - 1); and u - 1 = q (r - 1) = (r/w)(w - 1).
 
-    Between whole orders, log of the moment is convex and lies below the straight line. An observer who also learns
+    Between integer orders the moment's log is convex and lies below the straight line. An observer who also learns
     whether the record took part sees a `RevealedGaussian`, which therefore bounds every order, also above 4096.
 
     >>> SampledDiscreteGaussian(1.0, 0.01).rdp([8.0]) == SampledGaussian(1.0, 0.01).rdp([8.0])
@@ -101,6 +101,6 @@ class SampledDiscreteGaussian(Release):
         return self._continuous.loss_std
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """The continuous step's, which is a line between whole orders, and at most that of `RevealedGaussian`."""
+        """Curve of the continuous step, linear between integer orders; at most that of `RevealedGaussian`."""
         mu = 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
         return np.minimum(self._continuous.rdp(orders), RevealedGaussian(mu, self.sample_rate).rdp(orders))

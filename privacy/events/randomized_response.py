@@ -18,8 +18,8 @@ from privacy.numerics import pld
 class RandomizedResponse(Release):
     """One randomized response over `num_candidates` classes: the true one with probability e^eps/(e^eps + k - 1).
 
-    The candidate set comes from the student, so a record changes only the teacher's label: it may move within the set,
-    into it or out of it. Outside, the response is uniform, which is the average of the peaked ones; hockey-stick
+    The candidate set comes from the student, so a record changes only the teacher's label, which may move within the
+    set, into it or out of it. Outside it, the response is uniform, the average of the peaked ones; hockey-stick
     divergences are convex, so a move within the set dominates the other two. The loss is +eps, 0 or -eps, so N
     responses compose **exactly** on an integer lattice.
 
@@ -43,7 +43,7 @@ class RandomizedResponse(Release):
         return scale, scale * math.exp(-self.epsilon)
 
     def covers(self, planned: Release) -> bool:
-        """Sizes are fixed before the run, and the smallest is what is planned: one over more candidates uses it up."""
+        """The plan has the smallest of the sizes fixed before the run; a response over more candidates uses it up."""
         return (
             isinstance(planned, RandomizedResponse)
             and self == replace(planned, num_candidates=self.num_candidates)

@@ -43,7 +43,7 @@ class _Sampled(Release):
 class SampledGaussian(_Sampled):
     """One DP-SGD step: Poisson sampling, noise of `noise_multiplier` clipping norms, add-or-remove one record.
 
-    What holds for a step of Opacus with Poisson sampling; batches of a shuffled loader are not covered.
+    This covers a step of Opacus with Poisson sampling, but not batches of a shuffled loader.
     """
 
     kind: ClassVar[str] = "sampled_gaussian"
@@ -73,7 +73,7 @@ class SampledGaussian(_Sampled):
         return upper - math.log1p(q * math.expm1(-wide - half))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see `_sampled_log_moment`."""
+        """Mironov, Talwar and Zhang 2019, Section 3.3, for the worse direction; see `sampled_gaussian_rdp`."""
         order = checked_orders(orders)
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).rdp(order)
@@ -94,9 +94,9 @@ class SampledGaussian(_Sampled):
 class RevealedGaussian(_Sampled):
     """A Gaussian release that happens with probability `sample_rate`, where the output reveals whether it happened.
 
-    Labels in direct training on private images (DPDFD, Algorithm 3): the images are public in this unit, so the update
-    shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds: μ =
-    2/σ. N of them have δ = sum over K of Bin(K; N, q) δ_GDP(sqrt(K) μ).
+    It covers labels in direct training on private images (DPDFD, Algorithm 3): images are public in this unit, so the
+    update shows who took part and sampling amplifies nothing. A label moves its gradient by at most two norm bounds:
+    μ = 2/σ. N of them have δ = sum over K of Bin(K; N, q) δ_GDP(sqrt(K) μ).
     """
 
     kind: ClassVar[str] = "revealed_gaussian"

@@ -1,4 +1,4 @@
-"""Events that nothing bounds for a record: no noise at all, or noise that covers labels only."""
+"""Events that nothing bounds for a record: no noise at all, or noise that only covers labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from privacy.neighbours import Relation, Unit
 
 
 class _Infinite(Release):
-    """What has an infinite ε at every δ."""
+    """An event with an infinite ε at every δ."""
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         return np.full_like(checked_orders(orders), np.inf)
@@ -42,12 +42,12 @@ class Unbounded(_Infinite):
 
 @dataclass(frozen=True)
 class LabelOnly(_Infinite):
-    """What was computed from private images as they are, and from their labels only through `release`.
+    """Something computed from raw private images, and from their labels only through `release`.
 
-    Direct training on private records (DPDFD, Algorithm 3): the label enters by a noisy gradient of the outputs, which
-    the update then multiplies by a Jacobian of the image. For a record nothing is bounded. For its label `release` is
-    the whole cost, against an adversary who knows every image: see `for_labels`. One event says both, so that no
-    ledger can hold the finite figure without the infinite one.
+    In direct training on private records (DPDFD, Algorithm 3) the label enters through a noisy gradient of the outputs,
+    which the update then multiplies by a Jacobian of the image. Nothing bounds a record. For its label `release` is the
+    whole cost, against an adversary who knows every image: see `for_labels`. One event states both, so that no ledger
+    can hold the finite figure without the infinite one.
 
     >>> from privacy.events import RevealedGaussian
     >>> LabelOnly(RevealedGaussian(1.0, 0.01)).bounded

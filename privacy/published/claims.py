@@ -1,8 +1,7 @@
 """What a paper's theorem counts for one release: the published figure as a pure function of counts.
 
 A claim is the paper's, not a guarantee (see `privacy.published` for what each leaves out). Claims of one theorem
-compose as that theorem composes them; what no single theorem covers together has no published figure, and reads
-`inf`.
+compose as that theorem composes them; if no single theorem covers all of them, the published figure is `inf`.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     slopes = [(claim.slope, count) for claim, count in kept.items() if isinstance(claim, RdpSlope)]
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
-    # DGD does not count some uses of private models; they are not votes either.
+    # DGD counts nothing for some uses of private models, which are not votes either.
     free = {claim for claim in kept if isinstance(claim, NoisyVotesClaim) and not claim.epsilon0 and not claim.epsilon1}
     kept = {claim: count for claim, count in kept.items() if claim not in free}
     if len(kept) != 1:
