@@ -1,4 +1,4 @@
-"""Private teachers: how they are trained, and what keeps them apart from everything that is published."""
+"""Private teachers: their training, and what separates them from everything that is published."""
 
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from lightning_modules.teachers.ensemble import TeacherEnsemble

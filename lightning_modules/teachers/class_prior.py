@@ -1,4 +1,4 @@
-"""Losses of teachers: cross-entropy with public frequencies of the classes, and the inner product."""
+"""Losses of teachers: cross-entropy with public class frequencies, and the inner product."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-#: How far frequencies may be from adding up to 1: they are written with a few digits.
+#: Tolerance of the frequencies' sum, since they are written with few digits.
 _ROUNDING = 1e-2
 
 
 def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
-    """Logarithms of the classes' frequencies, (c,), float32; these are above 0 and add up to 1 within 1 %.
+    """Logarithms of the classes' frequencies, (c,), float32, given above 0 with a sum of 1 within 1 %.
 
     Raises:
-        ValueError: It is not that.
+        ValueError: They are not.
 
     >>> log_prior_of([0.5, 0.5], num_classes=2)
     tensor([-0.6931, -0.6931])
@@ -27,12 +27,12 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
     usable = len(shares) == num_classes and all(share > 0 for share in shares)
     if not usable or not abs(sum(shares) - 1) <= _ROUNDING:
         raise ValueError(f"class_prior must be {num_classes} numbers above 0 that add up to 1, got {class_prior}")
-    # In float64: float32 has no number for the smallest frequencies, and of a logit of minus infinity no finite loss.
+    # In float64: the smallest frequencies underflow in float32, and a logit of minus infinity has no finite loss.
     return torch.tensor(shares, dtype=torch.float64).log().float()
 
 
 class PriorCrossEntropy(nn.CrossEntropyLoss):
-    """Mean cross-entropy of logits (N, c), to which the logarithms of the classes' frequencies are added.
+    """Mean cross-entropy of logits (N, c) plus the logarithms of class frequencies.
 
     Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10.
 
@@ -49,9 +49,9 @@ class PriorCrossEntropy(nn.CrossEntropyLoss):
 
 
 class InnerProduct(PriorCrossEntropy):
-    """Minus the mean logit (N, c) of the labels: the gradient of a linear head is minus its input, in the label's row.
+    """Minus the labels' mean logit, of logits (N, c): a linear head's gradient is minus its input in the label's row.
 
-    A step on sums of clipped gradients then releases sums of features of each class.
+    A step on sums of clipped gradients then releases the sum of features of each class.
     """
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:

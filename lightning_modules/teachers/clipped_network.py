@@ -1,4 +1,4 @@
-"""The network of a DP-SGD training: how per-record gradients are clipped."""
+"""The network of a DP-SGD training, with per-record gradient clipping."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from privacy.processes import Processes, by_all
 
 
 class ClippedNetwork:
-    """A network whose records, or persons, are clipped one by one.
+    """A network whose gradients are clipped per record, or per person.
 
     Args:
-        network: What is trained.
+        network: The network to train.
         clipping: See `DPSGDTeacher`.
         criterion: The loss.
-        by_person: Whether the mean gradient of each person is clipped, in place of each record's.
+        by_person: Whether the mean gradient of each person is clipped instead of each record's gradient.
 
     Attributes:
-        mode: How records are clipped: never `auto`.
-        known: Whether all parts are, and were in the fits before, of this project or of torch: of others the trial
-            finds out much, and not all.
+        mode: The clipping mode, never `auto`.
+        known: Whether all parts, in this fit and those before, come from this project or torch. For others the trial
+            finds most problems, but not all.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class ClippedNetwork:
         self.mode: Mode = self._mode_of(clipping)
         self.known = True
         self._clipped: RecordClipping | None = None
-        #: Records of a physical batch.
+        #: Largest number of records in a physical batch.
         self._most = clipping.physical_batch_size
-        #: Of all but the trained weights, when the fit began.
+        #: Digests of everything but the trained weights, when the fit began.
         self._state: dict[str, str] | None = None
-        #: Digest of the weights that a fit may begin with; None within one.
+        #: Digest of the weights with which a fit may begin; None during a fit.
         self._weights: bytes | None = self._digest()
 
     @property
     def extracts(self) -> Extracts | None:
-        """The part of the network whose outputs may be computed once; None where there is none."""
+        """Part of the network whose outputs may be computed once; None without one."""
         if self.mode == "linear":
             return "forward_features"
         return None if fixed_extractor(self.network) is None else "feature_extractor"
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """`auto` continues as the checkpoint's training began, and so does ghost clipping that fell back to flat.
+        """Makes `auto`, and ghost clipping that fell back to flat, continue in the mode of the checkpoint.
 
-        Any mode would cost the same. But a mode may bring an assumption into the guarantee, and a request for another
-        is refused by name, like any other changed setting.
+        Any mode would cost the same. But a mode may add an assumption to the guarantee, and asking for another one is
+        refused by name, like any other changed setting.
         """
         before = state.get("settings", {}).get("clipping.mode")
         if before in MODES and self.clipping.mode in ("auto", state.get("given_mode")):
@@ -93,17 +93,17 @@ class ClippedNetwork:
         processes: Processes,
         resumed: bool,
     ) -> None:
-        """Tries the clipping mode on public images, before any private data are read: see `ClippingTrial`.
+        """Tries the clipping mode on public images before any private data is read; see `ClippingTrial`.
 
         Raises:
             ValueError: See `ClippingTrial`.
-            CheckpointError: Steps were taken with a mode that does not hold.
+            CheckpointError: Steps were taken in a mode that does not bound each record.
         """
         if self._clipped is not None:
             self._clipped.release()  # a copy of the network would include the hooks
             self._clipped = None
         self.known = self.known and keeps_nothing(self.network)
-        # Twice what is expected: a Poisson batch has more about every second time, and no piece is larger than tried.
+        # Twice the expected size: half of the Poisson batches exceed it, and no piece may be larger than in the trial.
         self._most = min(self.clipping.physical_batch_size, 2 * batch_size)
         trial = ClippingTrial(
             image_shape=image_shape,
@@ -127,17 +127,17 @@ class ClippedNetwork:
         self._clipped = MODES[self.mode](self.network, self.clipping, self.criterion)
 
     def logits(self, inputs: Tensor, *, extracted: bool) -> Tensor:
-        """Logits of images, or of features that were computed before."""
+        """Logits of images, or of precomputed features."""
         inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
         return logits_after(self.network, self.extracts if extracted else None, inputs)
 
     def sums(self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None, *, extracted: bool) -> list[Tensor]:
-        """Sums of the clipped gradients of a batch, which may be empty, in pieces.
+        """Sums of the clipped gradients of a batch, which may be empty, computed in pieces.
 
-        `counts` are the records of each person, as `PoissonSampled.sample_persons` has them.
+        `counts` are the numbers of records of each person, see `PoissonSampled.sample_persons`.
         """
         assert self._clipped is not None and self.by_person == (counts is not None)
-        refuse_gradient_hooks(self.network)  # those that came after the trial as well
+        refuse_gradient_hooks(self.network)  # also those added since the trial
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
         if len(inputs) == 0:
@@ -146,16 +146,16 @@ class ClippedNetwork:
         persons = None if counts is None else counts.tolist()
         size = len(inputs) if self.mode == "linear" else self._most
         pieces = pieces_of(inputs, labels, persons, size=size)
-        with full_float32():  # how TF32 rounds one record may depend on how many there are
+        with full_float32():  # in TF32 the rounding of a record may depend on the number of records
             for rows, targets, within in pieces:
                 parts = self._clipped.sums(
                     rows, targets, lambda images: self.logits(images, extracted=extracted), within
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
-        if random_states(inputs.device) != drawn:  # a schedule of dropout began after the trial
+        if random_states(inputs.device) != drawn:  # for example a dropout schedule that began after the trial
             raise ValueError(f"model.network: it {DRAWS}")
-        for parameter in self._clipped.trained:  # without noise, and Lightning's hooks may log them
+        for parameter in self._clipped.trained:  # they have no noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None
             vars(parameter).pop("_norm_sample", None)
         return sums
@@ -165,10 +165,10 @@ class ClippedNetwork:
         return weights_digest({name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     def refuse_other_weights(self) -> None:
-        """Refuses to begin a fit with weights that came in otherwise than by being built, trained here, or resumed.
+        """Refuses to begin a fit with weights that were not built, trained or resumed here.
 
         Raises:
-            ValueError: They may be of another training.
+            ValueError: They may come from another training.
         """
         if self._weights != self._digest():
             raise ValueError(
@@ -180,15 +180,15 @@ class ClippedNetwork:
         self._weights = None
 
     def keep_weights(self, state: Mapping[str, Any] | None = None) -> None:
-        """A fit may begin with those of a checkpoint's `state`, or with what the fit before has made of its own."""
+        """Allows a fit to begin with the weights of a checkpoint's `state`, or with those of the previous fit."""
         if state is not None or self._weights is None:
             self._weights = self._digest(state)
 
     def refuse_written_state(self) -> None:
-        """Refuses to publish what a network stored of private records.
+        """Refuses to publish what a network has stored about private records.
 
         Raises:
-            ValueError: A buffer, or another state than the trained weights, is not what it was before the first step.
+            ValueError: A buffer, or other state besides the trained weights, has changed since the first step.
         """
         if self._state is not None and (written := changed(self._state, digests(self.network, trained=False))):
             raise ValueError(

@@ -1,8 +1,9 @@
-"""Tries a DP-SGD network on public images before the first step: is the clipped gradient that of one record?
+"""Trial of a DP-SGD network on public images before the first step: are gradients clipped per record?
 
-Per-sample gradients come from hooks that take rows for records and layers for what they seem to be. Whether that holds
-for a network shows only in a comparison: what clipping contributes for each record within a batch against the clipped
-gradient of that record in a batch of one by `torch.autograd`, on a copy with random weights and in train mode.
+Per-sample gradients come from hooks that assume that rows are records and that layers compute what their class says.
+Whether that holds for a network only a comparison shows: what clipping contributes for each record within a batch,
+against the clipped gradient of that record in a batch of one by `torch.autograd`, on a copy with random weights in
+train mode.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
 
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
-"""The part of a network whose outputs are computed once, in eval mode."""
+"""Part of a network whose outputs are computed once, in eval mode."""
 
-#: Most that a sum may be off, in clipping norms for each record: the margins of the modes, and what float32 takes.
+#: Largest error of a sum, in clipping norms per record: the margin of each mode, and rounding in float32.
 _TOLERANCE: dict[Mode, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 2 * GHOST_MARGIN}
 _SINGLE_PRECISION: dict[Mode, float] = {"flat": 1e-3, "linear": 1e-3, "ghost": 3 * GHOST_MARGIN}
-#: Share of their norm that features may differ by between batches of two sizes: in float64, and in float32.
+#: Largest relative difference of features between batches of two sizes: in float64, and in float32.
 _SAME_FEATURES = (1e-5, 3e-3)
-#: The last records, of almost no contrast.
+#: Number of records, the last ones, that have almost no contrast.
 _FAINT = 3
-#: Numbers that are kept of a parameter's gradient: those of large networks would fill the memory.
+#: Length of the sketch of a parameter's gradient: whole gradients of large networks would fill the memory.
 _BUCKETS = 2**14
 DRAWS = (
     "draws at random in train mode, which depends on who else is in the batch: set its probability (dropout, "
@@ -61,12 +62,12 @@ def digests(network: nn.Module, *, trained: bool) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Names of what has changed."""
+    """Names of the entries that have changed."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Tensor:
-    """Logits of images, or of what `extracts` gave of them."""
+    """Logits of images, or of the outputs of `extracts` for them."""
     if extracts is not None:
         network = network.head if extracts == "forward_features" else network.forward_extracted
     logits: Tensor = network(inputs)
@@ -74,7 +75,7 @@ def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Ten
 
 
 def keeps_nothing(network: nn.Module) -> bool:
-    """Whether its parts are known to keep nothing of a call, which another call at the same time would take over."""
+    """Whether its parts are known to keep no state of a call, which a concurrent call would pick up."""
     return all(
         type(part).__module__.startswith(("lightning_modules.networks.", "torch.nn.modules."))
         and not (part._forward_hooks or part._forward_pre_hooks)
@@ -85,10 +86,10 @@ def keeps_nothing(network: nn.Module) -> bool:
 
 
 def refuse_gradient_hooks(network: nn.Module) -> None:
-    """Refuses hooks on parameters: they see gradients of records, and what ghost clipping sums up passes through them.
+    """Refuses hooks on parameters, which see gradients of records and alter the sums of ghost clipping.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: There is one; the message names the parameter.
     """
     for name, parameter in network.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -97,14 +98,14 @@ def refuse_gradient_hooks(network: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class ClippingTrial:
-    """The form of a training's records.
+    """A trial of clipping for records of a given form.
 
     Attributes:
         image_shape: (C, H, W).
         num_classes: c.
-        physical: Records of a physical batch.
+        physical: Number of records in a physical batch.
         criterion: The loss.
-        extracts: See `Extracts`; None where images are trained on.
+        extracts: See `Extracts`; None if the network is trained on images.
     """
 
     image_shape: tuple[int, int, int]
@@ -114,15 +115,15 @@ class ClippingTrial:
     extracts: Extracts | None = None
 
     def __call__(self, network: nn.Module, mode: Mode) -> tuple[Mode, str | None]:
-        """The mode of clipping that holds for a network: the one given, or `flat` where `ghost` does not.
+        """Returns the clipping mode that is right for a network: the given one, or `flat` if `ghost` is not.
 
-        The network, and the state of torch's generators, stay as they are.
+        The network and the state of torch's generators do not change.
 
         Returns:
-            The mode, and why it differs from the one given.
+            The mode, and why it differs from the given one.
 
         Raises:
-            ValueError: None holds, the network draws at random in train mode, or writes into its own state.
+            ValueError: No mode is right, or the network draws at random in train mode or writes into its own state.
         """
         device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
         refuse_gradient_hooks(network)  # a copy has none of them
@@ -131,7 +132,7 @@ class ClippingTrial:
             try:
                 tried = _Copy(network, self, double=True)
                 tried.logits(tried.batch([0])[0])
-            except (RuntimeError, TypeError):  # of a network, or a device, that knows float32 only
+            except (RuntimeError, TypeError):  # a network or device that only supports float32
                 double = False
                 tried = _Copy(network, self, double=False)
             _require_steady(tried)
@@ -152,7 +153,7 @@ class ClippingTrial:
         raise ValueError(f"model.network: {why}. {_WHAT_TO_DO}")
 
     def records(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Public records, extreme ones among them: images (R, C, H, W), and labels (R,)."""
+        """Public records, including extreme ones: images (R, C, H, W) and labels (R,)."""
         draw = torch.Generator().manual_seed(0)
         priors = [
             prior.sample(2, image_shape=self.image_shape, generator=draw, device="cpu")
@@ -162,7 +163,7 @@ class ClippingTrial:
         one_pixel = priors[1][:1].clone()
         one_pixel[..., self.image_shape[1] // 2, self.image_shape[2] // 2] *= -1
         flat = torch.tensor([-1.0, 0.0, 1.0]).view(-1, 1, 1, 1).expand(-1, *self.image_shape)
-        # One level of 8 bits around a constant, and less.
+        # Contrasts of one 8-bit level and less around a constant.
         faint = 0.9 + noise * torch.tensor([1 / 127, 1e-3, 1e-4]).view(_FAINT, 1, 1, 1)
         images = torch.cat([*priors, one_pixel, noise[:1], flat, faint])
         labels = torch.randint(self.num_classes, (len(images),), generator=draw)
@@ -170,7 +171,7 @@ class ClippingTrial:
 
 
 class _Copy:
-    """A copy of the network with random weights, in train mode, and the records in its precision."""
+    """A copy of the network with random weights in train mode, and the records in its precision."""
 
     def __init__(self, network: nn.Module, trial: ClippingTrial, *, double: bool) -> None:
         self.trial = trial
@@ -190,7 +191,7 @@ class _Copy:
         self._clipped: RecordClipping | None = None
 
     def batch(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs (N, ...) and labels (N,) of some records, as the training has them."""
+        """Inputs (N, ...) and labels (N,) of some records, in the form used in training."""
         inputs, labels = self.images[rows], self.labels[rows]
         if self.trial.extracts is not None:
             self.network.eval()
@@ -203,14 +204,14 @@ class _Copy:
         return logits_after(self.network, self.trial.extracts, inputs)
 
     def gradient(self, record: int) -> list[Tensor]:
-        """Of one record in a batch of one, by autograd."""
+        """Gradient of one record in a batch of one, by autograd."""
         inputs, labels = self.batch([record])
         loss = self.trial.criterion(self.logits(inputs), labels)
         found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
         return [gradient.double() for gradient in found]
 
     def clipped(self, rows: list[int], mode: Mode, limit: float) -> list[Tensor]:
-        """Sum of the clipped gradients of some records, as the training computes it; of one mode and limit a copy."""
+        """Sum of some records' clipped gradients as in training; use a copy for one mode and limit only."""
         if self._clipped is None:
             settings = Clipping(max_grad_norm=limit)
             self._clipped = MODES[mode](self.network, settings, self.trial.criterion)
@@ -218,10 +219,10 @@ class _Copy:
 
 
 class _Reference:
-    """Of each record its gradient, as `_sketch` has it, and the norm of the whole, from batches of one.
+    """Sketched gradient of each record, and the norm of its whole gradient, from batches of one.
 
     Raises:
-        ValueError: Some weight has no gradient from any record.
+        ValueError: Some weight has no gradient for any record.
     """
 
     def __init__(self, tried: _Copy) -> None:
@@ -240,18 +241,18 @@ class _Reference:
                 "batch of one: leave it out or freeze it, unless the network computes something over the batch"
             )
         self.norms = torch.tensor(norms, dtype=torch.float64)
-        #: A clipping norm that clips all records but those of almost no gradient.
+        #: A clipping norm that clips all records except those with almost no gradient.
         self.limit = 0.5 * float(self.norms[self.norms >= 1e-3 * self.norms.max()].min())
 
     def clipped(self, rows: list[int]) -> list[Tensor]:
-        """The sum of some records' clipped gradients."""
+        """Sum of some records' clipped gradients."""
         factors = (self.limit / self.norms.clamp_min(1e-300)).clamp(max=1.0)
         parts = zip(*(self.gradients[row] for row in rows), strict=True)
         return [torch.stack([factors[row] * one for row, one in zip(rows, part, strict=True)]).sum(0) for part in parts]
 
 
 def _sketch(gradient: Tensor) -> Tensor:
-    """A short sketch of a gradient, by a linear map that keeps lengths on average."""
+    """Sketches a gradient by a linear map that preserves norms on average."""
     flat = gradient.detach().double().flatten()
     if len(flat) <= _BUCKETS:
         return flat
@@ -265,7 +266,7 @@ def _norm(gradients: list[Tensor]) -> float:
 
 
 def _require_steady(tried: _Copy) -> None:
-    """Refuses a network that draws at random, or writes into what is saved or read by the next batch."""
+    """Refuses a network that draws at random, or writes state that is saved or read by the next batch."""
     before = digests(tried.network, trained=True)
     rows = list(range(len(tried.images)))
     drawing, handles = _watched_draws(tried)
@@ -283,7 +284,7 @@ def _require_steady(tried: _Copy) -> None:
 
 
 def _require_forgetful(network: nn.Module, trial: ClippingTrial, *, double: bool) -> None:
-    """Refuses a network that remembers earlier batches outside of its state, which `digests` would show."""
+    """Refuses a network that remembers earlier batches outside its state, where `digests` would not show it."""
     for first, then in ((1.0, 0.05), (0.05, 1.0)):
         found = []
         for scales in ((then,), (first, then)):
@@ -302,7 +303,7 @@ def _require_forgetful(network: nn.Module, trial: ClippingTrial, *, double: bool
 
 
 def _require_apart(tried: _Copy, rows: list[int]) -> None:
-    """Refuses a network in which one record's logits depend on another's image, however little: training may add to it.
+    """Refuses networks where one record's logits depend, however little, on another's image: training may amplify it.
 
     Raises:
         ValueError: The logits of every second record have a derivative with respect to the records in between.
@@ -314,7 +315,7 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
         return  # the comparison of gradients names the layer
     weights = torch.linspace(1, 2, logits[0].numel(), dtype=logits.dtype, device=logits.device).view_as(logits[0])
     (moved,) = torch.autograd.grad((logits * weights)[record % 2 == 0].sum(), inputs, allow_unused=True)
-    # What is not finite in a record's own gradient comes as 0 * inf into another's.
+    # Non-finite values in a record's own gradient enter another's as 0 * inf.
     if moved is not None and bool(moved[record % 2 == 1].nan_to_num(nan=0.0).any()):
         raise ValueError(
             f"model.network: within a batch of {len(rows)} public images the logits of one depend on another image. "
@@ -323,12 +324,12 @@ def _require_apart(tried: _Copy, rows: list[int]) -> None:
 
 
 def _require_features_apart(tried: _Copy, *, double: bool) -> None:
-    """Refuses features of one record that another's image changes, in a batch as large as they are computed in.
+    """Refuses features that depend on another record's image, in batches of the size in which they are computed.
 
     Raises:
-        ValueError: They are others in a batch of one.
+        ValueError: They differ in a batch of one.
     """
-    count = len(tried.images) - (0 if double else _FAINT)  # float32 magnifies those
+    count = len(tried.images) - (0 if double else _FAINT)  # float32 magnifies their differences
     rows = [row % count for row in range(PIECE)]
     alone = torch.cat([tried.batch([row])[0].flatten(1) for row in range(count)])[rows]
     off = (tried.batch(rows)[0].flatten(1) - alone).norm(dim=1)
@@ -340,7 +341,7 @@ def _require_features_apart(tried: _Copy, *, double: bool) -> None:
 
 
 def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
-    """The first layer to use a generator of torch, NumPy or Python, in a list that is filled later, and the hooks."""
+    """Hooks that find the first layer to draw at random, and the list to which they add its name."""
     found: list[str] = []
     start = random_states(tried.images.device)
 
@@ -350,7 +351,7 @@ def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
 
     handles: list[Any] = []
     for name, module in tried.network.named_modules():
-        # What advances before a layer begins belongs to no layer.
+        # A generator that advances before a layer begins belongs to no layer.
         handles.append(module.register_forward_pre_hook(partial(look, "it")))
         text = f"{type(module).__name__} {name!r}" if name else "it"
         handles.append(module.register_forward_hook(partial(look, text)))
@@ -360,17 +361,17 @@ def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
 def _problem(
     network: nn.Module, mode: Mode, trial: ClippingTrial, reference: _Reference, *, double: bool
 ) -> str | None:
-    """What is wrong with a mode of clipping for a network, in words; None where it holds."""
+    """What is wrong with a clipping mode for a network, in words; None if it is right."""
     records = len(reference.norms)
     order = torch.randperm(records, generator=torch.Generator().manual_seed(3)).tolist()
     tried = _Copy(network, trial, double=double)
-    # All, all but one, and few: a difference of two sums is what one record contributes.
+    # All records, all but one, and few: the difference of two sums is one record's contribution.
     for rows in (order, *([one for one in order if one != left] for left in order[:4]), order[:2]):
         problem = _compared(tried, rows, mode, reference, (_TOLERANCE if double else _SINGLE_PRECISION)[mode])
         if problem is not None:
             return problem
     tried = _Copy(network, trial, double=False)
-    # Without faint images, of which float32 gives other gradients than float64.
+    # Without faint images, whose gradients differ between float32 and float64.
     picks = torch.randint(records - _FAINT, (trial.physical,), generator=torch.Generator().manual_seed(4)).tolist()
     if (problem := _compared(tried, picks, mode, reference, _SINGLE_PRECISION[mode])) is not None:
         return problem
@@ -385,7 +386,7 @@ def _problem(
 
 
 def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, tolerance: float) -> str | None:
-    """What is wrong with the sum over some records; None where it is as it should be."""
+    """What is wrong with the sum over some records; None if it is right."""
     try:
         found = [_sketch(part).cpu() for part in tried.clipped(rows, mode, reference.limit)]
     except Exception as error:  # any user's network, under hooks
@@ -401,7 +402,7 @@ def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, 
 
 
 def _layer(tried: _Copy, rows: list[int], reference: _Reference) -> str:
-    """The parameter whose per-sample gradients are furthest from those in a batch of one, where they are kept."""
+    """Names the parameter whose per-sample gradients, if kept, differ most from those in a batch of one."""
     apart: dict[str, float] = {}
     for number, (name, parameter) in enumerate(tried.trained.items()):
         each = getattr(parameter, "grad_sample", None)

@@ -1,4 +1,4 @@
-"""A method's teacher: its settings, and how it is read when a fit begins and not before."""
+"""A method's teacher: its settings, and reading it when a fit begins and not before."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ class TeacherConfig:
     """The private teacher, or the ensemble of them; a string stands for its `path`.
 
     Attributes:
-        path: Its checkpoint, or a network in a script; of an ensemble the file of a `TeacherEnsemble`, or an
+        path: Its checkpoint, or a network in a script; for an ensemble the file of a `TeacherEnsemble`, or an
             `nn.ModuleList` in a script.
-        network: See `Network`; of an ensemble that of each teacher. Needed where the file holds nothing but weights.
-        private_data: Public name of its training data, where the file does not say.
-        input: What it takes, where it is not images in [-1, 1] of the data's size and channels.
-        outputs: What it gives: `logits`, as log-probabilities are, or `probabilities` (their logarithm is taken).
-        trial: Try a teacher that was not trained here on procedural images when it is loaded: outputs that are not
-            what is stated are refused, and one class for all of them gives a warning. It is not charged, and a
-            guarantee names it, but not what came of it.
+        network: See `Network`; for an ensemble that of each teacher. Required if the file holds only weights.
+        private_data: Public name of its training data, if the file does not say.
+        input: What it takes, if not images in [-1, 1] of the data's size and channels.
+        outputs: What it returns: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is
+            taken.
+        trial: Try an external teacher on procedural images when it is loaded: outputs that are not as stated are
+            refused, and the same class for all of them gives a warning. This is not charged, and guarantees name it,
+            but not its outcome.
     """
 
     path: str | nn.Module
@@ -67,12 +68,12 @@ class TeacherConfig:
     trial: bool = True
 
     def __post_init__(self) -> None:
-        # In a checkpoint of a script they are plain values.
+        # Plain values in a checkpoint of a script.
         object.__setattr__(self, "input", settings_of(TeacherInput, self.input, name="teacher.input"))
         check_choice("teacher.outputs", self.outputs, get_args(TeacherOutputs))
 
     def held(self) -> TeacherConfig:
-        """The same, with a network of a script out of reach of every `state_dict`, copy and pickle."""
+        """Returns these settings with a script's network out of reach of every `state_dict`, copy and pickle."""
         given: Any = self.path
         if isinstance(given, nn.Module):
             hand_out(given)
@@ -86,7 +87,7 @@ class TeacherConfig:
         return replace(self, path=given)
 
     def adapted(self, network: nn.Module) -> nn.Module:
-        """The network itself where it takes and gives what this project does, else an `AdaptedTeacher` of it."""
+        """Returns the network, wrapped in an `AdaptedTeacher` if its inputs or outputs are not this project's."""
         if self.input == TeacherInput() and self.outputs == "logits":
             return network
         return AdaptedTeacher(network, takes=self.input, outputs=self.outputs)
@@ -95,8 +96,8 @@ class TeacherConfig:
         """Reads a checkpoint of `Teacher`, weights of any classifier (see `files`), or a graph in ONNX.
 
         Raises:
-            TeacherError: Missing file, one that cannot be read without running code, other architecture or class count,
-                weights that are not finite.
+            TeacherError: The file is missing or cannot be read without running code, has another architecture or
+                number of classes, or weights that are not finite.
         """
         teacher = self._loaded(self._read, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateTeacher):
@@ -104,10 +105,10 @@ class TeacherConfig:
         return teacher
 
     def load_ensemble(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateEnsemble:
-        """Reads a checkpoint of `TeacherEnsemble`, see `load`.
+        """Reads a checkpoint of `TeacherEnsemble`; see `load`.
 
         Raises:
-            TeacherError: As `load`; also an unfinished ensemble, or a file of none.
+            TeacherError: As for `load`, or the ensemble is unfinished, or the file holds none.
         """
         teacher = self._loaded(self._read_ensemble, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateEnsemble):
@@ -136,7 +137,7 @@ class TeacherConfig:
         weights = fitted_weights(found, network, file=file)
         with _fits(file, network, num_classes=num_classes, image_shape=image_shape):
             network.load_state_dict(weights)
-        # A plain file of weights might have one of a name that our own settings have.
+        # A weight in a plain file may have the name of one of our settings.
         stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
         return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
 
@@ -168,7 +169,7 @@ class TeacherConfig:
             raise TeacherError(f"the architecture of teacher {file} cannot be built: {error}{other}") from error
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
-        """What a file says of its teacher, as arguments of `PrivateModel`."""
+        """What a file says about its teacher, as arguments of `PrivateModel`."""
         if isinstance(training, Training) and (self.input.range not in (None, [-1, 1]) or self.input.mean is not None):
             raise TeacherError(
                 f"teacher {file} was trained here, on pixels in [-1, 1]: leave out range, mean and std of "
@@ -180,9 +181,9 @@ class TeacherConfig:
         if not named:
             assumptions.append(_UNNAMED)
             if isinstance(training, UnnamedTraining):
-                # Of any name: it is the folder that counts.
+                # Under any name: the folder counts.
                 known = ledgers_of(training, [ledger_file("x", beside=file).parent])
-            # The one under the file's present name comes first, whatever names it had.
+            # The ledger under the file's present name comes first, whatever names it had before.
             kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
         elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):
             assumptions.append(_BESIDE)

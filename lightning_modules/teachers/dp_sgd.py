@@ -1,4 +1,4 @@
-"""A teacher trained by DP-SGD: whatever is computed from it afterwards costs nothing more."""
+"""A teacher trained by DP-SGD: anything computed from it afterwards costs nothing more."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ class DPSGDTeacher(Teacher):
     Poisson-sampled Gaussian. Needs the data module `PoissonSampled`. Noise and coins come from the operating system:
     `torch.Generator` keeps 32 bits of its seed. Several processes (`ddp`) share one batch and one noise.
 
-    With `unit: person` the same holds for one person with all pictures: a person is sampled as a whole, and the mean of
-    the pictures' gradients is clipped. The data must say whose each picture is, as `person_pattern` of `ImageFolder`
-    does. Record- and person-level ε of one data set do not add up to either.
+    With `unit: person` the same holds for one person with all pictures: persons are sampled as a whole, and the mean of
+    each one's gradients is clipped. The data must say whose each picture is, as `person_pattern` of `ImageFolder` does.
+    Record- and person-level ε of one data set do not compose.
 
     Args:
         target_epsilon: ε at the end of the planned steps; the noise is calibrated to it.
-        noise_multiplier: σ in units of `clipping.max_grad_norm`, in place of `target_epsilon`.
+        noise_multiplier: σ in units of `clipping.max_grad_norm`, instead of `target_epsilon`.
         delta: δ, below one over the number of private records.
-        unit: What ε is about: one `record`, or one `person` with all pictures; `data.batch_size` then counts persons.
+        unit: Unit of protection: a `record`, or a `person` with all pictures; `data.batch_size` then counts persons.
         clipping: See `Clipping`.
-        loss: `inner_product` is minus the logit of the label, by which one step releases sums of features: see
-            `MeanEmbedding`.
+        loss: `cross_entropy`; or `inner_product`, minus the logit of the label, with which one step releases sums of
+            features (see `MeanEmbedding`).
         noise: Source of the noise; None is the operating system's generator.
         **shared: See `Teacher`. The network must treat each image by itself, without dropout or BatchNorm, which is
-            tried before the first step; features by a fixed `feature_extractor` (as of `LinearOnFeatures`) are computed
-            once. The optimizer is by default SGD, rate 4, momentum 0.9. The guarantee names `class_prior` among its
-            assumptions.
+            tested before the first step; features of a fixed `feature_extractor` (as in `LinearOnFeatures`) are
+            computed once. Default optimizer: SGD with rate 4 and momentum 0.9. The guarantee names `class_prior` among
+            its assumptions.
 
     Raises:
         ValueError: An invalid setting, or a network with layers that DP-SGD cannot treat record by record.
@@ -131,12 +131,12 @@ class DPSGDTeacher(Teacher):
         """Checks the data and calibrates the noise to the planned steps."""
         data = self._poisson
         if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
-            # In half precision gradients were measured beyond the norm that they are clipped to.
+            # In half precision, clipped gradients were measured above the clipping norm.
             raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
         require_batches_as_drawn(self.trainer, (self, DPSGDTeacher), (data, PoissonSampled))
         if self.unit is Unit.PERSON:
             data.sample_persons()
-        assert data.num_records is not None  # its records are at hand
+        assert data.num_records is not None  # known, since its records are loaded
         if self.delta >= 1 / data.num_records:
             raise ValueError(f"delta must lie below 1/N = {1 / data.num_records:.3g}, got {self.delta:g}")
         if self.noise_multiplier is None:
@@ -146,7 +146,7 @@ class DPSGDTeacher(Teacher):
             self.noise_multiplier = self.steps.calibrated(rate=data.sample_rate, steps=steps)
 
     def _precompute(self) -> None:
-        """Computes fixed features once: with what a checkpoint holds of them, so not before it is read."""
+        """Computes fixed features once, after a checkpoint is read: it may hold the extractor's state."""
         if self.clipped.extracts is None or self._features_precomputed:
             return
         extractor = getattr(self.network, "feature_extractor", None)
@@ -158,7 +158,7 @@ class DPSGDTeacher(Teacher):
             self._poisson.precompute(
                 lambda images: extract(images.to(self.device)),
                 workers=torch.get_num_threads() if self.device.type == "cpu" and self.clipped.known else 1,
-                # Of a known scale, and gigabytes; those that `remembered_features` gives were rounded so anyway.
+                # Gigabytes, of a known scale; `remembered_features` rounds to half precision anyway.
                 dtype=torch.float16 if isinstance(extractor, WhitenedFeatures) else None,
             )
         self.network.train(training)
@@ -174,7 +174,7 @@ class DPSGDTeacher(Teacher):
 
     @property
     def releases(self) -> Counter[Release]:
-        """What the whole training releases, see `PlannedSteps`; students inherit it."""
+        """What the whole training releases, which students inherit; see `PlannedSteps`."""
         return self.steps.releases
 
     @property
@@ -189,18 +189,18 @@ class DPSGDTeacher(Teacher):
         return self.accountant.get_epsilon(self.delta)
 
     def on_fit_start(self) -> None:
-        """Checks what is resumed, before any work.
+        """Checks what is resumed before any work.
 
         Raises:
             CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
-            ValueError: The weights may be of another training.
+            ValueError: The weights may come from another training.
         """
         by_all(self.processes, self.clipped.refuse_other_weights)
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)
         self.own_training.branch()
-        # Where nothing is left to do, no step begins, and the checkpoint's statement stands.
+        # If nothing is left to do, no step begins, and the checkpoint's releases stand.
         self.own_training.register(self.releases)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
@@ -209,8 +209,8 @@ class DPSGDTeacher(Teacher):
         """Fixes the plan and charges all of it, before the first step.
 
         Raises:
-            ValueError: More steps than the target was calibrated for, batches that are no Poisson samples, or a flag by
-                which a record may end the fit.
+            ValueError: More steps than the noise was calibrated for, batches that are not Poisson samples, or a flag
+                that lets a record end the fit.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
         if torch.is_anomaly_enabled():
@@ -228,11 +228,11 @@ class DPSGDTeacher(Teacher):
 
     @property
     def uncharged_queries(self) -> list[str]:
-        """Unaccounted queries to the private data; those of a client are of the whole data set."""
+        """Unaccounted queries to the private data; for a client, those to the whole data set."""
         return [_CHOICE] if (self.own_training.private_data or "").partition("/")[0] in _CHOSEN_ON else []
 
     def guarantee(self) -> Guarantee:
-        """What may be said of the teacher itself; students of it inherit it."""
+        """Guarantee of the teacher itself, which its students inherit."""
         assert self.noise_multiplier is not None
         account = PrivacyAccount(
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
@@ -281,7 +281,7 @@ class DPSGDTeacher(Teacher):
 
     @property
     def _assumptions(self) -> list[str]:
-        """What the guarantee rests on because of this training; a student's does, too, and reads it in the file."""
+        """Assumptions that this training adds to its guarantee, and through its file to those of students."""
         found = list(MODES[self.clipped.mode].assumptions)
         if not self.clipped.known:
             found.append(
@@ -304,13 +304,13 @@ class DPSGDTeacher(Teacher):
         return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_fit_end(self) -> None:
-        """Writes the guarantee, and what it covers, beside the results."""
+        """Writes the guarantee and what it covers beside the results."""
         self.clipped.keep_weights()
         by_all(self.processes, self.clipped.refuse_written_state)
         self._write({"teacher": self.network})
 
     def on_exception(self, exception: BaseException) -> None:
-        """Writes the guarantee once the steps are charged. No weights: resuming assumes that nobody has seen them."""
+        """Writes the guarantee if steps were charged, but no weights: resuming assumes that nobody has seen them."""
         self.clipped.keep_weights()
         if self.own_training.is_open and self.releases:
             self.clipped.refuse_written_state()
@@ -323,7 +323,7 @@ class DPSGDTeacher(Teacher):
             rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
-        """One noisy step on a Poisson batch, whose gradients are computed a physical batch at a time."""
+        """One noisy step on a Poisson batch, whose gradients are computed in physical batches."""
         inputs, labels, *counts = batch
         wrapper = self.optimizers()
         optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
@@ -335,13 +335,13 @@ class DPSGDTeacher(Teacher):
         wrapper.step()  # type: ignore[union-attr]
 
     def _require_charged(self, optimizer: ExactNoise) -> None:
-        """Refuses a step of another rate or noise than `_step` charges: a callback may change either within a fit."""
+        """Refuses a step whose rate or noise differs from what `_step` charges: a callback may change either."""
         require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
         if (now := (optimizer.noise_multiplier, optimizer.source)) != (own := (self.noise_multiplier, self.noise)):
             raise ValueError(f"noise_multiplier and noise must stay what the optimizer adds, {now}, got {own}")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Logs ε after an epoch's last step: callbacks write the epoch's line before the module's own hook for it."""
+        """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""
         if self.trainer.is_last_batch or self.trainer.should_stop:
             name = epsilon_metric(self.unit)
             self.log(name, self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
@@ -353,20 +353,20 @@ class DPSGDTeacher(Teacher):
                 scheduler.step()
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """Accuracy on held-out private records, which the bound does not cover."""
+        """Logs accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
         logits = self.clipped.logits(inputs, extracted=self._features_precomputed and self.trainer.state.fn == "fit")
         self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The user's optimizer inside Opacus's, with noise from the operating system; first checks trainer and data.
+        """Wraps the user's optimizer in Opacus's, with noise from the operating system; first checks trainer and data.
 
-        Here, and not in `setup`: a class derived from this one may have a `setup` of its own that forgets this one's.
+        The checks are not in `setup`, which a derived class may override without calling this class's.
         """
-        self._features_precomputed = False  # those of a fit before are gone
+        self._features_precomputed = False  # those of an earlier fit are gone
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
-        # Of one process, so that all have the same to the last bit.
+        # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         base = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(trained)
@@ -390,7 +390,7 @@ class DPSGDTeacher(Teacher):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the plan and the steps taken: δ may be chosen anew, one (ε, δ) would not allow it.
+        """Adds the plan and the steps taken, from which ε follows at any δ.
 
         Raises:
             ValueError: The network wrote into its own state: see `ClippedNetwork.refuse_written_state`.
@@ -409,7 +409,7 @@ class DPSGDTeacher(Teacher):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What a resumed training must not change."""
+        """Settings that a resumed training must not change."""
         kept = {**asdict(self.clipping), "mode": self.clipped.mode}
         del kept["physical_batch_size"]
         return {
@@ -421,7 +421,7 @@ class DPSGDTeacher(Teacher):
             "unit": self.unit.value,
             "loss": self.loss,
             **{f"clipping.{name}": value for name, value in kept.items()},
-            # The guarantee names it as public: steps by another would go unmentioned.
+            # The guarantee names it as public; steps with another one would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }
 
@@ -429,17 +429,17 @@ class DPSGDTeacher(Teacher):
         """Restores plan, steps and noise of the resumed training.
 
         Raises:
-            CheckpointError: It is not of a training by DP-SGD, or of one with other settings.
+            CheckpointError: It is not from a training by DP-SGD, or from one with other settings.
         """
         self.own_training.load(checkpoint)
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError("the checkpoint is not of a training by DP-SGD: begin anew without --ckpt_path")
-        if state["settings"].get("loss") == self.loss:  # else refused below, by name
+        if state["settings"].get("loss") == self.loss:  # otherwise refused by name below
             self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state["settings"].get(name)
-            # Outside of a fit nothing has a precision.
+            # Outside of a fit there is no precision.
             if value != before and None not in ((value, before) if name == "precision" else ()):
                 raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.steps.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The steps of a training by DP-SGD: those that were taken, those that are planned, and what they cost."""
+"""The steps of a DP-SGD training: those taken, those planned, and what they cost."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class PlannedSteps:
 
     Args:
         delta: δ.
-        target_epsilon: ε that no step exceeds; None for no limit.
+        target_epsilon: ε that no step may exceed; None for no limit.
         on_lattice: Whether noise is drawn on a lattice.
-        unit: What is sampled, and clipped, as one: a record or a person.
+        unit: What is sampled and clipped as one: a record or a person.
 
     Attributes:
         accountant: The steps taken so far.
-        plan: All steps that were planned, which is what the training costs; it never shrinks.
+        plan: All planned steps, which are the cost of the training; it never shrinks.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class PlannedSteps:
         self.plan = Plan()
 
     def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
-        """What one step releases; unbounded where its noise or its sample can be reproduced."""
+        """What one step releases; unbounded if its noise or sample can be reproduced."""
         if not secure:
             return Unbounded(_INSECURE, unit=self.unit)
         kind = SampledDiscreteGaussian if self.on_lattice else SampledGaussian
         return kind(noise, rate, unit=self.unit)
 
     def calibrated(self, *, rate: float, steps: int) -> float:
-        """The least noise multiplier at which so many steps cost `target_epsilon`."""
+        """Smallest noise multiplier at which `steps` steps cost at most `target_epsilon`."""
         assert self.target_epsilon is not None
         found = calibrate_noise(
             lambda noise: compose({self.step(noise, rate): steps}, self.delta).epsilon,
@@ -72,7 +72,7 @@ class PlannedSteps:
     def releases(self) -> Counter[Release]:
         """What the whole training releases: all planned steps, taken or not.
 
-        Stopping early may depend on what the steps gave, so a file of fewer steps costs no less.
+        Stopping early may depend on what the steps showed, so a file of fewer steps costs no less.
         """
         return self._with_plan(self.accountant.counts())
 
@@ -83,7 +83,7 @@ class PlannedSteps:
         """Refuses to continue steps that were sampled at another rate.
 
         Raises:
-            CheckpointError: They were.
+            CheckpointError: The rates differ.
         """
         for release in self.accountant.counts():
             before = getattr(release, "sample_rate", rate)
@@ -94,10 +94,10 @@ class PlannedSteps:
                 )
 
     def fix_plan(self, step: Release, ahead: int | None) -> None:
-        """Adds to the plan the steps `ahead`, None where their number is unknown; nothing is ever taken from it.
+        """Adds the steps `ahead`, None if their number is unknown, to the plan, which never shrinks.
 
         Raises:
-            ValueError: More than the target was calibrated for; the plan stays as it was.
+            ValueError: They are more than the noise was calibrated for; the plan does not change.
         """
         taken, charge = len(self.accountant), Charge(release=step, queries=0)
         before = self.plan
@@ -110,12 +110,12 @@ class PlannedSteps:
         try:
             self._require_target(self.releases)
         except ValueError:
-            # A refused plan does not count, and must not stand in the checkpoint that an error leaves.
+            # A refused plan does not count, and must not enter the checkpoint that an error leaves.
             self.plan = before
             raise
 
     def count(self, step: Release, *, register: Callable[[Counter[Release]], None]) -> None:
-        """Counts one step, before its noise is drawn; where it was not planned, `register` charges all releases.
+        """Counts one step before its noise is drawn; if it was not planned, `register` charges all releases.
 
         Raises:
             ValueError: It would go beyond the target; it is not counted.
@@ -123,7 +123,7 @@ class PlannedSteps:
         taken = Counter(self.accountant.counts())
         taken[step] += 1
         if (now := self._with_plan(taken)) != self.releases:
-            # Beyond the plan, or without one: each step is charged when it is taken, and none beyond the target.
+            # Beyond the plan, or without one: each step is charged when taken, and none beyond the target.
             self._require_target(now)
             self.plan = replace(self.plan, changed=True)
             register(now)
@@ -146,7 +146,7 @@ class PlannedSteps:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint: δ may be chosen anew, one (ε, δ) would not allow it."""
+        """Plain values for a checkpoint, from which ε follows at any δ."""
         return {"accountant": self.accountant.state_dict(), "plan": self.plan.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

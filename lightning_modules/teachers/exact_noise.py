@@ -1,8 +1,8 @@
 """DP-SGD's optimizer: Opacus's, with sum and noise in float64 and noise from the operating system.
 
-Noise that is rounded to float32 before it is added leaves low bits that tell whether a record took part (an event of
-probability 3.3 % without it, 0 with it). So nothing is rounded here until noise has been added and the whole divided by
-the batch: once, at the end.
+If noise is rounded to float32 before it is added, the low bits of the sum tell whether a record took part (an event of
+probability 3.3 % without it, 0 with it). So the result is rounded only once, after adding noise and dividing by the
+batch size.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from privacy.processes import ALONE, Processes, on_rank_zero
 
 
 class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacus ships no types
-    """Takes sums of clipped gradients, and adds the project's noise.
+    """Adds this project's noise to sums of clipped gradients.
 
     Attributes:
-        source: Where the noise comes from.
-        lattice: Distance of the lattice on which sums and noise lie, a power of two; None takes floating-point noise.
-        processes: Those of the run, of which each holds records of its own.
-        sums: One for each parameter, of a whole batch; see `RecordClipping.sums`.
+        source: Source of the noise.
+        lattice: Spacing of the lattice on which sums and noise lie, a power of two; None adds floating-point noise.
+        processes: Processes of the run, each with its own records.
+        sums: One sum per parameter, over a whole batch; see `RecordClipping.sums`.
     """
 
     source: NoiseSource
@@ -37,10 +37,10 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         self._charged = (self.noise_multiplier, self.max_grad_norm)
 
     def accumulate(self) -> None:
-        """Takes the sums over as they are.
+        """Takes the sums over unchanged.
 
         Raises:
-            ValueError: Sums of other parameters, or noise or norm are no longer what each step is charged for.
+            ValueError: The sums are of other parameters, or noise or norm are not what each step is charged for.
         """
         if (now := (self.noise_multiplier, self.max_grad_norm)) != self._charged:
             raise ValueError(
@@ -55,10 +55,10 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         self.sums = []
 
     def add_noise(self) -> None:
-        """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch, rounds once.
+        """Adds noise of standard deviation σC to the sum of clipped gradients, divides by the batch size, rounds once.
 
-        Of several processes the first adds up the sums of all and draws the noise, once, for the sum is one release of
-        one batch: shares drawn by each process would have to be assumed independent.
+        Process 0 adds up the sums of all processes and draws the noise once, since the sum is one release of one batch:
+        shares drawn by each process would have to be assumed independent.
         """
         sums = [parameter.summed_grad.cpu() for parameter in self.params]
         if self.processes.size > 1:
@@ -69,7 +69,7 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         )
         for parameter, gradient in zip(self.params, drawn, strict=True):
             parameter.grad = gradient.to(parameter.device).view_as(parameter)
-            # It has no noise, and a parameter's attributes are pickled with it.
+            # The sum has no noise, and a parameter's attributes are pickled with it.
             parameter.summed_grad = None
 
     def _released(self, parameter: torch.nn.Parameter, total: torch.Tensor) -> torch.Tensor:
@@ -83,4 +83,4 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         return rounded
 
     def scale_grad(self) -> None:
-        """Done by `add_noise`, before the one rounding."""
+        """Does nothing: `add_noise` scales before it rounds."""

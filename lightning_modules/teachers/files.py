@@ -1,8 +1,8 @@
-"""What a teacher's file holds: weights in any of the usual wrappings. Nothing is unpickled.
+"""Reading of teachers' files: weights in any of the usual wrappings. Nothing is unpickled.
 
-Reads files of torch (weights only) and safetensors. Refused is what could run code of its maker: pickled modules,
-programs of `torch.export`, whose loader evaluates expressions, and TorchScript, which has operations on files. A graph
-in ONNX is read by `OnnxNetwork`.
+Reads torch files (weights only) and safetensors. Files that could run their maker's code are refused: pickled modules,
+programs of `torch.export`, whose loader evaluates expressions, and TorchScript, which can access files. `OnnxNetwork`
+reads ONNX graphs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _Weights = Mapping[str, torch.Tensor]
 
 
 class TeacherError(ValueError):
-    """A teacher that is missing, of another architecture, or unusable."""
+    """A teacher that is missing, has another architecture, or is unusable."""
 
 
 def is_onnx(file: Path) -> bool:
-    """Whether a file is a graph rather than weights, by its name."""
+    """Whether a file is an ONNX graph, by its name."""
     return file.suffix.lower() == ".onnx"
 
 
 def require_file(file: Path) -> None:
-    """Refuses a teacher's file that is missing, and says how it is made, or a folder.
+    """Refuses a folder, or a missing teacher's file, and says how it is made.
 
     Raises:
-        TeacherError: It is.
+        TeacherError: It is a folder, or missing.
     """
     if file.is_file():
         return
@@ -49,10 +49,10 @@ def require_file(file: Path) -> None:
 
 
 def read_file(file: Path) -> Any:
-    """What a file of torch or of safetensors holds: tensors and plain values.
+    """Reads the tensors and plain values of a torch or safetensors file.
 
     Raises:
-        TeacherError: It cannot be read without running code of its maker, or not at all.
+        TeacherError: It cannot be read, or not without running code of its maker.
     """
     with file.open("rb") as opened:
         beginning = opened.read(16)
@@ -75,7 +75,7 @@ def read_file(file: Path) -> Any:
 
 
 def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
-    """The weights in a file's content: itself, or what it has under `state_dict`, `model_state_dict` or `model`.
+    """Weights in a file's content: the content itself, or its `state_dict`, `model_state_dict` or `model`.
 
     Raises:
         TeacherError: It holds an ensemble, or no weights.
@@ -95,11 +95,10 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
 
 
 def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict[str, torch.Tensor]:
-    """Weights under the names that a network has for them.
+    """Returns weights under the names that they have in a network.
 
-    Names are taken as they are, without the `_orig_mod` of `torch.compile`, or without a prefix such as `module` or
-    `model`, where the result has all that the network needs and nothing else. Where nothing fits, they are those that
-    an error can name.
+    Names are used unchanged, without the `_orig_mod` of `torch.compile`, or without a prefix such as `module`, if the
+    result has exactly what the network needs. If nothing fits, the result lets an error name the difference.
 
     Raises:
         TeacherError: Several networks in the file fit.
@@ -114,13 +113,13 @@ def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict
     fitting = [prefix for prefix, named in candidates.items() if _fits(named, network)]
     if len(fitting) > 1 and "network" not in fitting:
         raise TeacherError(f"teacher {file} holds {' and '.join(sorted(fitting))}, which all fit: save the one")
-    # Our own checkpoints have the network under that name.
+    # Our own checkpoints store the network under this name.
     return candidates[fitting[0] if len(fitting) == 1 else "network" if "network" in candidates else ""]
 
 
 def _fits(weights: _Weights, network: nn.Module) -> bool:
     wanted = network.state_dict()
-    # Files from before PyTorch 0.4.1 have no counters; it fills them in.
+    # Files from before PyTorch 0.4.1 have no counters; loading fills them in.
     needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
     return needed <= weights.keys() <= wanted.keys() and all(
         weights[name].shape == wanted[name].shape for name in weights

@@ -1,4 +1,4 @@
-"""How a method holds its private teacher: read when a fit begins, and in no state."""
+"""How a method holds its private teacher, which is read when a fit begins and is part of no state."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ else:
 
 
 class LearnsFromTeacher(_Module):
-    """A module with a private teacher, or an ensemble of them; mixed into it.
+    """Mixin for a module with a private teacher, or an ensemble of them.
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
-    and `test` or `load_from_checkpoint` work where it does not exist.
+    and `test` and `load_from_checkpoint` work without it.
     """
 
     num_classes: int
@@ -42,7 +42,7 @@ class LearnsFromTeacher(_Module):
         """The private teacher, or the ensemble, while a fit runs.
 
         Raises:
-            RuntimeError: Outside of a fit.
+            RuntimeError: No fit is running.
         """
         if self._teacher is None:
             raise RuntimeError("the teacher is loaded when a fit begins; nothing else needs it")
@@ -50,20 +50,20 @@ class LearnsFromTeacher(_Module):
 
     @property
     def of_ensemble(self) -> bool:
-        """Whether the annotator is for the responses of many teachers, of a file of `TeacherEnsemble`."""
+        """Whether the annotator takes the responses of many teachers, from a file of `TeacherEnsemble`."""
         return False
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
-        """What needs gradients through the teacher, or its BatchNorm statistics, in words; None where nothing does."""
+        """What needs the teacher's gradients or BatchNorm statistics, in words; None if nothing does."""
         return None
 
     def setup(self, stage: str) -> None:
         """Loads the teacher, or the ensemble, for a fit, before any other work.
 
         Raises:
-            ProcessesError: A strategy that is not supported, or a batch that its processes cannot share.
-            TeacherError: The file is missing, or holds nothing of use.
+            ProcessesError: The strategy is not supported, or its processes cannot share the batch equally.
+            TeacherError: The file is missing or unusable.
         """
         if stage != "fit":
             return
@@ -72,7 +72,7 @@ class LearnsFromTeacher(_Module):
         by_all(self.processes, self.prepare_fit)
 
     def prepare_fit(self) -> None:
-        """Steps that may fail on one rank only, and then have to fail on all ranks."""
+        """Does what may fail on one rank and must then fail on all of them."""
         if self._teacher is None:
             teacher = self.read_teacher()
             self.admit(teacher, self.teacher_config, named="model.teacher")
@@ -83,10 +83,10 @@ class LearnsFromTeacher(_Module):
         raise NotImplementedError
 
     def read_teacher(self) -> PrivateModel:
-        """The teacher as a fit loads it. It is only run on blank images.
+        """Loads the teacher for a fit, running it on blank images only.
 
         Raises:
-            TeacherError: The file is missing, or holds nothing of use.
+            TeacherError: The file is missing or unusable.
         """
         config = self.teacher_config
         load = config.load_ensemble if self.of_ensemble else config.load
@@ -96,9 +96,9 @@ class LearnsFromTeacher(_Module):
         return teacher
 
     def require_unlike(self, teacher: PrivateModel) -> None:
-        """See `PrivateModel.require_unlike`; of frozen weights in common the guarantee tells.
+        """See `PrivateModel.require_unlike`; the guarantee names common frozen weights.
 
-        Where only the teacher's training by DP-SGD bounds its responses, that covers its weights as well.
+        If only the teacher's training by DP-SGD bounds its responses, that bound covers its weights as well.
         """
         by_dp_sgd = isinstance(teacher.training, Training) and teacher.training.releases
         if by_dp_sgd and not self.run.annotator.charge.release.bounded:
@@ -107,10 +107,10 @@ class LearnsFromTeacher(_Module):
             self.run.note(f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are")
 
     def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
-        """Tries a teacher that was not trained here, see `TeacherConfig`, and notes which records are private.
+        """Tries an external teacher, see `TeacherConfig`, and notes which records are private.
 
         Raises:
-            TeacherError: It gives other outputs than stated, or what is published begins with one of its weights.
+            TeacherError: Its outputs are not as stated, or what is published begins with one of its weights.
         """
         self.require_unlike(teacher)
         if config.trial:

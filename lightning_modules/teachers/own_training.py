@@ -1,4 +1,4 @@
-"""A teacher's training run: its identity, its place in the data's ledger, and what may resume it."""
+"""A teacher's training run: its identity, its entry in the data's ledger, and what may resume it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from privacy.ledger import Ledger, ledger_file
 from privacy.ledger_replica import LedgerReplica
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
-#: What processes that follow the first take over from it.
+#: State that the other processes take over from process 0.
 _FOLLOWED = ("id", "_token", "ledger_was_replaced")
 _NO_DATA = {"private_data": None, "num_records": None}
 
 
 class OwnTraining:
-    """Identity of the training that a module is in, kept by its checkpoints.
+    """Identity of a module's training, kept by its checkpoints.
 
-    Of several processes the first opens and writes the ledger; the others follow it, and refuse what it refuses.
+    Process 0 opens and writes the ledger; other processes follow it, and refuse what it refuses.
 
     Args:
         kind: What is trained, for a reader of the ledger.
@@ -35,12 +35,12 @@ class OwnTraining:
         self.kind = kind
         self.id: str | None = None
         self.private_data: str | None = None
-        #: Which records are private in this training, where its data say it.
+        #: Which records are private in this training, if its data say so.
         self.partition: Partition | None = None
         #: Whether some fit of this training was resumed from a checkpoint.
         self.resumed = False
         self.ledger_was_replaced = False
-        #: As a checkpoint has it that is resumed.
+        #: Training of the checkpoint that is resumed.
         self._stated: Training | None = None
         self._data: dict[str, Any] = {}
         self._ledger: Ledger | None = None
@@ -50,7 +50,7 @@ class OwnTraining:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the private data, whose run is this training.
+        """Ledger of the private data, with this training as its run.
 
         Raises:
             RuntimeError: `register` has not been called.
@@ -61,15 +61,15 @@ class OwnTraining:
 
     @property
     def is_open(self) -> bool:
-        """Whether `register` has been called, or `branch`."""
+        """Whether `register` or `branch` has been called."""
         return self._ledger is not None
 
     def begin(self, module: LightningModule) -> None:
-        """Takes a new identity where a fit begins, or keeps that of the checkpoint.
+        """Takes a new identity when a fit begins, or keeps that of the checkpoint.
 
         Raises:
             CheckpointError: The checkpoint is of other private data.
-            PartitionError: It is of the same, of which other records were private.
+            PartitionError: Other records of the same data were private.
         """
         data = datamodule_of(module.trainer)
         self.require_partition(module.trainer)
@@ -88,13 +88,13 @@ class OwnTraining:
         """Refuses data with another partition than the training's: private records would count as public.
 
         Raises:
-            PartitionError: It is another one.
+            PartitionError: The partition differs.
         """
         if self.partition is not None:
             require_partition([self.partition], datamodule_of(trainer), whose="the checkpoint")
 
     def _on_rank_zero(self, act: Callable[[], None]) -> None:
-        """What uses the ledger, by process 0; errors, and what came of it, reach all."""
+        """Runs what uses the ledger in process 0; its error, or the new state, reaches all."""
         on_rank_zero(self._processes, act, tell=self._state_to_follow, follow=self._follow)
 
     def _state_to_follow(self) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ class OwnTraining:
                 raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
 
     def register(self, releases: Mapping[Release, int] | None) -> None:
-        """Writes the training into the data's ledger, with all its releases (None: unbounded), before its first step.
+        """Writes the training and all its releases (None: unbounded) into the data's ledger, before its first step.
 
         Raises:
             LedgerError: The ledger cannot be written, or is not the one that the checkpoint saw.
@@ -133,7 +133,7 @@ class OwnTraining:
         if self._ledger is not None and (self._ledger.durable or self.private_data is None):
             return
         if self._ledger is not None:
-            self._token = None  # of the ledger in memory that this one takes the place of
+            self._token = None  # of the ledger in memory that this one replaces
         name = self.private_data or "data without a name"
         path = None if self.private_data is None else self._ledger_file(name)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
@@ -141,11 +141,11 @@ class OwnTraining:
         self.ledger_was_replaced |= not same
 
     def branch(self) -> None:
-        """Takes a new identity where this is not what was saved last.
+        """Takes a new identity if this state is not the last one saved.
 
-        Two fits resumed from one checkpoint give two teachers, whose steps after it compose. Each branch then has an
-        identity of its own with all steps since the first, and identities compose. Call it before `register`, in each
-        fit, and `renew_token` before its first step.
+        Two fits resumed from one checkpoint give two teachers, whose steps after it compose. Each branch then has its
+        own identity with all steps since the first, and identities compose. In each fit, call this before `register`,
+        and `renew_token` before the first step.
         """
         self._on_rank_zero(self._branch)
 
@@ -160,7 +160,7 @@ class OwnTraining:
         self.ledger.run = self.id
 
     def renew_token(self) -> None:
-        """From here on a copy of this object, or an earlier checkpoint, is another branch.
+        """Makes any copy of this object, and any earlier checkpoint, another branch from here on.
 
         Raises:
             LedgerError: Another fit continued the same checkpoint at the same time, or it could not be recorded.
@@ -179,17 +179,17 @@ class OwnTraining:
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
     ) -> None:
-        """Adds identity, ledger, and the public name and size of the private data.
+        """Adds identity, ledger, and the public name and size of the private data to a checkpoint.
 
         Args:
-            checkpoint: What is saved.
-            trainer: Knows the data.
+            checkpoint: The checkpoint.
+            trainer: The trainer, which knows the data.
             releases: See `Training`.
-            progress: How far the training is, for one that may branch: each state that is saved gets a token. Process
-                0, whose checkpoint is the one written, needs no other for it: after an error it may save by itself.
+            progress: Progress of a training that may branch: each saved state gets a token. Process 0, whose checkpoint
+                is written, does this without the others, since after an error it may save alone.
         """
         ledger = self._ledger
-        if not self._data and trainer is not None:  # else the trainer may have tested on others
+        if not self._data and trainer is not None:  # otherwise the trainer may have tested on other data
             self._take(datamodule_of(trainer))
         checkpoint.update(self._data or _NO_DATA)
         path = None if self.private_data is None else self._ledger_file(self.private_data)
@@ -209,9 +209,9 @@ class OwnTraining:
         ).to_dict()
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
-        """Continues with the identity of a checkpoint, or with a new one where that is of another kind of training.
+        """Continues with a checkpoint's identity, or with a new one if its training was of another kind.
 
-        A bound on steps of DP-SGD does not cover steps without noise.
+        A bound on DP-SGD steps does not cover steps without noise.
         """
         self._data = {name: checkpoint.get(name) for name in _NO_DATA}
         self.private_data = self._data["private_data"]

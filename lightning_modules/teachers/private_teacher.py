@@ -32,12 +32,12 @@ class PrivateModel(ABC):
     queried by methods, whose responses are private until an annotator has released something of them.
 
     Args:
-        private_data: Public name of what was trained on.
-        training: Which training it comes from; None: unknown, and nothing bounds what is computed from it.
-        num_records: Number of records that were trained on, where known.
+        private_data: Public name of its training data.
+        training: Its training; None if unknown, so that nothing bounds what is computed from it.
+        num_records: Number of its training records, if known.
         path: The file it came from.
-        known_ledger: The ledger that knows it by its weights, where its file names no private data.
-        assumptions: What a guarantee rests on because of its file, or of what is in it.
+        known_ledger: The ledger that knows it by its weights, if its file names no private data.
+        assumptions: Assumptions that its file, or the content of the file, adds to a guarantee.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PrivateModel(ABC):
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:
-        """Which records its file says are private; None where it holds plain weights, of which nothing is known."""
+        """Which records are private according to its file; None for plain weights, about which nothing is known."""
         return (self.training.partition if isinstance(self.training, Training) else None,)
 
     @property
@@ -73,7 +73,7 @@ class PrivateModel(ABC):
 
     @abstractmethod
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Its decision, (N, C, H, W) → (N, c), float32: logits of one teacher, votes of many."""
+        """Its decision, (N, C, H, W) → (N, c), float32: logits of one teacher, or votes of many."""
 
     @abstractmethod
     def each(self, images: torch.Tensor) -> torch.Tensor:
@@ -81,19 +81,19 @@ class PrivateModel(ABC):
 
     @abstractmethod
     def _network_of(self, teacher: int) -> nn.Module:
-        """One network, only for the checks of this package and for `unprotected`."""
+        """One network; only for the checks of this package and for `unprotected`."""
 
     def unprotected(self, annotator: Annotator, *, reason: str, teacher: int = 0) -> nn.Module:
-        """One network itself, for a gradient with respect to images or its BatchNorm statistics.
+        """Hands out a network itself, for gradients with respect to images or for its BatchNorm statistics.
 
         Args:
-            annotator: Charged first, once in a run, with a release that nothing but the teacher's own training bounds.
-            reason: What is done with it, in words.
+            annotator: Charged first, once per run, with a release that only the teacher's own training bounds.
+            reason: What it is used for, in words.
             teacher: Its number, from 0.
 
         Raises:
             BudgetExceeded: The target does not allow it.
-            TeacherError: It is a graph that has only outputs.
+            TeacherError: It is a graph without gradients.
         """
         if self._admitted is None or self._admitted[0] is not annotator:
             self._admitted = (annotator, annotator.admit(self.training))
@@ -103,17 +103,17 @@ class PrivateModel(ABC):
 
     @property
     def ledger(self) -> Path | None:
-        """Where the ledger of the private data lies; None for a model of a script, whose ledger is kept in memory."""
+        """Path of the private data's ledger; None for a model of a script, whose ledger is kept in memory."""
         if self.path is None or self.known_ledger is not None:
             return self.known_ledger
         recorded = self.training.ledger if isinstance(self.training, Training) else None
         return ledger_file(self.private_data, beside=self.path, recorded=recorded)
 
     def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        """Refuses, before anything is charged, a model without usable responses.
+        """Refuses a model without usable responses, before anything is charged.
 
         Raises:
-            TeacherError: Weights that are not finite, or not (N, c) finite logits for blank images.
+            TeacherError: Its weights, or its logits for blank images, are not finite, or those are not (N, c).
         """
         for index in range(self.num_teachers):
             network = self._network_of(index)
@@ -126,13 +126,13 @@ class PrivateModel(ABC):
                 raise TeacherError(f"{self.name(index)} is of no use here: {error}") from error
 
     def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
-        """Refuses networks that begin with a weight of a teacher: it would be published, and no response covers it.
+        """Refuses networks that begin with a teacher's weight, which would be published and which no charge covers.
 
         Returns:
-            Names of the weights in common that are frozen, as those of a public feature extractor are.
+            Names of common weights that are frozen, such as those of a public feature extractor.
 
         Raises:
-            TeacherError: Naming one that is not.
+            TeacherError: A common weight is not frozen; the message names it.
         """
         begun = [(kind, *one) for kind, network in networks.items() for one in _varied(network)]
         shapes = {value.shape for *_, value in begun}
@@ -149,11 +149,11 @@ class PrivateModel(ABC):
 
     @property
     def is_external(self) -> bool:
-        """Whether it was not trained here, on images as they are here: it may expect others, and give no logits."""
+        """Whether it was trained elsewhere, and may expect other images or not return logits."""
         return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
 
     def require_gradients(self, *, reason: str) -> None:
-        """Refuses a graph that has only outputs where gradients or BatchNorm statistics are needed.
+        """Refuses a graph without gradients if gradients or BatchNorm statistics are needed.
 
         Raises:
             TeacherError: It is one.
@@ -165,7 +165,7 @@ class PrivateModel(ABC):
             )
 
     def name(self, teacher: int = 0) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "the teacher" if self.path is None else f"teacher {self.path}"
 
     def __reduce__(self) -> NoReturn:
@@ -173,11 +173,11 @@ class PrivateModel(ABC):
 
 
 class PrivateTeacher(PrivateModel):
-    """One private classifier, see `PrivateModel`.
+    """One private classifier; see `PrivateModel`.
 
     Args:
         network: The classifier, (N, C, H, W) → (N, c) logits.
-        training: See `PrivateModel`; None takes its weights for its identity.
+        training: See `PrivateModel`; None identifies it by its weights.
         origin: The other arguments of `PrivateModel`.
     """
 
@@ -186,7 +186,7 @@ class PrivateTeacher(PrivateModel):
     ) -> None:
         super().__init__(training=training or _of_script([network]), **origin)
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-        # In a function: an attribute could be reached, and a copy could register it.
+        # Behind a function: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
 
     @property
@@ -197,34 +197,34 @@ class PrivateTeacher(PrivateModel):
         return self._held()
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits in float32 whatever the precision of the run, shape (N, c), on the device of `images`.
+        """Logits (N, c) in float32, whatever the precision of the run, on the device of `images`.
 
-        Whatever is computed from them is private until an annotator has released it.
+        Anything computed from them is private until an annotator has released it.
         """
         return self._respond(self._ready(images.device), images)
 
     def shares_extractor(self, extractor: nn.Module | None) -> bool:
-        """Whether `logits_of_extracted` takes what `extractor`, a fixed and public one, gives of images."""
+        """Whether `logits_of_extracted` accepts the outputs of `extractor`, a fixed and public one."""
         own = getattr(self._held(), "feature_extractor", None)
         if extractor is None or own is None or not hasattr(self._held(), "forward_extracted"):
             return False
         return same_module(own, extractor)
 
     def shares_features(self, other: PrivateTeacher) -> bool:
-        """Whether another teacher's `features` are its own as well."""
+        """Whether another teacher's `features` equal its own."""
         extractor: Any = getattr(other._held(), "feature_extractor", None)
         return self.shares_extractor(extractor)
 
     @torch.no_grad()
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Features of images (N, C, H, W) by its own fixed extractor, for teachers that share it; see `logits`."""
+        """Features of images (N, C, H, W) from its fixed extractor, for teachers that share it; see `logits`."""
         extract: Any = self._ready(images.device).feature_extractor
         with torch.autocast(images.device.type, enabled=False):
             extracted: torch.Tensor = extract(images.detach().float())
         return extracted
 
     def logits_of_extracted(self, features: torch.Tensor) -> torch.Tensor:
-        """As `logits`, of images' features, shape (N, ...), by an extractor that `shares_extractor` knows."""
+        """Like `logits`, for features (N, ...) of images from an extractor that `shares_extractor` accepts."""
         after: Any = self._ready(features.device).forward_extracted
         return self._respond(after, features)
 
@@ -232,11 +232,11 @@ class PrivateTeacher(PrivateModel):
     def _respond(network: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(), torch.autocast(inputs.device.type, enabled=False):
             outputs = network(inputs.detach().float())
-        # A copy outside of the mode: autograd takes no inference tensor, not even as a constant.
+        # A copy made outside inference mode: autograd accepts no inference tensor, not even as a constant.
         return outputs.float().clone()
 
     def _ready(self, device: torch.device) -> nn.Module:
-        """The network in evaluation mode, on a device: its modules are visited only when something must change."""
+        """The network in eval mode on a device; its modules are visited only if something must change."""
         network = self._held()
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
@@ -244,22 +244,21 @@ class PrivateTeacher(PrivateModel):
         return network.eval() if any(module.training for module in network.modules()) else network
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
-        """The same as those of one teacher, (N, C, H, W) → (1, N, c)."""
+        """See `PrivateModel.each`: (N, C, H, W) → (1, N, c)."""
         return self.logits(images).unsqueeze(0)
 
 
 class PrivateEnsemble(PrivateModel):
-    """n private classifiers, trained on disjoint shards, see `PrivateModel`.
+    """n private classifiers, trained on disjoint shards; see `PrivateModel`.
 
-    One changed record (replaced, or added or taken out, its id deciding its shard) changes one teacher arbitrarily and
-    leaves the others equal to the last bit. So for any images chosen without looking at that record, **two of an
-    image's counts move by at most 1 each, and one teacher's logits by whatever they may**. That is what noisy votes
-    and the `ensemble` gradient release are computed for, under record-level replace-one or
-    add-or-remove neighbours alike.
+    One changed record (replaced, added or removed, its id deciding its shard) changes one teacher arbitrarily and the
+    others not by a bit. So for any images chosen without looking at that record, **two of an image's counts move by at
+    most 1 each, and one teacher's logits arbitrarily**. Noisy votes and the `ensemble` gradient release rest on that,
+    under record-level replace-one and add-or-remove neighbours alike.
 
     Args:
         teachers: The networks.
-        training: See `PrivateModel`; None takes their weights for their identity.
+        training: See `PrivateModel`; None identifies them by their weights.
         origin: The other arguments of `PrivateModel`.
     """
 
@@ -268,7 +267,7 @@ class PrivateEnsemble(PrivateModel):
     ) -> None:
         networks = [teachers.network(index) for index in range(len(teachers))] if training is None else []
         super().__init__(training=training or _of_script(networks), **origin)
-        # In a function, see `PrivateTeacher`.
+        # Behind a function, see `PrivateTeacher`.
         self._held: Callable[[], NetworkStack] = lambda: teachers
 
     @property
@@ -282,8 +281,8 @@ class PrivateEnsemble(PrivateModel):
     def each(self, images: torch.Tensor) -> torch.Tensor:
         """Each teacher's logits, (N, C, H, W) → (n, N, c), float32, on the device of `images`.
 
-        A sample that is not finite is given as zeros: whether a teacher breaks on an image depends on its records, and
-        a run that stopped there would have answered. Whatever is computed from them is private until an annotator has
+        A sample that is not finite is replaced by zeros: whether a teacher breaks on an image depends on its records,
+        and stopping the run would reveal it. Anything computed from the logits is private until an annotator has
         released it.
         """
         logits = self._held().logits(images)
@@ -292,19 +291,19 @@ class PrivateEnsemble(PrivateModel):
     def votes(self, images: torch.Tensor) -> torch.Tensor:
         """Votes per class, (N, C, H, W) → (N, c), int64; rows sum to n. As private as the logits.
 
-        Every teacher has one vote on every image: where its logits are not finite, it goes to class 0.
+        Every teacher has one vote on every image, which goes to class 0 if its logits are not finite.
         """
         logits = self.each(images)
         return vote_counts(logits.argmax(dim=2), num_classes=logits.shape[2])
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """The votes as numbers, shape (N, c): their argmax is what most teachers say. As private as they are."""
+        """Votes as float32, shape (N, c), whose argmax is the class of most teachers. As private as they are."""
         return self.votes(images).float()
 
     def apart(self) -> list[PrivateTeacher]:
-        """Each teacher by itself, as the one of a client, with private data and a ledger of its own.
+        """Returns each teacher as that of one client, with its own private data and ledger.
 
-        A client is known by its number: the file's n-th teacher is that of the same shard whatever the others are.
+        A client is known by its number: the file's n-th teacher always belongs to the same shard.
         """
         return [
             PrivateTeacher(
@@ -318,21 +317,21 @@ class PrivateEnsemble(PrivateModel):
         ]
 
     def name(self, teacher: int = 0) -> str:
-        """What messages call one of its teachers."""
+        """Name of one of its teachers in messages."""
         return f"teacher {teacher} of {'the ensemble' if self.path is None else f'ensemble {self.path}'}"
 
 
 def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
-    """Refuses teachers that have a weight in common: one record would then move the answers of several.
+    """Refuses teachers with a weight in common: one record would then move the answers of several.
 
-    Frozen weights may be public ones that all have, but no teacher consists of those: who only queries a network often
-    freezes all of it.
+    Frozen weights may be public and common to all, but not be all of a teacher: whoever only queries a network
+    often freezes all of it.
 
     Returns:
-        What must be assumed of frozen weights in common; nothing where there are none.
+        What must be assumed about common frozen weights; empty if there are none.
 
     Raises:
-        TeacherError: Naming the weight.
+        TeacherError: There is a common weight; the message names it.
     """
     known: dict[bytes, int] = {}
     frozen: dict[str, None] = {}
@@ -352,7 +351,7 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
 
 
 def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Its weights by name, without those that are constant, as a normalisation's are before training."""
+    """Weights by name, except constant ones, such as those of a normalisation before training."""
     return [(name, value) for name, value in network.named_parameters() if bool((value != value.flatten()[:1]).any())]
 
 
@@ -361,9 +360,10 @@ def _digest(value: torch.Tensor) -> bytes:
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
-    """Hash of names, shapes and values. **Private**: a ledger keeps no more of it than a keyed hash.
+    """Hash of names, shapes and values. **Private**: a ledger keeps only a keyed hash of it.
 
-    Floating-point numbers count as float32, and BatchNorm's counters not at all: a copy without them is no new teacher.
+    Floating-point numbers count as float32, and BatchNorm's counters are left out: a copy without them is the same
+    teacher.
     """
     digest = hashlib.sha256()
     for name in sorted(name for name in weights if not name.endswith("num_batches_tracked")):
@@ -374,7 +374,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _of_script(networks: list[nn.Module]) -> UnnamedTraining:
-    """The training of a script's networks, known by their weights, whatever images they are given."""
+    """Training of a script's networks, identified by their weights, whatever inputs they are adapted to."""
     plain = [network.network if isinstance(network, AdaptedTeacher) else network for network in networks]
     states = [network.state_dict() for network in plain]
     stacked = {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}

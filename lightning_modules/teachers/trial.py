@@ -1,6 +1,6 @@
-"""The uncharged check of a teacher, which is listed on the page of every student.
+"""The uncharged trial of an external teacher, which the guarantee of every student lists.
 
-An external teacher is tried on procedural images: does it give what was stated, and more than one class?
+It is tried on procedural images: does it give the stated outputs, and more than one class?
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TRIAL_ACCESS = (
     "they are logits, and of more than one class): a refusal or a warning was shown to the owner on the console alone. "
     "What is stated of its inputs and outputs is how it was trained, and was not chosen by these messages"
 )
-"""For the guarantee, where a teacher is tried. The same words whatever was found."""
+"""For the guarantee if a teacher is tried: the same words whatever was found."""
 
 _IMAGES = 64
-#: Of large images fewer, which take as long.
+#: Fewer images if they are large.
 _LARGE, _FEWER = 96 * 96, 16
-#: Of the outputs' sums, for a softmax in half precision.
+#: Tolerance of the outputs' sums, for a softmax in half precision.
 _TOLERANCE = 2e-3
 
 
@@ -36,17 +36,17 @@ def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) ->
     device = torch.device("cpu")
     priors: list[ImagePrior] = [prior or StrokePrior(), DeadLeavesPrior()]
     parts = [one.sample(_IMAGES // 2, image_shape=image_shape, generator=draw, device=device) for one in priors]
-    # In turn, so that every few of them are of both.
+    # Alternating, so that any few of them include both.
     return torch.stack(parts, dim=1).flatten(0, 1)
 
 
 def try_external(
     teacher: PrivateModel, run: PrivateRun, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
 ) -> None:
-    """Tries a teacher that was not trained here on procedural images, and warns of what its owner should know.
+    """Tries an external teacher on procedural images, and warns its owner about problems.
 
-    A non-private access, which `run` notes: nothing of it may be published, stored or chosen by. Messages call the
-    teacher's setting `named`.
+    This is a non-private access, which `run` notes: its results must not be published, stored, or used for a choice.
+    Messages call the teacher's setting `named`.
 
     Raises:
         TeacherError: Its outputs are not what was stated.
