@@ -1,4 +1,4 @@
-"""Teachers on disjoint shards of the private data (DGD; DPDFD Algorithm 2): the raw material of votes."""
+"""Teachers on disjoint shards of the private data, for votes (DGD) and summed gradients (DPDFD Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Schedule = Literal["one_cycle", "linear"]
 
 
 def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step of `steps`.
+    """Factor of the learning rate at one of `steps` steps.
 
     `linear` falls to 0 (DGD, implementation details); `one_cycle` rises over the first three tenths and falls to 0 by
     a cosine.
@@ -54,39 +54,39 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     """n classifiers, each trained by cross-entropy on a shard of its own, `teachers_at_once` of them at a time.
 
     **One changed record changes one teacher.** All others come out equal to the last bit, because nothing is shared: a
-    teacher's initialisation, dropout and order of records follow from (seed, its number) and its own shard, the size of
-    a batch and the number of steps are settings, every teacher has its own optimizer state and BatchNorm statistics,
-    and nothing is clipped, averaged or stopped over several of them. What the fit writes is as private as its training
-    data: only votes of all teachers, with noise, are bounded (`PrivateEnsemble`).
+    teacher's initialisation, dropout and order of records follow from (seed, its number) and its own shard, batch size
+    and number of steps are settings, every teacher has its own optimizer state and BatchNorm statistics, and nothing is
+    clipped, averaged or stopped across teachers. The fit's output is as private as its training data: only noisy votes
+    of all teachers are bounded (`PrivateEnsemble`).
 
-    A step trains all teachers of a chunk by one batch each, with the same bits whatever `teachers_at_once` and the
-    number of threads and processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint that follows it holds
-    the teachers that are done, and resumes to the same bits: those that were in training begin anew. The fit ends by
-    itself when all teachers are trained: leave `trainer.max_epochs` at -1.
+    A step trains each teacher of a chunk on one batch, with the same bits for any `teachers_at_once` and any number of
+    threads and processes. An epoch is `data.steps_per_epoch` such steps; the checkpoint after it holds the finished
+    teachers and resumes to the same bits, while unfinished teachers start again. The fit ends by itself when all
+    teachers are trained: leave `trainer.max_epochs` at -1.
 
-    Source: DGD, discriminative stream, and Papernot et al. 2017. In DGD 3000 steps of 128 records for each of 250
-    teachers, with Adam and a rate that falls from 0.05 linearly.
+    Source: DGD, discriminative stream, and Papernot et al. 2017. DGD takes 3000 steps of 128 records for each of 250
+    teachers, with Adam and a rate that falls linearly from 0.05.
 
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         network: Builds a teacher, called with those of `num_classes` and `image_shape` that it accepts. Default:
-            `TwoConvNet`, DGD's but for CIFAR10 and SVHN. With a fixed `feature_extractor` (`LinearOnFeatures`) the
-            features are computed once for all teachers.
-        steps: Steps of each teacher.
-        teachers_at_once: Teachers in training at a time: bounds the memory, and what an interruption loses.
-        optimizer: Default: Adam with the rate 3e-3.
-        schedule: How the rate changes over `steps`, see `rate_factor`.
-        shift: Pixels by which each image is moved at most, up or down and to either side, anew in each step. On 240
-            MNIST digits of 28x28 pixels, 2 is worth more than anything else here; it is not in DGD.
+            `TwoConvNet`, which DGD uses except on CIFAR10 and SVHN. With a fixed `feature_extractor`
+            (`LinearOnFeatures`) the features are computed once for all teachers.
+        steps: Number of steps per teacher.
+        teachers_at_once: Number of teachers trained at a time: limits memory, and what an interruption loses.
+        optimizer: Default: Adam with rate 3e-3.
+        schedule: Schedule of the rate over `steps`; see `rate_factor`.
+        shift: Largest number of pixels by which each image is moved in either direction, redrawn in each step. On 240
+            MNIST digits of 28x28 pixels, 2 helps more than anything else here; it is not in DGD.
         label_smoothing: Between 0 and 1.
-        ridge: Penalty of a closed form in place of training, see `solve_ridge`: for a network that learns a linear
-            head and nothing else. A step then makes a whole chunk of teachers, each of its whole shard; `steps` has no
-            effect, `optimizer`, `schedule` and `label_smoothing` are refused, and `data.batch_size` is the fewest
-            records that a shard may have. None trains.
+        ridge: Penalty of a closed-form solution instead of training (see `solve_ridge`), for a network that learns only
+            a linear head. A step then makes a whole chunk of teachers from their whole shards; `steps` has no effect,
+            `optimizer`, `schedule` and `label_smoothing` are refused, and `data.batch_size` is the fewest records that
+            a shard may have. None trains.
 
     Raises:
-        ValueError: A setting out of range, or a network that does not give c logits for such an image.
+        ValueError: A setting is out of range, or the network does not give c logits for such an image.
     """
 
     paper = "DGD"
@@ -135,22 +135,22 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.ridge = ridge
         self.own_training = OwnTraining(type(self).__name__)
         self.anchor: nn.Parameter | None = None
-        # Lists of networks register nothing: no `state_dict` holds a teacher.
+        # A list registers no modules: no `state_dict` holds a teacher.
         self.trained: list[nn.Module] = []
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
         self._assumptions: list[str] = []
         self._records: ShardedRecords | None = None
-        #: The teachers that were asked last, by numbers.
+        #: The teachers queried last, by their numbers.
         self._voters: tuple[tuple[int, int], NetworkStack] | None = None
-        #: Teachers that no validation saw begin at `_newest`, those evaluated now at `_judged`.
+        #: First teacher that no validation has seen, and first teacher of the current validation.
         self._newest, self._judged, self._judges_all = 0, 0, True
         self.evaluation = Evaluation(num_classes)
 
     @property
     def processes(self) -> Processes:
-        """Those of this run: each trains its own part of a chunk."""
+        """Processes of this run, each of which trains its part of a chunk."""
         return processes_of(self._trainer)
 
     @property
@@ -159,24 +159,24 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     @property
     def chunk(self) -> range:
-        """Numbers of the teachers that are in training."""
+        """Numbers of the teachers in training."""
         first = len(self.trained)
         return range(first, min(first + self.teachers_at_once, self.shards.num_teachers))
 
     @property
     def own_chunk(self) -> range:
-        """Those that this process trains. The process does not matter: a teacher's number sets its seed."""
+        """Numbers of the teachers that this process trains; their seeds follow from the numbers alone."""
         return self.chunk[share_of(len(self.chunk), self.processes)]
 
     def teacher(self, index: int) -> nn.Module:
-        """One trained teacher by itself, in eval mode: hooks on its layers fire, its BatchNorm statistics are its own.
+        """One trained teacher in eval mode, whose hooks fire and whose BatchNorm statistics are its own.
 
-        It is private; `PrivateEnsemble.unprotected` hands one out where an annotator is charged for it.
+        It is private; `PrivateEnsemble.unprotected` hands one out after charging an annotator.
         """
         return with_feature_extractor(self.trained[index].eval(), self.networks.feature_extractor)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; of those in training while none are trained.
+        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; until there are any, of those in training.
 
         Raises:
             RuntimeError: There are neither.
@@ -195,20 +195,20 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             self._voters = named, NetworkStack(teachers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
 
-    # --- the course of a fit ---
+    # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
         """Checks before a fit that the data have shards.
 
         Raises:
-            ValueError: No shards, or a precision below float32.
-            ProcessesError: A strategy that is not supported.
+            ValueError: There are no shards, or precision is below float32.
+            ProcessesError: The strategy is not supported.
         """
         if stage != "fit":
             return
         check_strategy(self.trainer, averages_itself=True)
         if self.trainer.world_size > 1 and self.anchor is None:
-            # DDP takes no module without parameters; nothing is ever computed with this one, and it is saved nowhere.
+            # DDP needs a module with parameters; this one is neither used nor saved.
             self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
         if self.trainer.precision != "32-true":
             raise ValueError(f"trainer.precision must be 32-true for an ensemble, got {self.trainer.precision}")
@@ -216,7 +216,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What must not change between the teachers of one file, or their shards would overlap or differ in kind."""
+        """Settings that all teachers of a file must share, or their shards would overlap or differ in kind."""
         data = self.shards
         return {
             "num_teachers": data.num_teachers,
@@ -229,14 +229,14 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """An empty one, by whose steps Lightning counts: each teacher has its own."""
+        """Returns a dummy by which Lightning counts steps: each teacher has its own optimizer."""
         return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, and puts the records, or fixed features of them, where they are used.
+        """Gives the training its identity, and moves the records, or fixed features of them, to the device.
 
         Raises:
-            ValueError: A setting that is not what the checkpoint's first teachers were trained with.
+            ValueError: A setting differs from those of the checkpoint's teachers.
         """
         before, now = self._settings_before or self._settings, self._settings
         for name in dict.fromkeys([*now, *before]):
@@ -254,7 +254,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self._records = shards.to(self.device)
 
     def on_train_start(self) -> None:
-        """Takes the first teachers into training; ends at once where none are left."""
+        """Begins to train the first teachers; ends at once if none are left."""
         self._begin_chunk()
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -263,16 +263,16 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             self._end_chunk(self._solved())
         elif (now := self.training_now) is not None:
             losses = now.step(rate_factor(self.schedule, step=now.steps_done, steps=self.steps))
-            if len(losses):  # of a last, small chunk a process may have none
+            if len(losses):  # a process may have none of a last, small chunk
                 self.log("train/loss", losses.mean())
             if now.steps_done == self.steps:
                 self._end_chunk(now.networks())
         self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
-        # Lightning writes no checkpoint where its count of steps has not moved.
+        # Lightning writes no checkpoint unless its count of steps has grown.
         self.optimizers().step()  # type: ignore[union-attr]
 
     def _begin_chunk(self) -> None:
-        """Takes the next teachers into training."""
+        """Begins to train the next teachers."""
         assert self._records is not None and self.draw_seed is not None
         self._close()
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
@@ -292,7 +292,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         )
 
     def _solved(self) -> list[nn.Module]:
-        """The next teachers in closed form, each of its own shard."""
+        """Solves the next teachers in closed form, each from its own shard."""
         assert self._records is not None and self.draw_seed is not None and self.ridge is not None
         solved = []
         for teacher in self.own_chunk:
@@ -366,7 +366,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the trained teachers, and the public name and size of the private data."""
-        settings = self._settings_before or self._settings  # not of data that it was tested on since
+        settings = self._settings_before or self._settings  # not those of data on which it was tested since
         checkpoint["state_dict"] = {}  # without the anchor
         checkpoint["ensemble"] = {
             "done": len(self.trained),
@@ -378,10 +378,10 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training.save(checkpoint, trainer=self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the trained teachers over.
+        """Restores the trained teachers.
 
         Raises:
-            CheckpointError: It is not of an ensemble.
+            CheckpointError: The checkpoint is not of an ensemble.
         """
         if "ensemble" not in checkpoint:
             raise CheckpointError("the checkpoint holds no ensemble: give one of a TeacherEnsemble")
@@ -393,5 +393,5 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    # One call for all weights: in threads, what is between calls is done by one of them at a time.
+    # Fused into one call for all weights: between calls, only one thread at a time would work.
     return torch.optim.Adam(parameters, lr=3e-3, fused=True)

@@ -1,4 +1,4 @@
-"""Networks trained at the same time, each on batches of its own shard, without any influence on each other."""
+"""Concurrent training of networks, each on batches of its own shard, without any influence on each other."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from lightning_modules.networks.stacked import in_threads
 from lightning_modules.runtime.randomness import key, random_states, stream
 
 _BLOCK = 100
-"""Steps that are drawn at a time."""
+"""Number of steps that are drawn at a time."""
 
 
 class JointTraining:
-    """Networks in training, each by itself on its own shard, in threads of one core each on a CPU.
+    """Networks in training, each by itself on its own shard; on a CPU in single-core threads.
 
-    The threads are as many as torch would use. What is computed for one is the same sequence of operations whatever the
-    others are, how many there are and how many threads: results are equal to the last bit.
+    There are as many threads as torch would use. Each network takes the same sequence of operations whatever the other
+    networks, their number, and the number of threads: results are equal to the last bit.
 
     Args:
-        networks: The networks, already initialised; they are trained in place. May be none.
-        records: Of all shards, on the networks' device.
-        teachers: Numbers of the networks, which name their shards and set their draws.
+        networks: The initialised networks, trained in place; may be empty.
+        records: Records of all shards, on the networks' device.
+        teachers: Numbers of the networks, which name their shards and seed their draws.
         batch_size: B.
-        make_optimizer: Called with the parameters of each.
+        make_optimizer: Called with the parameters of each network.
         seed: The run's seed.
-        shift: Pixels by which each image is moved at most.
+        shift: Largest number of pixels by which each image is moved.
         label_smoothing: Between 0 and 1.
-        random: Whether the networks draw while they are trained. They then take turns: torch has one generator for all
-            threads.
+        random: Whether the networks draw while they are trained. They then take turns, since torch has one generator
+            for all threads.
 
     Attributes:
-        steps_done: Steps that each network has made.
+        steps_done: Number of steps that each network has made.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class JointTraining:
                 self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
     def step(self, factor: float) -> Tensor:
-        """One step of each network, at `factor` times the rates that its optimizer was made with.
+        """One step of each network, at `factor` times the initial rates of its optimizer.
 
         Returns:
-            Cross-entropy of each network, (m,), detached.
+            Detached cross-entropy of each network, (m,).
         """
         losses = self.backward(*self.batch(self.steps_done)) if self._networks else torch.zeros(0)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
@@ -90,10 +90,10 @@ class JointTraining:
         return losses
 
     def backward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Gives each network's weights the gradients of its own loss; images (m, B, C, H, W), labels (m, B).
+        """Computes the gradients of each network's own loss; images (m, B, C, H, W), labels (m, B).
 
         Raises:
-            ValueError: They draw from one generator, so that as many draws as one's records cause shift the others'.
+            ValueError: Networks draw from a shared generator, so that one's records would shift the others' draws.
         """
         start = random_states(images.device)
 
@@ -131,7 +131,7 @@ class JointTraining:
         return images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
 
     def _plan(self, start: int) -> tuple[Tensor, Tensor]:
-        """Positions (steps, m, B) of the records of a block, and (steps, m, B, 2) how far their images are moved."""
+        """Positions (steps, m, B) of the records of a block, and shifts (steps, m, B, 2) of their images."""
         size, rows, moves = self._batch_size, [], []
         for teacher in self._teachers:
             positions = self._records.positions(teacher)
@@ -145,7 +145,7 @@ class JointTraining:
         return torch.stack(rows, dim=1).to(device), torch.stack(moves, dim=1).to(device)
 
     def networks(self) -> list[nn.Module]:
-        """The networks as they stand, on the CPU: copies."""
+        """Copies of the networks on the CPU."""
         return [copy.deepcopy(network).cpu() for network in self._networks]
 
     def close(self) -> None:
@@ -156,9 +156,9 @@ class JointTraining:
 
 @contextmanager
 def _fixed_order() -> Iterator[None]:
-    """Keeps cuDNN to kernels that add in a fixed order, chosen only by shapes.
+    """Restricts cuDNN to kernels that add in a fixed order and are chosen by shapes only.
 
-    Others would give new bits to the teachers whose records did not change.
+    Others would change the last bits of teachers whose records did not change.
     """
     cudnn: Any = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
@@ -170,9 +170,9 @@ def _fixed_order() -> Iterator[None]:
 
 
 def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: int) -> Tensor:
-    """Part, (count,) int64, of a teacher's endless sequence of records: one shuffled pass over its shard after another.
+    """Part (count,), int64, of a teacher's endless sequence of records: one shuffled pass over its shard after another.
 
-    It depends only on (seed, teacher) and the shard's own size, and any part can be had without those before it.
+    It depends only on (seed, teacher) and the shard's own size, and any part can be computed without those before it.
     """
     passes = range(first // size, (first + count - 1) // size + 1)
     drawn = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]
@@ -181,7 +181,7 @@ def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: in
 
 
 def shifted(images: Tensor, moves: Tensor) -> Tensor:
-    """Images (N, C, H, W) moved by whole pixels; what comes in at the edge is black (-1).
+    """Shifts images (N, C, H, W) by whole pixels, padding with black (-1).
 
     `moves` are (N, 2) int64: rows down and columns to the right, negative for up and left.
     """
@@ -191,6 +191,6 @@ def shifted(images: Tensor, moves: Tensor) -> Tensor:
     height, width = images.shape[2:]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     number = torch.arange(len(images), device=images.device)[:, None, None]
-    # (N, H, W, C): an index on each side of the channels puts them last.
+    # (N, H, W, C): indices on both sides of the channels put them last.
     moved = images[number, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
     return torch.where(inside[:, None], moved.permute(0, 3, 1, 2), -1.0)

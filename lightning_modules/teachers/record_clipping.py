@@ -1,7 +1,7 @@
 """Modes of clipping each record's gradient. All give the same sum; they differ in time and memory.
 
-Flat and linear clipping sum in float64: in float32 a clipped gradient was measured at up to 1 + 4e-7 clipping norms. In
-both, a record whose gradient is not finite counts as zeros: whether a record breaks the network is private.
+Flat and linear clipping sum in float64: in float32, clipped gradients had norms of up to (1 + 4e-7) C. In both modes, a
+record whose gradient is not finite counts as zeros: whether a record breaks the network is private.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from privacy.mechanisms.discrete_gaussian import FINEST, lattice_spacing, round_
 Mode: TypeAlias = Literal["flat", "ghost", "linear"]
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 Counts: TypeAlias = Sequence[int] | None
-"""Records of each person, in a row; None where each record counts by itself."""
+"""Numbers of records of each person, which are adjacent; None if each record counts by itself."""
 
 FLAT_BYTES = 2**28
-"""Most that per-sample gradients of a physical batch may take, where the mode of clipping is chosen by size."""
+"""Memory limit of a physical batch's per-sample gradients, if the mode of clipping is chosen by size."""
 GHOST_MARGIN = 1e-3
-"""Share of the clipping norm that a record's gradient stays below it, where float32 rounds norms and sums."""
+"""Relative margin below the clipping norm where float32 rounds norms and sums."""
 GHOST_RECORDS = 128
-"""Most that are summed in float32, further sums being in float64: n equal records, added up one by one, round to within
-n² 2^-24 of one of them, which is `GHOST_MARGIN` here. One of 4,096 moved the sum by 1.1e-3 C too much on one processor.
+"""Most records summed in float32; further sums are in float64. Adding n equal records one by one rounds to within n²
+2^-24 of one of them, which is `GHOST_MARGIN` here. One of 4,096 moved the sum by 1.1e-3 C too much on one processor.
 """
 MARGIN = 1e-9
-"""Share of the clipping norm that a record's gradient stays below it, for the rounding of float64."""
+"""Relative margin below the clipping norm for rounding in float64."""
 LINEAR_MARGIN = 1e-6
-"""The same for `linear_sums`, whose sums a matrix product rounds.
+"""Relative margin of `linear_sums`, whose sums a matrix product rounds.
 
-For everything that float64 rounds, u = 2^-53. A norm over F features is off by F u at most, relatively. A sum of B
-products, first within `_ROWS` and then over these pieces, is off by (`_ROWS` + B / `_ROWS`) u times the sum of their
-norms, B C: a record therefore moves the rounded sum by at most C (1 - 1e-6) (1 + F u) + 2 (`_ROWS` + B / `_ROWS`) u B C
+In float64, u = 2^-53. The relative error of a norm over F features is at most F u. A sum of B products, first within
+`_ROWS` and then over these pieces, is off by at most (`_ROWS` + B / `_ROWS`) u times the sum of their norms, B C: a
+record therefore moves the rounded sum by at most C (1 - 1e-6) (1 + F u) + 2 (`_ROWS` + B / `_ROWS`) u B C
 (Higham, *Accuracy and Stability of Numerical Algorithms*, Eq. 3.5), which is below C for batches of up to half a
 million and features of up to a million, whatever the order in which a matrix product sums.
 """
 
-#: Few enough that a piece of some thousand features in float64 stays in the processor's cache.
+#: Number of rows at a time: a piece with some thousand float64 features stays in the processor's cache.
 _ROWS = 128
-#: Numbers that are converted at a time: torch takes six times as long to convert while it sums.
+#: Amount of numbers converted at a time: converting while summing takes torch six times as long.
 _PIECE = 2**21
 
 
@@ -62,17 +62,17 @@ class Clipping:
     Attributes:
         max_grad_norm: C, the clipping norm of one record's gradient.
         mode: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of which
-            only a linear head is trained. `auto` is `linear` where that fits, else `flat` up to 256 MiB, else `ghost`;
-            a resumed training continues as it began. Before the first step it is tried on public images (see
-            `ClippingTrial`): where it does not bound each record, `ghost` falls back to `flat`, which is refused.
-        physical_batch_size: Gradients that are held at once, except by `linear`. All of
-            one person (`unit: person`) are held at once. Does not change the result.
-        bounding: `clip` a record's gradient at C, or `normalize` it, C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
-            2022). A record moves the sum by C at most either way. Needs flat clipping.
-        stability: γ of `bounding: normalize`, above 0. In the units of gradients, not of C.
-        granularity: Distance, in units of C (for example 1e-3), of the lattice that clipped gradients are rounded to,
-            towards zero, and that discrete Gaussian noise lies on (Canonne, Kamath and Steinke 2020). Costs slightly
-            more, since it is composed only by RDP, and needs flat clipping. None takes floating-point noise.
+            only a linear head is trained. `auto` is `linear` if that fits, else `flat` up to 256 MiB, else `ghost`; a
+            resumed training continues as it began. Before the first step the mode is tried on public images (see
+            `ClippingTrial`): if it does not bound each record, `ghost` falls back to `flat`, and others are refused.
+        physical_batch_size: Number of gradients held at once, except in `linear` mode; those of one person
+            (`unit: person`) are always held together. Does not change the result.
+        bounding: `clip` a record's gradient at C, or `normalize` it to C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
+            2022), which needs flat clipping. Either way a record moves the sum by at most C.
+        stability: γ of `bounding: normalize`, above 0, in the units of gradients and not of C.
+        granularity: Spacing, in units of C (for example 1e-3), of a lattice for discrete Gaussian noise, to which
+            clipped gradients are rounded towards zero (Canonne, Kamath and Steinke 2020). Costs slightly more, since it
+            is composed only by RDP, and needs flat clipping. None adds floating-point noise.
     """
 
     max_grad_norm: float = 0.1
@@ -97,18 +97,18 @@ class Clipping:
 
     @property
     def needs_flat(self) -> str | None:
-        """The setting that needs flat clipping; None where none does."""
+        """The setting that needs flat clipping; None if none does."""
         if self.bounding != "clip":
             return f"clipping.bounding={self.bounding}"
         return None if self.granularity is None else f"clipping.granularity={self.granularity}"
 
     @property
     def lattice(self) -> float | None:
-        """Distance of the lattice, a power of two; None without one."""
+        """Spacing of the lattice, a power of two; None without one."""
         return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
 
     def mode_for(self, network: nn.Module, *, by_person: bool = False, linear: bool = True) -> Mode:
-        """The mode for a network: of `auto`, `flat` before `ghost`, since its sums are the most exact.
+        """Clipping mode for a network; `auto` prefers `flat` to `ghost`, since its sums are more exact.
 
         Raises:
             ValueError: `linear` for a network that it does not fit, or `ghost` for persons.
@@ -135,19 +135,19 @@ class RecordClipping(ABC):
     """One mode of clipping, for one network.
 
     Args:
-        network: What is trained.
-        clipping: Its settings, whose `mode` is not read.
+        network: The network to train.
+        clipping: Settings, whose `mode` is not read.
         criterion: The loss.
     """
 
-    #: What a guarantee must assume beyond what holds for every mode.
+    #: Assumptions of this mode, besides those of all modes.
     assumptions: ClassVar[tuple[str, ...]] = ()
     _hooks: Any = None
 
     def __init__(self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy) -> None:
         for module in network.modules():
             if "inplace" in vars(module):
-                vars(module)["inplace"] = False  # what Opacus's hooks return must not be written to
+                vars(module)["inplace"] = False  # the outputs of Opacus's hooks must not be modified in place
         self.trained: list[Any] = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.clipping = clipping
         self.criterion = criterion
@@ -165,11 +165,11 @@ class RecordClipping(ABC):
             inputs: (B, ...).
             labels: (B,).
             forward: Logits of inputs.
-            counts: How many of the records are of each person, whose records lie in a row and in no other batch: the
-                mean of a person's gradients is clipped. None clips each record by itself.
+            counts: Number of records of each person, which are adjacent and in no other batch: the mean of a person's
+                gradients is clipped. None clips each record by itself.
 
         Returns:
-            One for each trained parameter, on the CPU: float64, or int64 on a lattice.
+            One sum per trained parameter, on the CPU: float64, or int64 on a lattice.
         """
 
     def release(self) -> None:
@@ -182,7 +182,7 @@ class FlatClipping(RecordClipping):
     """Stores per-sample gradients."""
 
     def _prepare(self, network: nn.Module) -> None:
-        # A sum: torch's mean is over labels other than its `ignore_index`, so that it depends on other records.
+        # A sum: torch's mean skips labels equal to its `ignore_index`, so that it depends on other records.
         self._hooks = GradSampleModule(network, loss_reduction="sum")
         self._losses = copy.copy(self.criterion)
         self._losses.reduction = "sum"
@@ -203,7 +203,7 @@ class FlatClipping(RecordClipping):
 
 
 class GhostClipping(RecordClipping):
-    """Computes the norms of per-sample gradients without keeping those (Li et al. 2022)."""
+    """Computes the norms of per-sample gradients without storing the gradients (Li et al. 2022)."""
 
     assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
 
@@ -212,14 +212,14 @@ class GhostClipping(RecordClipping):
         self._hooks = GradSampleModuleFastGradientClipping(
             network, loss_reduction="mean", max_grad_norm=limit, use_ghost_clipping=True
         )
-        # In float32 what cancels between the tokens of an image would be lost, and clip it above C.
+        # In float32 cancellation between the tokens of an image loses digits, and would clip it above C.
         exact = {nn.Linear: lambda layer, inputs, grads: compute_linear_norm_sample(layer, inputs, grads.double())}
         self._hooks.NORM_SAMPLERS = {**self._hooks.NORM_SAMPLERS, **exact}
         self._losses = copy.copy(self.criterion)
         self._losses.reduction = "none"
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """One pass for the norms and one for the clipped sum, as Opacus's `DPLossFastGradientClipping` has them."""
+        """One pass for the norms and one for the clipped sum, like Opacus's `DPLossFastGradientClipping`."""
         assert counts is None  # `mode_for` refuses it
         pieces = zip(inputs.split(GHOST_RECORDS), labels.split(GHOST_RECORDS), strict=True)
         parts = [self._sums_of_some(some, theirs, forward) for some, theirs in pieces]
@@ -241,7 +241,7 @@ class GhostClipping(RecordClipping):
 
 
 class LinearClipping(RecordClipping):
-    """Two matrix products, in float64: see `linear_sums`. No graph is built."""
+    """Two matrix products in float64, without a graph; see `linear_sums`."""
 
     def _prepare(self, network: nn.Module) -> None:
         head = linear_head(network)
@@ -259,7 +259,7 @@ MODES: dict[Mode, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostC
 
 
 def pieces_of(inputs: Tensor, labels: Tensor, counts: Counts, *, size: int) -> Iterator[tuple[Tensor, Tensor, Counts]]:
-    """A batch in pieces of at most `size` records, with their `counts`; a person with more is not divided."""
+    """Splits a batch into pieces of at most `size` records, with their `counts`; never divides a person."""
     if counts is None:
         yield from zip(inputs.split(size), labels.split(size), repeat(None), strict=False)
         return
@@ -283,7 +283,7 @@ def flat_sums(
         gradients: (B, ...) for each parameter.
         norm: C.
         stability: γ of C·g/(‖g‖ + γ), the automatic clipping of Bu et al. 2022; None clips at C.
-        lattice: Distance of the lattice that clipped gradients are rounded to, towards zero.
+        lattice: Spacing of a lattice to which clipped gradients are rounded towards zero.
 
     Returns:
         A sum for each parameter, on the CPU: float64, or int64 multiples of `lattice`.
@@ -291,7 +291,7 @@ def flat_sums(
     norms = torch.stack([_norms(rows.flatten(1)).square() for rows in gradients]).sum(dim=0).sqrt()
     finite, limit = torch.isfinite(norms), norm * (1 - MARGIN)
     factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0) if stability is None else limit / (norms + stability)
-    # Rounding to the lattice is tested on the CPU.
+    # Rounding to the lattice is only tested on the CPU.
     kind, device = (torch.float64, norms.device) if lattice is None else (torch.int64, torch.device("cpu"))
     sums = []
     for rows in gradients:
@@ -299,13 +299,13 @@ def flat_sums(
         for piece, factor, usable in zip(
             rows.flatten(1).split(_ROWS), factors.split(_ROWS), finite.split(_ROWS), strict=True
         ):
-            # 0 times what is not finite is not 0.
+            # 0 times a non-finite value is not 0.
             exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0).to(device)
             factor = torch.where(usable, factor, 0.0).to(device)
             if lattice is None:
                 total += factor @ exact
             else:
-                # Towards zero, so that no norm grows; whole numbers, whose sum does not depend on their order.
+                # Towards zero, so that no norm grows; to integers, whose sum does not depend on their order.
                 clipped = factor.unsqueeze(1) * exact
                 total += round_to_lattice(clipped, norm_bound=norm, granularity=lattice).sum(dim=0)
         sums.append(total.view(rows.shape[1:]).cpu())
@@ -318,7 +318,7 @@ def _norms(rows: Tensor) -> Tensor:
 
 
 def linear_head(network: nn.Module) -> nn.Linear | None:
-    """The head where nothing else of the network is trained, so that its input is a fixed function of each image."""
+    """Linear head, if nothing else of the network is trained and its input is a fixed function of each image."""
     if not isinstance(network, ImageClassifier) or type(network).forward is not ImageClassifier.forward:
         return None
     head = network.head
@@ -341,9 +341,9 @@ def linear_sums(
 ) -> list[Tensor]:
     """Sums of the records' gradients of the cross-entropy, each clipped to `norm` less `LINEAR_MARGIN`.
 
-    Of the cross-entropy of softmax(W x + b), the gradient of record i is (p − y)ᵢ ⊗ xᵢ, and (p − y)ᵢ of the bias, so
-    that its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product. The
-    mean gradient of a person's records is a matrix product of its own, which is clipped as it stands.
+    For the cross-entropy of softmax(W x + b), the gradient of record i is (p − y)ᵢ ⊗ xᵢ, and (p − y)ᵢ for the bias, so
+    its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product. The mean
+    gradient of a person's records is computed and clipped separately.
 
     Args:
         features: (B, F), the head's inputs; B may be 0.
@@ -362,7 +362,7 @@ def linear_sums(
     moved = bias if log_prior is None else bias + log_prior.to(bias)
     limit = norm * (1 - LINEAR_MARGIN)
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    # Reused: allocating memory for each piece costs more than the computation in it.
+    # Reused: allocating memory for each piece costs more than computing it.
     held = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
     for rows, targets, within in pieces_of(features, labels, counts, size=_ROWS):
         if len(rows) == 0:
@@ -377,14 +377,14 @@ def linear_sums(
             total_bias += part_bias
             continue
         squares = torch.linalg.vector_norm(inputs, dim=1).square() + (head.bias is not None)
-        # Scaled: squares of small errors underflow, and a long input could make much of them.
+        # Scaled: squares of small errors underflow, and a long input may amplify them.
         scale = errors.abs().amax(dim=1).clamp_min(1e-300)
         norms = (errors / scale.unsqueeze(1)).norm(dim=1) * scale * squares.sqrt()
         usable = torch.isfinite(norms)
         factors = torch.where(usable, (limit / norms.clamp_min(1e-300)).clamp(max=1.0), 0.0)
         weighted = torch.where(usable.unsqueeze(1), errors * factors.unsqueeze(1), 0.0)
         if not usable.all():
-            inputs = torch.where(usable.unsqueeze(1), inputs, 0.0)  # 0 times what is not finite is not 0
+            inputs = torch.where(usable.unsqueeze(1), inputs, 0.0)  # 0 times a non-finite value is not 0
         total.addmm_(weighted.T, inputs)
         total_bias += weighted.sum(dim=0)
     return [total] if head.bias is None else [total, total_bias]
@@ -402,7 +402,7 @@ def _add_clipped_means(
 ) -> None:
     """Adds the clipped mean of each person's (p − y) ⊗ x, and that of the bias."""
     for error, rows in zip(errors.split(counts), inputs.split(counts), strict=True):
-        # What is added is what is measured: of weights on each (p − y) the rounding could exceed a mean near 0.
+        # Clips exactly what is added: with weights on each (p − y), rounding could exceed a mean near 0.
         mean, of_bias = (error / len(rows)).T @ rows, error.mean(dim=0) * bias
         norm = math.hypot(torch.linalg.vector_norm(mean), torch.linalg.vector_norm(of_bias))
         if math.isfinite(norm):

@@ -1,4 +1,4 @@
-"""The private classifier that everything else transcribes: the only module that reads private training data."""
+"""The private classifier to transcribe, trained on private data."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lightning_modules.teachers.own_training import OwnTraining
 class Teacher(Evaluated, GuardedLoading, LightningModule):
     """Trains any classifier by cross-entropy, with automatic optimization.
 
-    What it writes is as private as its training data: nothing bounds what it reveals about a record.
+    Its output is as private as its training data: nothing bounds what it reveals about a record.
 
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
-        network: The classifier, see `Network`. Default: `SmallCNN`.
-        optimizer: Default: Adam with the rate 3e-3 as the peak of a one-cycle schedule over the whole fit.
-        lr_scheduler: A schedule stepped once an epoch, in place of the one-cycle schedule. With `optimizer` and without
-            this, the rate stays constant.
-        class_prior: Frequencies of the classes, c numbers that add up to 1, where they are *public*: nothing counts
-            records here. Their logarithms are added to the logits in the loss, so that the logits themselves are those
-            of a population in which all classes are as frequent (Menon et al. 2021, "Long-tail learning via logit
-            adjustment", Eq. 10). For data whose classes are rarer or more frequent than where the classifier is used.
+        network: The classifier; see `Network`. Default: `SmallCNN`.
+        optimizer: Default: Adam, in a one-cycle schedule over the whole fit with a peak rate of 3e-3.
+        lr_scheduler: A schedule that is stepped once per epoch and replaces the one-cycle schedule. With `optimizer`
+            but without this, the rate is constant.
+        class_prior: *Public* class frequencies, c numbers that add up to 1; records are not counted for them. Their
+            logarithms are added to the logits in the loss, so that the logits themselves are those for a population
+            with equally frequent classes (Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10). For
+            data with other class frequencies than where the classifier is used.
 
     Raises:
-        ValueError: `class_prior` out of range, or a network that does not give c logits for such an image.
+        ValueError: `class_prior` is out of range, or the network does not give c logits for such an image.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
             network or "SmallCNN", num_classes=num_classes, image_shape=self.image_shape, name="model.network"
         )
         if self.hparams.get("network", "") is None:
-            # Written out, so that the checkpoint itself says which architecture it holds.
+            # Written out, so that the checkpoint says which architecture it holds.
             self.hparams["network"] = "SmallCNN"
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
@@ -73,13 +73,13 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         """Refuses a strategy that is not supported.
 
         Raises:
-            ProcessesError: With what to set instead.
+            ProcessesError: The strategy is not supported; the message says what to set.
         """
         if stage == "fit":
             check_strategy(self.trainer, averages_itself=not self.automatic_optimization)
 
     def on_fit_start(self) -> None:
-        """Gives the training its identity, which distinguishes this teacher from any other."""
+        """Gives the training its identity, which tells this teacher from any other."""
         self.own_training.begin(self)
         self.own_training.register(None)
 
@@ -96,7 +96,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         return loss
 
     def on_test_start(self) -> None:
-        """Raises `PartitionError` for data of which other records are public than in training."""
+        """Raises `PartitionError` for data whose public records are not those of the training."""
         self.own_training.require_partition(self.trainer)
 
     on_validation_start = on_predict_start = on_test_start
@@ -119,7 +119,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the training's identity and the public name and size of its data, which a guarantee needs."""
+        """Adds the training's identity, and its data's public name and size, which a guarantee needs."""
         self.own_training.save(checkpoint, trainer=self._trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Converts between this project's images and outputs and those of an external teacher."""
+"""Conversion between the images and outputs of this project and those of an external teacher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 TeacherOutputs = Literal["logits", "probabilities"]
 
-#: ITU-R BT.601, by which PIL and torchvision make grey of colours.
+#: ITU-R BT.601, by which PIL and torchvision convert colours to grey.
 _LUMA = (0.299, 0.587, 0.114)
 #: Below this a float32 softmax gives no information.
 _LEAST_PROBABILITY = 1e-7
@@ -20,14 +20,14 @@ _LEAST_PROBABILITY = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherInput:
-    """What a teacher takes, where it is not images in [-1, 1] of the data's own size and channels.
+    """Input of a teacher that does not take images in [-1, 1] of the data's own size and channels.
 
     Attributes:
-        range: Lowest and highest value of a pixel, such as [0, 1] or [0, 255].
-        mean: That its pixels were normalised by, on a scale of [0, 1]: one number, or one for each of its channels.
-        std: Likewise, the standard deviation.
-        size: Side in pixels, or height and width: images are resized bilinearly.
-        channels: 1 makes grey of colours (by luma), 3 repeats grey.
+        range: Lowest and highest pixel value, such as [0, 1] or [0, 255].
+        mean: Mean by which its pixels were normalised, on a scale of [0, 1]: one number, or one per channel.
+        std: Standard deviation, likewise.
+        size: Side in pixels, or height and width; images are resized bilinearly.
+        channels: 1 converts colours to grey (by luma), 3 repeats grey.
     """
 
     range: list[float] | None = None
@@ -58,7 +58,7 @@ class TeacherInput:
         """(C, H, W) of what the teacher is given, for images (C, H, W) of the run.
 
         Raises:
-            ValueError: Channels that cannot be made of the run's, or normalisation for another number of them.
+            ValueError: The run's channels cannot be converted, or the normalisation is for another number of them.
         """
         channels, height, width = image_shape
         if self.channels not in (None, channels) and channels not in (1, 3):
@@ -71,13 +71,13 @@ class TeacherInput:
         return channels, self.size or height, self.size or width
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """What the teacher is given of images (N, C, H, W) in [-1, 1], with its graph."""
+        """Converts images (N, C, H, W) in [-1, 1] to the teacher's input, with its graph."""
         channels, height, width = self.shape((images.shape[1], images.shape[2], images.shape[3]))
         if channels != images.shape[1]:
             luma = images.new_tensor(_LUMA).view(1, 3, 1, 1)
             images = images.expand(-1, 3, -1, -1) if channels == 3 else (images * luma).sum(dim=1, keepdim=True)
         if (height, width) != tuple(images.shape[2:]):
-            # As torchvision's own resizing does: without it a smaller image shows aliasing.
+            # With antialiasing, as in torchvision: a smaller image would show aliasing.
             images = F.interpolate(images, size=(height, width), mode="bilinear", align_corners=False, antialias=True)
         if self.range is not None:
             low, high = self.range
@@ -94,7 +94,7 @@ class AdaptedTeacher(nn.Module):
     Args:
         network: The teacher as it was trained.
         takes: Its input.
-        outputs: What it gives.
+        outputs: Its kind of outputs.
     """
 
     def __init__(self, network: nn.Module, *, takes: TeacherInput, outputs: TeacherOutputs) -> None:
@@ -104,7 +104,7 @@ class AdaptedTeacher(nn.Module):
         self.outputs: TeacherOutputs = outputs
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (N, c) of images (N, C, H, W) in [-1, 1]: log-probabilities are logits as well."""
+        """Logits (N, c) of images (N, C, H, W) in [-1, 1]; log-probabilities are logits too."""
         outputs: torch.Tensor = self.network(self.takes(images))
         return outputs.clamp_min(_LEAST_PROBABILITY).log() if self.outputs == "probabilities" else outputs
 
