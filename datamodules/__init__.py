@@ -1,4 +1,4 @@
-"""Data modules: real images for teachers and for evaluation, and step indices for data-free training."""
+"""Data modules: real images for teachers and evaluation, and step indices for data-free training."""
 
 from __future__ import annotations
 

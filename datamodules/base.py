@@ -1,4 +1,4 @@
-"""Base of every image data set: public facts without files, three splits, and loaders over them."""
+"""Base of all image data sets: public facts without files, three splits, and their loaders."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _STAGE_SPLITS: dict[str, tuple[Part, ...]] = {
 
 Batches = DataLoader[tuple[Tensor, Tensor]]
 
-_LISTED = 10  # missing files in a message
+_LISTED = 10  # missing files named in a message
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "bits", "preparation", "num_records", "classes", "settings"}
-    | {"val_fraction"}  # records that are held out are as private as those that are trained on
+    | {"val_fraction"}  # held-out records are as private as training records
 )
 
 
 class ImageDataModule(LightningDataModule, ABC):
-    """A labelled image data set in memory, with splits that a guarantee can be stated for.
+    """A labelled image data set in memory, with splits for which a guarantee can be stated.
 
     ========== ============================================ ======================================================
     split      which records                                who may look
@@ -55,33 +55,32 @@ class ImageDataModule(LightningDataModule, ABC):
     test       the official test part                       everyone: public by assumption
     ========== ============================================ ======================================================
 
-    Some data sets have an official validation part (`official_validation`): it is then the validation split, whole, and
+    Some data sets have an official validation part (`official_validation`), which is then the whole validation split;
     the train split is the whole official training part.
 
-    Opening the test split never reads the training part. Images come as float32 in [-1, 1], labels as int64 scalars.
+    Opening the test split never reads the training part. Images are float32 in [-1, 1], labels int64 scalars.
 
-    To bring a data set of your own, derive from this class, state the attributes and write `read`. Attributes that
-    follow from settings are set in `__init__`, before the base class's is called. Each of its own settings is kept as
-    an attribute of the same name: it may decide which records are private, see `partition`.
+    To add your own data set, derive from this class, state the attributes and write `read`. Set attributes that follow
+    from settings in `__init__` before calling that of the base class. Keep each setting of your own as an attribute of
+    the same name: it may decide which records are private, see `partition`.
 
     Attributes:
-        num_classes: c. Known when the object is built, without opening an image, as are the three that follow.
+        num_classes: c. Known when the object is built, without opening an image, like the next three.
         image_shape: (channels, height, width).
-        num_records: public size N of the private (official training) part, or a bound on it, below one over which a
-            sound δ lies; None where neither is known, which every guarantee then says.
-        class_names: one name per class.
-        class_aliases: other names of the classes, which `classes` takes as well; empty where there are none.
-        name: by which results are known; by default the class's.
-        private_name: by which the private data are known, where several data sets are made of the same records; else
-            empty, and it is `name`.
-        metrics: what is measured on held-out and test images: `accuracy`, and `auroc` where it is customary.
-        official_validation: whether `read` has a part `validation`.
-        states_bound: whether `num_records` is a bound that a user states, so that N itself is not public.
-        label_decides: whether a record's label has a say in its id, its place or its taking part, as where folders are
-            classes or not all classes are kept: a bound for labels would hold of no such data.
-        subfolder: of `root`, where the files are expected.
-        site: where the files can be had, for messages.
-        downloadable: whether `download` can fetch them.
+        num_records: Public size N of the private (official training) part, or a bound on it; a sound δ lies below 1/N.
+            None if neither is known, which every guarantee then says.
+        class_names: One name per class.
+        class_aliases: Other names of the classes, which `classes` also accepts; may be empty.
+        name: Name for results; by default that of the class.
+        private_name: Name of the private data if several data sets are made of the same records; if empty, `name`.
+        metrics: What is measured on held-out and test images: `accuracy`, and `auroc` if it is customary.
+        official_validation: Whether `read` has a part `validation`.
+        states_bound: Whether `num_records` is a bound stated by a user, so that N itself is not public.
+        label_decides: Whether a record's label affects its id, its position or its participation, as it does if folders
+            are classes or some classes are left out: a bound for labels does not hold for such data.
+        subfolder: Subfolder of `root` in which the files are expected.
+        site: Where the files are available, for messages.
+        downloadable: Whether `download` can fetch them.
     """
 
     num_classes: int
@@ -118,12 +117,12 @@ class ImageDataModule(LightningDataModule, ABC):
             batch_size: Images per training batch.
             eval_batch_size: Images per validation and test batch.
             val_fraction: Share of the official training part that is held out for validation, between 0 and 1. Has no
-                effect where there is an official validation part.
+                effect if there is an official validation part.
             num_workers: Loader processes. A batch is one index operation on data in memory, so 0 is usually fastest.
             download: Fetch missing files from the data set's own site.
-            verify: Compare files with the published MD5 sums, where there are any, before they are read.
-            classes: Keep only these classes, by name or by position from 0 (a name counts first), and number them
-                anew in the order given. The private data keep their name and ledger, which counts every choice's runs.
+            verify: Compare files with their published MD5 sums, if any, before they are read.
+            classes: Keep only these classes, by name or by position from 0 (names take precedence), and renumber them
+                in the given order. The private data keep their name and ledger, which counts the runs of every choice.
         """
         super().__init__()
         if not os.fspath(root):
@@ -152,20 +151,20 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def private_data(self) -> str:
-        """Public name of what teachers are trained on: two runs on the same private data give the same one.
+        """Public name of what teachers are trained on, equal for two runs on the same private data.
 
-        A name and never a hash of content, which would itself be an answer about the private records. Whichever
-        classes are kept: a record may be in several choices, and one ledger has to count what all of them release.
+        It is never a hash of content, which would itself be an answer about the private records. It does not depend on
+        `classes`: a record may be in several choices, and one ledger has to count what all of them release.
         """
         return f"{self._private_name}/train"
 
     @property
     def partition(self) -> dict[str, Any]:
-        """Identifies the private and the public records, as plain values: a teacher's file keeps it.
+        """Plain values that identify the private and the public records, kept in a teacher's file.
 
-        `data`, the name; `place`, identifies its folder where that holds no other data; `class_names`; `settings`, the
-        chosen classes and every setting of a derived class that is not known to have no effect on it; `share`, a
-        partition into clients and the number of this one, where it is a client's.
+        `data`, the name; `place`, which identifies its folder if that holds no other data; `class_names`; `settings`,
+        the chosen classes and every setting of a derived class that is not known to have no effect on the partition;
+        `share`, for a client's data: the partition into clients and this client's number.
         """
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
         taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
@@ -177,19 +176,18 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:
-        """Positions among the official classes of those that `classes` keeps, in its order; None keeps all."""
+        """Official positions of the classes that `classes` keeps, in its order; None keeps all."""
         return None if self._choice is None else self._choice.kept
 
     @abstractmethod
     def read(self, part: Part) -> ImageDataset:
         """Reads one official part, and nothing of the others, with the official classes.
 
-        Ids must be stable: stored with the record, unchanged when other records go. Classes that are not among
+        Ids must be stable: stored with the record, and unchanged when other records are removed. Classes outside
         `kept_classes` may be left out, which saves reading them.
 
         Args:
-            part: `train` (with the records that are held out by `val_fraction`), `test`, or where the data set has it
-                `validation`.
+            part: `train` (including the records held out by `val_fraction`), `test`, or `validation` if there is one.
 
         Raises:
             MissingDataError: Its files are not there.
@@ -197,21 +195,21 @@ class ImageDataModule(LightningDataModule, ABC):
         """
 
     def records(self, part: Part) -> ImageDataset:
-        """Returns one official part with the classes that were chosen.
+        """Returns one official part with the chosen classes.
 
         Raises:
             MissingDataError: Its files are not there.
-            ValueError: It has no record of the classes that were chosen.
+            ValueError: It has no record of the chosen classes.
         """
         records = self.read(part)
         return records if self._choice is None else self._choice.of_records(records, dataset=self.name, part=part)
 
     def read_private(self) -> ImageDataset:
-        """Reads the official training part, whose size a guarantee relies on.
+        """Reads the official training part, on whose size a guarantee relies.
 
         Raises:
             MissingDataError: Its files are not there.
-            ValueError: It holds more records than are stated.
+            ValueError: It holds more records than stated.
         """
         records = self.records("train")
         if self.num_records is not None and len(records) > self.num_records:
@@ -229,19 +227,19 @@ class ImageDataModule(LightningDataModule, ABC):
         return self.root / self.subfolder
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """Names in `folder` of the files of one official part, each with the published MD5 sum to compare, if any."""
+        """Names in `folder` of the files of one official part, each with its published MD5 sum, if any."""
         return {}
 
     def missing(self, part: Part) -> list[str]:
-        """Those of `files(part)` that are not there."""
+        """Names of `files(part)` that are missing."""
         return [name for name in self.files(part) if not (self.folder / name).is_file()]
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
-        """Downloads those of `files(part)` that are missing; raises what is in `DOWNLOAD_ERRORS`."""
+        """Downloads the missing files of `files(part)`; raises one of `DOWNLOAD_ERRORS` if it fails."""
         raise OSError("there is no download")
 
     def fetch(self, part: Part) -> None:
-        """Downloads the files of one official part where they are missing. Nothing to do unless a data set has files.
+        """Downloads the missing files of one official part, if the data set has files.
 
         Raises:
             MissingDataError: The download fails.
@@ -253,15 +251,15 @@ class ImageDataModule(LightningDataModule, ABC):
         except DOWNLOAD_ERRORS as error:
             for name in missing:
                 if (self.folder / name).is_file():
-                    (self.folder / name).unlink()  # what came may not be the file
+                    (self.folder / name).unlink()  # it may be incomplete
             raise self.missing_data(missing, failure=f"{self.site}: {error}") from error
 
     def require_files(self, part: Part) -> list[Path]:
         """Paths of the files of one official part.
 
         Raises:
-            MissingDataError: One is not there.
-            ValueError: One is not the published file, where `verify` is set.
+            MissingDataError: One is missing.
+            ValueError: One is not the published file, and `verify` is set.
         """
         files = self.files(part)
         if missing := self.missing(part):
@@ -272,7 +270,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return [self.folder / name for name in files]
 
     def checked(self, path: Path, images: Any, labels: Any, *, ids: Tensor | None = None) -> ImageDataset:
-        """The records of arrays that a file holds.
+        """Makes records from the arrays of a file.
 
         Args:
             path: The file, for messages.
@@ -281,7 +279,7 @@ class ImageDataModule(LightningDataModule, ABC):
             ids: (N,) int64; by default a record's index.
 
         Raises:
-            ValueError: Other types, shapes or labels than the data set's.
+            ValueError: Types, shapes or labels are not those of the data set.
         """
         images, labels = np.asarray(images), np.asarray(labels).reshape(-1)
         if images.dtype != np.uint8 or images.shape[1:] != self.image_shape or len(images) != len(labels):
@@ -300,7 +298,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def missing_data(
         self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
     ) -> MissingDataError:
-        """The error that names missing files or folders, why a download failed if it was tried, and how to get them."""
+        """Error that names missing files or folders, why a download failed if tried, and how to get them."""
         name = getattr(self, "name", "") or type(self).__name__
         lines = [f"{name}: {len(missing)} file(s) missing in {folder or self.folder}:"]
         lines += [f"  {name}" for name in missing[:_LISTED]]
@@ -328,7 +326,7 @@ class ImageDataModule(LightningDataModule, ABC):
             self.fetch(part)
 
     def setup(self, stage: str) -> None:
-        """Opens the splits that `stage` needs, and no others.
+        """Opens only the splits that `stage` needs.
 
         Args:
             stage: `fit` (train and validation), `validate` (validation), `test` or `predict` (test).
@@ -370,7 +368,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return self._opened("test", stage="test")
 
     def number_records(self) -> None:
-        """From here on training batches carry each record's number, 0 to N-1, in place of its label.
+        """Makes training batches carry each record's number, 0 to N-1, instead of its label.
 
         For direct training, whose annotator has to know who takes part, and is the only one to see a label.
         """
@@ -378,19 +376,19 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def trained_on(self) -> ImageDataset:
-        """What training batches are made of: the training records, or these with their numbers for labels."""
+        """Records of the training batches: the training records, or these with their numbers as labels."""
         records = self.train_records
         return records.relabelled(torch.arange(len(records))) if self._numbered else records
 
     def train_dataloader(self) -> Batches:
         """Returns shuffled training batches: images (B, C, H, W), labels (B,).
 
-        The last, smaller batch is kept so that every record is seen in every epoch and small data sets are not
-        skipped entirely; only a last batch of a single image is dropped, because BatchNorm refuses it.
+        The last, smaller batch is kept, so that every epoch has every record and small data sets are not skipped; only
+        a last batch of a single image is dropped, because BatchNorm refuses it.
         """
         records = self.trained_on
         batch_size = share_size(self.batch_size, 1 if self.trainer is None else self.trainer.world_size)
-        # Lightning gives each process as many records as any other.
+        # Lightning gives all processes equally many records.
         own = -(-len(records) // (self.batch_size // batch_size))
         tail = own % batch_size
         return self._loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
@@ -402,11 +400,11 @@ class ImageDataModule(LightningDataModule, ABC):
         return self.evaluation_loader(self.test_records)
 
     def evaluation_loader(self, records: ImageDataset) -> Batches:
-        """Returns batches of some of the records, in order, loaded as the test batches are."""
+        """Returns batches of some records in order, loaded like the test batches."""
         return self._loader(records, self.eval_batch_size)
 
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
-        """Returns the official parts that hold `splits`: train and validation may share one."""
+        """Returns the official parts that contain `splits`; train and validation may share one."""
         if self.official_validation:
             return list(splits)
         held = {split: "train" if split == "validation" else split for split in splits}

@@ -1,4 +1,4 @@
-"""A federation's clients, simulated on one data set: records on disjoint parts whose classes are out of balance."""
+"""A federation's clients, simulated by disjoint, class-imbalanced parts of one data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
 
 MIN_RECORDS = 100
-"""Of 100 expected records a hash leaves a client 60 or more: two batches of the default size."""
+"""Smallest expected number of records of a client, of which a hash leaves 60 or more: two default batches."""
 
 _TRIES = 1000
 _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
@@ -27,20 +27,19 @@ _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPartition:
-    """Which client a record belongs to, determined only by its own id and label and by public settings.
+    """Assigns records to clients by their own id and label and by public settings only.
 
-    Each class's proportions p_y are drawn from Dirichlet(alpha), and all of them anew until no client's expected share
-    of the records, Σ_y p_yk / c with all classes equally large, lies below `least_share`. A record of class y goes to
-    the client in whose interval of the cumulated p_y the hash of its id lies: taking out, adding or replacing records
-    moves no other.
+    Each class's proportions p_y are drawn from Dirichlet(alpha), and all are redrawn until no client's expected share,
+    Σ_y p_yk / c for equally large classes, lies below `least_share`. A record of class y goes to the client whose
+    interval of the cumulated p_y contains the hash of its id: removing, adding or replacing records moves no other.
 
-    Source: the partition of DENSE (Zhang et al. 2022). Published code draws anew by the clients' true numbers of
+    Source: the partition of DENSE (Zhang et al. 2022). Its published code redraws by the clients' true numbers of
     records, which are private; the expected ones are not.
 
     Attributes:
         num_classes: c.
         num_clients: K.
-        alpha: Concentration: small gives each class to few clients, large spreads it evenly.
+        alpha: Concentration: a small value gives each class to few clients, a large one spreads it evenly.
         seed: Public; 0 to 999 999 999.
         least_share: Smallest expected share of a client.
     """
@@ -66,7 +65,7 @@ class ClientPartition:
 
     @classmethod
     def of(cls, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int) -> ClientPartition:
-        """The partition of a data set in which each client expects 100 of its public number of records.
+        """Partition of a data set in which each client expects at least 100 of its public number of records.
 
         Raises:
             ValueError: A setting is outside its range, or leaves a client too few records.
@@ -97,7 +96,7 @@ class ClientPartition:
 
     @cached_property
     def proportions(self) -> Tensor:
-        """Which share of each class each client gets, (c, K) float64, rows sum to 1."""
+        """Share of each class that each client gets, (c, K) float64; rows sum to 1."""
         draws = np.random.Generator(np.random.PCG64(self.seed))
         for _ in range(_TRIES):
             proportions = draws.dirichlet(np.full(self.num_clients, float(self.alpha)), size=self.num_classes)
@@ -111,28 +110,28 @@ class ClientPartition:
     def client_of(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Clients (N,) int64 in [0, K) of records with these ids (N,) and labels (N,), int64."""
         fractions = id_fraction(ids, purpose=f"client {self.seed}")
-        # Without the last bound, which rounds to just below 1: whatever is left is the last client's.
+        # Without the last bound, which may round to just below 1: the rest is the last client's.
         bounds = self.proportions.cumsum(1)[:, :-1].contiguous()
         return torch.searchsorted(bounds[labels], fractions[:, None], right=True)[:, 0]
 
 
 class Clients(Shards):
-    """Private records of a federation of clients, one teacher each; see `Shards`, whose shards the clients are.
+    """Private records of a federation, one teacher per client; clients are the shards of `Shards`.
 
-    Which client a record belongs to is simulated by `ClientPartition` from its id **and its label**. A real federation
-    has no such rule: a record is its client's by nature. So neighbouring data sets of a client are its own records with
-    one changed, added or removed, and **whose record it is does not change with its label**; a replacement that moved
-    it to another client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
+    `ClientPartition` simulates a record's client from its id **and its label**. A real federation has no such rule: a
+    record simply belongs to its client. So neighbouring data sets of a client are its own records with one changed,
+    added or removed, and **a record's client does not change with its label**; a replacement that moved it to another
+    client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
 
-    A class may be missing at a client, which is the point of such a federation.
+    A client may lack a class, which is the point of such a federation.
 
     Args:
         dataset: The private data set.
         num_clients: K.
-        alpha: Concentration of the Dirichlet distribution that each class is shared out by.
+        alpha: Concentration of the Dirichlet distribution by which each class is divided.
         partition_seed: Public seed of its draws.
-        batch_size: Records in a batch of one client's teacher; no client may have fewer.
-        steps_per_epoch: Steps that make an epoch.
+        batch_size: Number of records in a batch of a client's teacher; no client may have fewer.
+        steps_per_epoch: Number of steps per epoch.
 
     Raises:
         ValueError: A setting is outside its range, or leaves a client too few records.
@@ -178,20 +177,20 @@ class Clients(Shards):
 class ClientRecords(DerivedDataset):
     """One client's records as a separate data set, for a teacher that is trained where they are stored.
 
-    The same records that `Clients` gives to its shard `client`, with the same settings; the test split is the whole
-    one. Loaders are set in the wrapped data set (such as `dataset.batch_size`).
+    These are the records that `Clients` gives to its shard `client` with the same settings; the test split is the whole
+    one. Loader settings are those of the wrapped data set (such as `dataset.batch_size`).
 
     Neighbouring data sets are the client's own records with one changed, added or removed. The private data's name, and
-    with it the ledger, is the client's: no two clients share one, nor do those of different partitions. The ledger of
-    the whole data set (`MNIST/train`) does not count what these do: the partition stands for a federation, in which
-    no party holds the whole.
+    with it the ledger, is the client's own: clients do not share one, even across partitions. The ledger of the whole
+    data set (`MNIST/train`) does not count what clients do: the partition stands for a federation, in which no party
+    holds the whole.
 
     Attributes:
-        num_records: N of the whole data set, a public bound: a δ below 1/N lies below one over the number of
-            the client's own, which DP-SGD's sample rate publishes unless the data set states a bound.
+        num_records: N of the whole data set, a public bound: a δ below 1/N lies below one over the client's own number,
+            which DP-SGD's sample rate publishes unless the data set states a bound.
 
     Args:
-        dataset: The data set that is shared out.
+        dataset: The data set that is divided.
         client: Its number, from 0.
         num_clients: K.
         alpha: See `Clients`.
@@ -222,14 +221,14 @@ class ClientRecords(DerivedDataset):
 
     @property
     def partition(self) -> dict[str, Any]:
-        """That of the data set, whose test split is public; with this client's share of it."""
+        """Partition of the data set, whose test split is public, with this client's share."""
         whole = self.dataset.partition
-        # The number of records bounds the shares that are drawn.
+        # The number of records sets the least share of a client, and so the draws.
         label = f"{self._label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
         return {**whole, "share": [label, self.client]}
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads one official part of the data set, of which all but `test` are cut down to the client's records."""
+        """Reads one official part of the data set; all but `test` are restricted to the client's records."""
         records = self.dataset.read(part)
         if part == "test":
             return records

@@ -30,10 +30,10 @@ def require_md5(path: Path, published: str) -> None:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Names the file whatever a parser makes of a damaged one.
+    """Names the file in any error that a parser raises on a damaged one.
 
     Raises:
-        ValueError: The block raised an error, other than of names that do not exist: that is a bug of the reader.
+        ValueError: The block raised an error, except of missing names, which are bugs of the reader.
     """
     try:
         yield
@@ -50,6 +50,6 @@ class MissingExtraError(ImportError):
 class MissingDataError(FileNotFoundError):
     """Files of a data set are missing and could not be downloaded.
 
-    One class for every data set and for every way in which a library reports this: a user without a network reads what
-    to do, not a traceback of mirrors. See `ImageDataModule.missing_data`.
+    All data sets and libraries raise this one class: a user without a network reads what to do, and not a traceback of
+    mirrors. See `ImageDataModule.missing_data`.
     """

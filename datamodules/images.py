@@ -16,17 +16,17 @@ Batch = TypeVar("Batch")
 class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     """Images and labels in memory, each record with a stable id.
 
-    Pixels are stored as they are in the files (one byte each) and become float32 in [-1, 1] when fetched.
-    `DataLoader` asks `__getitems__` for a whole batch, which is then one index operation instead of a Python
-    loop over records; use `collate_fn=keep_batch` with it.
+    Pixels are stored as in the files (one byte each) and become float32 in [-1, 1] when fetched. `DataLoader` asks
+    `__getitems__` for a whole batch, which is one index operation instead of a Python loop over records; use
+    `collate_fn=keep_batch` with it.
 
     Attributes:
-        ids: (N,) int64, distinct, the stable id of every record: what splits and teachers' shards are decided by.
+        ids: (N,) int64, distinct, the stable id of every record, which decides splits and teachers' shards.
         images: (N, C, H, W) uint8, values 0 to `peak`.
         labels: (N,) int64.
-        peak: the pixel value that maps to 1 (0 maps to -1), 1 to 255; of the file format, never of the images at hand.
-        identities: (N,) int64, the person of each record, where the data set says; records of one person share theirs.
-        names: N file names, where each record has its own file: tables of predictions have them.
+        peak: Pixel value that maps to 1 (0 maps to -1), 1 to 255; of the file format, never of the images at hand.
+        identities: (N,) int64, the person of each record, if the data set says; records of one person share it.
+        names: N file names for tables of predictions, if each record has its own file.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         """Holds the records.
 
         Raises:
-            ValueError: A shape, type or range is not that of the attributes, or an id is there twice.
+            ValueError: A shape, type or range is not that of the attributes, or an id occurs twice.
         """
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
@@ -58,7 +58,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("ids must be distinct: an id names one record")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
-        # A byte never exceeds 255: images on disk, mapped into memory, are not all read for it.
+        # A byte never exceeds 255, so memory-mapped images are not all read.
         if peak < 255 and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
         self.images = images
@@ -108,7 +108,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         return records
 
     def to(self, device: torch.device) -> ImageDataset:
-        """Returns a copy on a device, so that batches are put together there."""
+        """Returns a copy on a device, where batches are then assembled."""
         records = copy(self)
         records.images, records.labels, records.ids = (x.to(device) for x in (self.images, self.labels, self.ids))
         records.identities = None if self.identities is None else self.identities.to(device)
@@ -120,5 +120,5 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def keep_batch(batch: Batch) -> Batch:
-    """Collates what `ImageDataset.__getitems__` returns: it is a batch already."""
+    """Collates what `ImageDataset.__getitems__` returns, which is already a batch."""
     return batch

@@ -1,4 +1,4 @@
-"""Outputs of a function of images, computed once, in place of the images."""
+"""Outputs of a function of images, computed once, that replace the images."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.utils.data import Dataset
 
 from datamodules.images import ImageDataset
 
-#: Images in one call.
+#: Number of images per call.
 PIECE = 512
-#: Between two lines of progress.
+#: Seconds between two lines of progress.
 _SECONDS = 20
 
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Leave each operation one thread within the block, and yield how many there were before.
+    """Restricts each operation in the block to one thread, and yields the previous number of threads.
 
-    Threads that each run a separate operation would otherwise fight for the cores, and a sum over more threads
-    adds up in another order: results would depend on the machine.
+    Threads that each run a separate operation would otherwise compete for the cores, and sums over more threads add up
+    in another order: results would depend on the machine.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
     """Inputs and labels in memory, fetched a batch at a time.
 
     Attributes:
-        inputs: (N, ...), what the function made of each image by itself.
+        inputs: (N, ...), outputs of the function for each image.
         labels: (N,) int64.
     """
 
@@ -58,26 +58,26 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         parts: Sequence[Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> MappedRecords:
-        """Computes `function` of all records' images.
+        """Applies `function` to the images of all records.
 
         Args:
             records: The records.
             function: Maps images (B, C, H, W) to (B, ...), each image by itself, without gradients.
-            workers: Threads, of one core each. Operations on a piece are short, and cores that share each of them wait
-                for each other more than they work.
-            parts: Consecutive positions that are one call each; None divides all into equal ones.
-            dtype: In which the results are kept; None as they are.
+            workers: Number of single-core threads. Operations on a piece are short, and cores that share one wait for
+                each other more than they work.
+            parts: Consecutive positions for each call; None divides all equally.
+            dtype: Type in which the results are kept; None leaves it unchanged.
         """
         parts = torch.arange(len(records)).split(PIECE) if parts is None else parts
 
         def of_part(rows: Tensor) -> Tensor:
-            with torch.no_grad():  # in a separate thread it would be on
+            with torch.no_grad():  # gradients are enabled again in another thread
                 return function(records.__getitems__(rows)[0])
 
         first = of_part(parts[0])
         if first.is_cuda and torch.cuda.mem_get_info(first.device)[0] < 2 * first[0].nbytes * len(records):
-            first = first.cpu()  # they would not leave room for a batch of them
-        # Filled in place: joining pieces would hold all of it twice, which for features is gigabytes.
+            first = first.cpu()  # else no memory would be left for a batch of them
+        # Filled in place: joining pieces would hold everything twice, which is gigabytes for features.
         inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
         inputs[: len(first)] = first
 
@@ -87,7 +87,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
             nonlocal told
             if len(rows):
                 inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
-                if time.monotonic() > told + _SECONDS:  # minutes of nothing would look like a fit that hangs
+                if time.monotonic() > told + _SECONDS:  # minutes of silence would look like a hanging fit
                     told = time.monotonic()
                     rank_zero_info(f"{int(rows[-1]) + 1:,} of {len(records):,} images are done.")
 
@@ -96,7 +96,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
                 fill(rows)
             return cls(inputs, records.labels)
         with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            deque(pool.map(fill, parts[1:]), maxlen=0)  # raises what a thread raised
+            deque(pool.map(fill, parts[1:]), maxlen=0)  # reraises a thread's error
         return cls(inputs, records.labels)
 
     def __len__(self) -> int:
@@ -108,12 +108,12 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[rows].float(), self.labels[rows]
 
     def into(self, held: Tensor, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """As `__getitems__` of B positions, with the inputs written over `held` (at least B, ...), of their type."""
+        """Like `__getitems__` of B positions, but writes the inputs to `held` (at least B, ...), of their type."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
         return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
 
     def clear(self) -> None:
-        """Releases all of it, even if this object is still referenced: a trainer keeps the loaders of its last fit."""
+        """Frees the memory, even if this object is still referenced: a trainer keeps its last fit's loaders."""
         self.inputs, self.labels = self.inputs.new_empty(0), self.labels.new_empty(0)
 
     def to(self, device: torch.device) -> MappedRecords:

@@ -1,4 +1,4 @@
-"""Identifies the private records of a data set by its settings: a teacher's file keeps it, no other is accepted.
+"""Partitions identify the private records of a data set by its settings; a teacher's file keeps one, to be compared.
 
 Data of another name, in another folder, are assumed to share no private record with the teacher's.
 """
@@ -9,37 +9,37 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 Partition: TypeAlias = Mapping[str, Any]
-"""What `ImageDataModule.partition` gives."""
+"""Plain values of `ImageDataModule.partition`."""
 
 _ABSENT = "no such setting"
 
 
 class PartitionError(ValueError):
-    """A data set is divided into private and public records in another way than a teacher's file says."""
+    """A data set is divided into private and public records differently than a teacher's file says."""
 
 
 def same_data(first: Partition, second: Partition) -> bool:
-    """Whether two partitions are of one data set: of one name, or in one folder."""
+    """Whether two partitions are of one data set, by name or folder."""
     return bool(first["data"] == second["data"] or first["place"] == second["place"] is not None)
 
 
 def disjoint(first: Partition, second: Partition) -> bool:
-    """Whether no record is in both: other data, or shares of different clients in one partition of the same."""
+    """Whether no record is in both: different data, or different clients' shares in one partition."""
     mine, other = first["share"], second["share"]
     same = bool(mine and other) and (mine[0], first["settings"]) == (other[0], second["settings"])
     return not same_data(first, second) or (same and bool(mine[1] != other[1]))
 
 
 def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: str = "the teacher's file") -> None:
-    """Refuses data whose public test split may hold records that are private according to what is stated.
+    """Refuses data whose public test split may hold records that are private according to `stated`.
 
     Args:
-        stated: What files say; None for one that holds plain weights, with which nothing can be compared.
-        given: A data module; nothing is compared of one that has no `partition`.
+        stated: Partitions in files; None for a file of plain weights, which has none to compare.
+        given: A data module; one without `partition` is not compared.
         whose: Who states it, for messages.
 
     Raises:
-        PartitionError: The same data are divided in another way, or it is not known how the teacher's were.
+        PartitionError: The same data are divided differently, or how the teacher's were divided is unknown.
     """
     found: Partition | None = getattr(given, "partition", None)
     for one in stated:
@@ -62,14 +62,14 @@ def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: 
 
 
 def require_classes(stated: Iterable[Partition | None], given: Any) -> None:
-    """Refuses data whose classes are not those of the teacher's outputs, or in another order.
+    """Refuses data whose classes, or their order, are not those of the teacher's outputs.
 
     Args:
-        stated: What files say, see `require_partition`.
-        given: A data module; nothing is compared of one that has no `partition`.
+        stated: Partitions in files, see `require_partition`.
+        given: A data module; one without `partition` is not compared.
 
     Raises:
-        PartitionError: Labels would mean something else than the teacher's outputs do.
+        PartitionError: Labels would not mean what the teacher's outputs mean.
     """
     found: Partition | None = getattr(given, "partition", None)
     for one in stated:

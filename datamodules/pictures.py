@@ -1,4 +1,4 @@
-"""Picture files of any size in a folder for each class, decoded to one array of bytes."""
+"""Picture files of any size in one folder per class, decoded to one array of bytes."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _WORTH_A_BAR = 5000
 class Preparation:
     """Conversion of a picture to an image of a data set.
 
-    Turned upright as its EXIF says, cut or squeezed to a square, and shrunk or enlarged by Pillow's bilinear filter,
-    which averages over all pixels when it shrinks. Of a colour picture one channel is its luma; of a grey one three
-    channels are equal; transparency is dropped; of an animation the first picture is taken.
+    It is turned upright by its EXIF orientation, cropped or stretched to a square, and resized by Pillow's bilinear
+    filter, which averages over all pixels when it shrinks. With one channel, a colour picture becomes its luma; with
+    three, a grey picture gets three equal ones. Transparency is dropped, and an animation's first picture is used.
 
     Attributes:
-        size: Height and width that come out.
+        size: Resulting height and width.
         channels: 1 or 3.
-        resize: `crop` cuts out the middle as a square, `stretch` squeezes all of it into one.
-        bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs; the lowest are dropped.
+        resize: `crop` cuts a square from the middle, `stretch` squeezes the whole picture into one.
+        bits: Number of bits used by 16-bit pictures (12 for many radiographs); the lowest are dropped.
     """
 
     size: int
@@ -75,7 +75,7 @@ class Preparation:
             ValueError: It is not a picture, is damaged, or holds pixels whose range is not known.
         """
         with _opened(path) as picture:
-            # A JPEG may be decoded at an 8th to a half of its size, where twice what is needed is left.
+            # A JPEG may be decoded at an eighth to half of its size, at least twice what is needed.
             picture.draft(picture.mode, (2 * self.size, 2 * self.size))
             upright = ImageOps.exif_transpose(picture)
             image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
@@ -116,10 +116,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
-    """The image with pixels of at most a byte; Pillow would clip deeper ones to white.
+    """Converts pixels to at most 8 bits; Pillow would clip deeper ones to white.
 
     Raises:
-        ValueError: Pixels of 32 bits, which have no common range.
+        ValueError: The pixels have 32 bits, without a common range.
     """
     if image.mode.startswith("I;16"):
         array = np.asarray(image).astype(np.uint16)
@@ -130,7 +130,7 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
 
 
 def warn_of_dark(files: Sequence[Path]) -> None:
-    """Warns of 16-bit pictures whose content has fewer bits; for public ones, since a warning tells of a picture."""
+    """Warns about 16-bit pictures that use fewer bits; for public ones, since a warning reveals something."""
     for path in files:
         with _opened(path) as picture:
             if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
@@ -143,16 +143,16 @@ def warn_of_dark(files: Sequence[Path]) -> None:
 
 
 def subfolders(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the folders in a folder, in order; hidden ones are left out."""
+    """Returns the names of a folder's subfolders in order, except hidden ones."""
     with os.scandir(folder) as entries:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
-    """Names of the folders in the first of a data set's parts, one for each class; the others may have no further ones.
+    """Names of the class folders in the first of a data set's parts; other parts may have no further ones.
 
     Raises:
-        ValueError: There are fewer than two, or another part has one that the first has not.
+        ValueError: There are fewer than two, or another part has one that the first lacks.
     """
     classes = subfolders(parts[0])
     if len(classes) < 2:
@@ -165,7 +165,7 @@ def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Returns the pictures in and below a folder, in order of their relative paths; hidden ones are left out."""
+    """Returns the pictures in and below a folder in order of their relative paths, except hidden ones."""
     found = []
     for where, inner, files in os.walk(folder, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".")]
@@ -176,7 +176,7 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 def sizes_and_channels(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:
-    """Sizes (width, height) of up to 999 pictures with their numbers, and 3 where one of them is in colour.
+    """Counts of the sizes (width, height) of up to 999 pictures, and 3 if one of them is in colour, else 1.
 
     Raises:
         ValueError: A file is not a picture.
@@ -198,16 +198,16 @@ def require_outside(
     private: Path | None = None,
     named: str = "images.pool",
 ) -> None:
-    """Refuses public `files` that are below a folder of private data, links followed both ways. None is opened.
+    """Refuses public `files` below a folder of private data, following links both ways. None is opened.
 
     Args:
-        stated: What files and the data module say of the private data.
-        files: The pictures that are to be public.
-        private: The folder of the private data where it is at hand, whose links may lead elsewhere.
+        stated: Partitions of the private data, from files and the data module.
+        files: Pictures that are to be public.
+        private: Folder of the private data, if at hand, whose links may lead elsewhere.
         named: Setting that gave the files.
 
     Raises:
-        PartitionError: One is.
+        PartitionError: A file is below such a folder.
     """
     names = {one["place"]: one["data"] for one in stated if one is not None and one["place"] is not None}
     real = {file.resolve() for file in files}
@@ -224,7 +224,7 @@ def _place_of(folder: Path) -> str:
 
 
 class Picture(NamedTuple):
-    """A file, its label, and the name that its id is made of: the same wherever the data set is."""
+    """A file, its label, and the name from which its id is made, wherever the data set is."""
 
     file: Path
     label: int
@@ -232,7 +232,7 @@ class Picture(NamedTuple):
 
 
 def pictures_of(folders: Sequence[tuple[int, Path]], *, relative_to: Path) -> list[Picture]:
-    """Lists the pictures in and below some folders, given with their labels; names are the paths from `relative_to`."""
+    """Lists the pictures in and below folders given with their labels; names are paths from `relative_to`."""
     return [
         Picture(file, label, file.relative_to(relative_to).as_posix())
         for label, folder in folders
@@ -244,18 +244,18 @@ class PictureDataModule(ImageDataModule):
     """A data set whose images are picture files."""
 
     def __init__(self, *, preparation: Preparation, **settings: Any) -> None:
-        """Remembers the settings, beside how a picture becomes an image those of every data set; opens no picture."""
+        """Remembers `preparation` and the settings of every data set; opens no picture."""
         self.preparation = preparation
         self.image_shape = preparation.shape
         super().__init__(**settings)
 
     @property
     def partition(self) -> dict[str, Any]:
-        """See `ImageDataModule.partition`; the folder is known under any name, and its path is not written down."""
+        """See `ImageDataModule.partition`; recognises the folder under any name without storing its path."""
         return {**super().partition, "place": _place_of(self.folder)}
 
     def records_of(self, pictures: Sequence[Picture], *, identities: Tensor | None = None) -> ImageDataset:
-        """The records of some pictures; see `read_pictures`."""
+        """Reads the records of some pictures; see `read_pictures`."""
         names = [picture.name for picture in pictures]
         return ImageDataset(
             images=read_pictures([picture.file for picture in pictures], self.preparation),
@@ -266,5 +266,5 @@ class PictureDataModule(ImageDataModule):
         )
 
     def kept_labels(self, classes: Sequence[str]) -> list[int]:
-        """Official labels of the classes that are kept, in order."""
+        """Official labels of the kept classes, in order."""
         return sorted(range(len(classes)) if self.kept_classes is None else self.kept_classes)

@@ -33,8 +33,8 @@ _OF_BATCHES = (
 class PoissonBatches:
     """Each step takes every record by its own coin; batches vary in size and may be empty.
 
-    Coins come from the operating system's cryptographic generator: a sample that follows the run's seed can be drawn
-    again, and with it the amplification by sampling is gone.
+    Coins come from the operating system's cryptographic generator: if the sample can be redrawn from the run's seed,
+    amplification by sampling is lost.
     """
 
     def __init__(
@@ -46,20 +46,19 @@ class PoissonBatches:
         noise: NoiseSource | None = None,
         own: slice = slice(None),
     ) -> None:
-        """Sample `steps` times from `records` positions.
+        """Samples `steps` times from `records` positions.
 
-        Of several processes each gives the rate of all, and the part of the records that is its own: a record's coin is
-        then tossed by only one process, whose words no other has, so that the batches of a step together are a Poisson
-        sample of all records at the same rate. Words are drawn for all records in each process, which costs little:
-        from a source that can be drawn again every process gets the same ones, and together they take the sample of
-        one process.
+        Each of several processes gives the common rate and its own part of the records. Only one process, whose words
+        no other has, tosses a record's coin, so that a step's batches together are a Poisson sample of all records at
+        that rate. Each process draws words for all records, which costs little: with a reproducible source all get the
+        same words, and together take the sample of a single process.
 
         Args:
-            records: How many there are.
-            sample_rate: Probability of each to be in a batch.
-            steps: How many batches.
-            noise: Where the coins come from; None is the operating system.
-            own: Which of the records are this process's; positions are counted within them.
+            records: Number of records.
+            sample_rate: Probability of each record to be in a batch.
+            steps: Number of batches.
+            noise: Source of the coins; None is the operating system.
+            own: This process's part of the records; positions are counted within it.
 
         Raises:
             ValueError: `sample_rate` is not in (0, 1].
@@ -76,8 +75,8 @@ class PoissonBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields positions, one list a step."""
-        # Of whole numbers, and rounded down: never likelier than the analysis says, by no bit.
+        """Yields a list of positions per step."""
+        # As integers, rounded down: never likelier than in the analysis, not even by a bit.
         threshold = int(Fraction(self.sample_rate) * 2**64)
         for _ in range(self.steps):
             coins = self.noise.words(self.records)[self.own]
@@ -86,12 +85,12 @@ class PoissonBatches:
 
 
 class PoissonLoader:
-    """Records of Poisson batches. Not a `DataLoader`: with several processes Lightning would insert its own sampler."""
+    """Loader of Poisson batches. Not a `DataLoader`, into which Lightning would insert its sampler under DDP."""
 
     def __init__(
         self, records: ImageDataset | MappedRecords, batches: PoissonBatches, *, identities: Tensor | None = None
     ) -> None:
-        """Fetch `batches` from `records`, indexing them, or persons in the order of their `identities` (N,)."""
+        """Fetches `batches`, positions in `records`, or of persons in the order of their `identities` (N,)."""
         self.records = records
         self.batches = batches
         self._of_person: list[list[int]] | None = None
@@ -105,10 +104,10 @@ class PoissonLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """Yields inputs (B, ...) and labels (B,); B may be 0. The inputs are overwritten two batches later.
 
-        Of persons also the number of records of each (P,), which lie in a row.
+        For persons, also yields the number of records of each (P,), which are adjacent.
         """
-        # Memory that is taken anew for each batch costs four times what is copied into it. Two pieces in turn: a caller
-        # that fetches a batch ahead still has the one before.
+        # Allocating memory for each batch costs four times as much as copying into it. Two buffers alternate, for a
+        # caller that fetches a batch ahead.
         records, held = self.records, [self.records.__getitems__([])[0]] * 2
         for number, drawn in enumerate(self.batches):
             parts = None if self._of_person is None else [self._of_person[person] for person in drawn]
@@ -127,13 +126,13 @@ def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
     """Refuses batches that are not what a step is charged for: a callback may replace or change them within a fit.
 
     Raises:
-        ValueError: No `PoissonLoader`, or one that draws at another rate, or in another way, or from other records, or
-            by coins that can be drawn again where the charge is for `secure` ones.
+        ValueError: It is not a `PoissonLoader`, or draws at another rate, in another way or from other records, or by
+            coins that can be reproduced although `secure` ones are charged.
     """
     found = type(loader).__name__
     if isinstance(loader, PoissonLoader):
         drawn, records = loader.batches, type(loader.records)
-        # No subclass of any: it may repeat or mix the records of a batch.
+        # No subclasses, which may repeat or mix the records of a batch.
         as_drawn = type(loader) is PoissonLoader and type(drawn) is PoissonBatches
         as_charged = (drawn.sample_rate, drawn.noise.secure) == (sample_rate, secure)
         if as_drawn and records in (ImageDataset, MappedRecords) and as_charged:
@@ -148,14 +147,14 @@ def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
 
 
 def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
-    """Refuses code of one's own that makes batches, or is given one: it may repeat or mix records.
+    """Refuses user code that makes or receives batches, since it may repeat or mix records.
 
     Args:
-        trainer: Its callbacks are looked at; Lightning's own may look at batches.
-        owners: A module and a data module, each with the class whose own code may run.
+        trainer: Its callbacks are checked; Lightning's own may see batches.
+        owners: A module and a data module, each with the class whose code may run.
 
     Raises:
-        ValueError: A hook of batches, the training step or the loader is overridden.
+        ValueError: A hook for batches, the training step or the loader is overridden.
     """
     found = [(hook, owner) for owner, parent in owners for hook in _OF_BATCHES if is_overridden(hook, owner, parent)]
     for callback in trainer.callbacks:
@@ -172,7 +171,7 @@ def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
 class PoissonSampled(WrappedDataset):
     """Private records for DP-SGD: Poisson sampling for training, everything else as in the wrapped data set.
 
-    Of several processes each holds a part of the training records, and samples from it: see `PoissonBatches`.
+    Each of several processes holds a part of the training records and samples from it; see `PoissonBatches`.
     """
 
     def __init__(
@@ -188,12 +187,12 @@ class PoissonSampled(WrappedDataset):
 
         Args:
             dataset: The private data set.
-            batch_size: Expected size of a batch, of all processes together; the sample rate is this over the number of
-                training records, or over the bound on it that is stated (`num_records` of `ImageFolder`). For a model
-                with `unit: person` both are numbers of persons.
-            steps_per_epoch: Steps that count as an epoch. Default: as many as see each record once on average.
+            batch_size: Expected size of a batch over all processes; the sample rate is this over the number of training
+                records, or over a stated bound on it (`num_records` of `ImageFolder`). For a model with `unit: person`
+                both are numbers of persons.
+            steps_per_epoch: Number of steps per epoch. Default: as many as use each record once on average.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
-            noise: Where the coins come from; None is the operating system.
+            noise: Source of the coins; None is the operating system.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)
         self.steps_per_epoch = (
@@ -208,7 +207,7 @@ class PoissonSampled(WrappedDataset):
         self.dataset.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Opens the splits that `stage` needs; a fit begins with images, whatever one before has precomputed.
+        """Opens the splits that `stage` needs; a fit begins with images, whatever an earlier one precomputed.
 
         Raises:
             ValueError: The expected batch is larger than the training split, or records may be changed when fetched.
@@ -233,15 +232,15 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def secure(self) -> bool:
-        """Whether the coins cannot be redrawn: otherwise it is known who took part, and no amplification is left."""
+        """Whether the coins cannot be reproduced; else it is known who took part, and amplification is lost."""
         return self.noise is None or self.noise.secure
 
     @property
     def sample_rate(self) -> float:
         """Probability of each record, or person, to be in a batch; needs `setup("fit")`.
 
-        It is published, and ε reveals it to many digits: where a bound on N is stated it is of that bound, which is one
-        on persons as well, and batches are smaller than `batch_size`.
+        It is published, and ε reveals many of its digits. If a bound on N is stated, the rate is based on that bound,
+        which also holds for persons, and batches are smaller than `batch_size`.
         """
         dataset = self.dataset
         bound = dataset.num_records if dataset.states_bound else None
@@ -255,10 +254,10 @@ class PoissonSampled(WrappedDataset):
         self.dataset.number_records()
 
     def sample_persons(self) -> None:
-        """From here on, until the next `setup("fit")`, each person is sampled by one coin, with all records.
+        """Samples each person, with all records, by one coin until the next `setup("fit")`.
 
         Raises:
-            ValueError: It is not known whom the records are of, or the expected batch is larger than their number.
+            ValueError: The records' persons are not known, or fewer than the expected batch.
         """
         own = self.train_records.identities
         if own is None:
@@ -287,19 +286,19 @@ class PoissonSampled(WrappedDataset):
     ) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
-        For a fixed feature extractor of the network, applied to each image by itself. See `MappedRecords.of`. It lasts
-        until the fit ends: other networks are given images.
+        For a network's fixed feature extractor, applied to each image by itself; see `MappedRecords.of`. It lasts until
+        the fit ends, since other networks need images.
         """
         for split, records in (("train", self._own_records), ("validation", self.evaluated)):
             self._mapped[split] = MappedRecords.of(records, function, workers=workers, dtype=dtype)
 
     def teardown(self, stage: str) -> None:
-        """Releases only what `precompute` has made, gigabytes of large features."""
+        """Frees what `precompute` has made: gigabytes of large features."""
         if stage == "fit":
             self._forget_precomputed()
 
     def on_exception(self, exception: BaseException) -> None:
-        """As `teardown`, which a fit that fails does not reach."""
+        """Does the same as `teardown`, which a failing fit does not reach."""
         self._forget_precomputed()
 
     def _forget_precomputed(self) -> None:
@@ -315,7 +314,7 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def _own_rows(self) -> Tensor:
-        """Positions of this process's training records; of persons all records of its own."""
+        """Positions of this process's training records, or of all records of its persons."""
         rows = torch.arange(len(self.train_records))
         if self._num_persons is None or (identities := self.train_records.identities) is None:
             return rows[self._own]
@@ -327,7 +326,7 @@ class PoissonSampled(WrappedDataset):
         return records if self.trainer is None or self.trainer.world_size == 1 else records.at(self._own_rows)
 
     def train_dataloader(self) -> PoissonLoader:
-        """Returns Poisson batches of this process's records; each process makes as many steps as any other."""
+        """Returns Poisson batches of this process's records; all processes make equally many steps."""
         steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
         batches = PoissonBatches(
             records=self._num_units,
@@ -344,7 +343,7 @@ class PoissonSampled(WrappedDataset):
         )
 
     def val_dataloader(self) -> Batches:
-        """Returns the batches that are evaluated while fitting, in order."""
+        """Returns the batches evaluated while fitting, in order."""
         mapped = self._mapped.get("validation")
         if mapped is None:
             return super().val_dataloader()

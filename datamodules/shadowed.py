@@ -1,4 +1,4 @@
-"""A data set of whose private records a coin keeps each, with planted canaries: what a shadow model is trained on."""
+"""Training data of a shadow model: a random half of a data set's private records, with planted canaries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FIRST_ID = -3
 
 
 class Shadowed(DerivedDataset):
-    """Another data set, of whose private part about half is kept, and to which about half of the canaries are added.
+    """About half of another data set's private part, plus about half of the canaries.
 
-    Each record has a fair coin of its own in each shadow, by its id. Everything else is as in the wrapped data set, its
-    name as well. Canaries are made only of public data: the first half of them are images of the public test part with
-    the label after the right one (`mislabelled`), the others random black and white pixels with a random label
-    (`noise`), which no data set holds.
+    Each record has its own fair coin in each shadow, by its id. Everything else, including the name, is as in the
+    wrapped data set. Canaries are made only of public data: the first half of them are images of the public test part
+    with the label after the right one (`mislabelled`), the others random black and white pixels with a random label
+    (`noise`), which no data set contains.
 
     Attributes:
-        num_records: That of the wrapped data set and the canaries, whatever the coins say.
+        num_records: Number of records of the wrapped data set plus the canaries, whatever the coins.
     """
 
     def __init__(self, *, dataset: ImageDataModule, number: int, canaries: int = 0) -> None:
@@ -31,8 +31,8 @@ class Shadowed(DerivedDataset):
 
         Args:
             dataset: The private data set.
-            number: Which shadow, from 0: decides the coins.
-            canaries: How many are planted in all shadows together; each is in half of them.
+            number: Number of the shadow, from 0, which decides the coins.
+            canaries: Number of canaries planted in all shadows together; each is in half of them.
         """
         self.private_name = dataset.private_data.removesuffix("/train")
         super().__init__(dataset=dataset)
@@ -41,9 +41,9 @@ class Shadowed(DerivedDataset):
         self.num_records = dataset.num_records and dataset.num_records + canaries
 
     def members(self, ids: Tensor) -> Tensor:
-        """Which records this shadow is trained on, (N,) bool, by their ids (N,): those with heads.
+        """Whether this shadow is trained on records with these ids (N,): (N,) bool, true for heads.
 
-        Of records that are held out for validation, whatever it says, none is.
+        Records held out for validation are never trained on, whatever this says.
         """
         return id_fraction(ids, purpose=f"shadow-{self.number}") < 0.5
 
@@ -69,7 +69,7 @@ class Shadowed(DerivedDataset):
         )
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the wrapped data set's part; of the private one what the coins keep, canaries last.
+        """Reads the wrapped data set's part; of the private part what the coins keep, then the canaries.
 
         Raises:
             ValueError: A record of the data set has a canary's id.
@@ -86,7 +86,7 @@ class Shadowed(DerivedDataset):
             labels=torch.cat([kept.labels, added.labels]),
             ids=torch.cat([kept.ids, added.ids]),
             peak=records.peak,
-            # A canary is of no other person.
+            # A canary is a person of its own.
             identities=None if kept.identities is None else torch.cat([kept.identities, added.ids]),
         )
 

@@ -1,4 +1,4 @@
-"""Private records on disjoint shards by stable id: one for each teacher of an ensemble."""
+"""Private records on disjoint shards by stable id, one for each teacher of an ensemble."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from privacy.checks import check_count
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
-    """Each record's shard in [0, num_shards), by its stable id and that public number alone: (N,) int64, as `ids` are.
+    """Each record's shard in [0, num_shards), by its stable id and that public number only: (N,) int64, like `ids`.
 
     Raises:
         ValueError: `num_shards` is below 1, or `id_fraction` refuses the ids.
@@ -31,13 +31,13 @@ def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ShardedRecords:
-    """Records in the order of shards, and within a shard of ids.
+    """Records ordered by shard, and within a shard by id.
 
-    That order makes a shard's content independent of the others, and of where in a file its records are.
+    That order makes a shard's content independent of the others, and of the records' positions in a file.
 
     Attributes:
-        records: all records, or what a function made of their images.
-        starts: (n + 1,) int64, shard j is the positions from `starts[j]` to `starts[j + 1]`.
+        records: All records, or outputs of a function for their images.
+        starts: (n + 1,) int64; shard j has the positions from `starts[j]` to `starts[j + 1]`.
     """
 
     records: ImageDataset | MappedRecords
@@ -50,7 +50,7 @@ class ShardedRecords:
 
     @classmethod
     def by(cls, records: ImageDataset, shards: Tensor, *, num_shards: int) -> ShardedRecords:
-        """Sorts records into `num_shards` shards, of which `shards` (N,) int64 names each record's."""
+        """Sorts records into `num_shards` shards, given each record's shard in `shards` (N,) int64."""
         by_id = torch.argsort(records.ids)
         order = by_id[torch.argsort(shards[by_id], stable=True)]
         counts = torch.bincount(shards, minlength=num_shards)
@@ -70,10 +70,10 @@ class ShardedRecords:
         return ShardedRecords(records=self.records.to(device), starts=self.starts)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
-        """Returns a copy with `function` of each image, computed once and kept in half precision, in its place.
+        """Returns a copy whose images are replaced by `function` of each, computed once and kept in half precision.
 
-        Shard by shard: how many images are in one call may decide the last bits, and must not reveal another shard. Nor
-        must what `function` remembers of its calls: each shard has a copy.
+        Computed shard by shard, since the number of images in a call may affect the last bits, which must not reveal
+        another shard. Neither must a state that `function` keeps of its calls: each shard has its own copy.
         """
         parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
         records = MappedRecords.of(
@@ -85,15 +85,15 @@ class ShardedRecords:
 class Shards(WrappedDataset):
     """Private records for n teachers on disjoint shards; training batches are step indices.
 
-    Shard = hash of the record's stable id (`shard_of`), so that taking out, adding or replacing one record changes
-    only one shard. The size of a teacher's batch and the number of its steps follow from settings, never from the size
-    of its shard or of the largest one: all of these would reveal one shard's records to another teacher.
+    A record's shard is a hash of its stable id (`shard_of`), so that removing, adding or replacing one record changes
+    only one shard. A teacher's batch size and number of steps follow from settings, never from the size of its shard or
+    of the largest one, which would reveal one shard's records to another teacher.
 
-    Whether a shard is refused (too small, or without one of the classes) depends on the records. It is an unaccounted
-    access to them, as is whatever their owner does before the teachers are used.
+    Whether a shard is refused (too small, or without one of the classes) depends on the records. This is an unaccounted
+    access to them, like everything that their owner does before the teachers are used.
 
     Attributes:
-        assumptions: what a guarantee of an ensemble on these shards rests on besides.
+        assumptions: Further assumptions of a guarantee of an ensemble on these shards.
     """
 
     assumptions: tuple[str, ...] = ()
@@ -114,9 +114,9 @@ class Shards(WrappedDataset):
         Args:
             dataset: The private data set.
             num_teachers: n, the number of shards.
-            batch_size: Records in a batch of one teacher; no shard may have fewer.
-            steps_per_epoch: Steps of each teacher in training that make an epoch (progress, validation, checkpoint).
-            require_all_classes: Refuse a shard in which a class is missing: its teacher could never vote for it.
+            batch_size: Number of records in a batch of one teacher; no shard may have fewer.
+            steps_per_epoch: Number of steps per epoch of each teacher in training (progress, validation, checkpoint).
+            require_all_classes: Refuse a shard that lacks a class, for which its teacher could never vote.
         """
         super().__init__(dataset=dataset, batch_size=batch_size)
         self.num_teachers = check_count("num_teachers", num_teachers, minimum=1)
@@ -126,7 +126,7 @@ class Shards(WrappedDataset):
 
     @property
     def shard_settings(self) -> dict[str, float]:
-        """Settings that decide whose a record is, besides the number of teachers: they hold for all of one file."""
+        """Settings besides the number of teachers that assign records to shards, equal for all teachers of a file."""
         return {}
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:

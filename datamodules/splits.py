@@ -1,8 +1,8 @@
-"""Which split a record belongs to, decided only by its stable id.
+"""Splits that assign a record by its stable id only.
 
-The privacy guarantees compare a data set with one from which a record was taken. That comparison only holds if the
-record's absence changes nothing for the others, so a split (like a teacher's shard) may depend only on the record's
-id, or its person's: not on its content, not on its position in a list which a removal would shift.
+Privacy guarantees compare a data set with one from which a record was removed. That only works if the record's absence
+changes nothing for the others, so a split (like a teacher's shard) may depend only on the record's id, or its person's:
+not on its content, and not on its position in a list, which a removal would shift.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
     """Maps every stable id, (N,) int64, to a fixed fraction in [0, 1) that looks uniform, (N,) float64.
 
     BLAKE2b of the id, with `purpose` (what is being decided, in at most 16 ASCII characters) as its public
-    personalisation: two purposes give unrelated fractions, so that, say, a shard drawn by id is not a subset of a split
-    drawn by id. Nothing here is secret or seeded: the same id has the same fraction on every machine and in every run.
+    personalisation: two purposes give unrelated fractions, so that a shard drawn by id is not a subset of a split drawn
+    by id. Nothing is secret or seeded: the same id has the same fraction on every machine and in every run.
 
     Raises:
         ValueError: `ids` is not one-dimensional int64, or `purpose` is empty or too long.
@@ -34,17 +34,17 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
 
     def fraction(record: int) -> float:
         digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()
-        # 53 bits are what a float64 holds exactly: with all 64 the largest hashes would round up to 1.
+        # float64 holds 53 bits exactly; with all 64 the largest hashes would round up to 1.
         return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
     return torch.tensor([fraction(record) for record in ids.tolist()], dtype=torch.float64)
 
 
 def ids_of_names(names: Sequence[str]) -> Tensor:
-    """Maps each record's name, which is stored with it, to an id: (N,) int64, the first 8 bytes of a BLAKE2b hash.
+    """Maps names stored with the records to ids, (N,) int64: the first 8 bytes of a BLAKE2b hash.
 
-    Two of a million names share one less than once in ten million data sets. Duplicates are numbered in order; only
-    their ids depend on it.
+    Two of a million names collide less than once in ten million data sets. Equal names are numbered in order, on which
+    only their own ids depend.
     """
     seen: dict[str, int] = {}
     ids = []
@@ -58,13 +58,13 @@ def ids_of_names(names: Sequence[str]) -> Tensor:
 
 
 def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
-    """Halves the test split only by stable ids, the same way in every run and on every machine.
+    """Halves the test split by stable ids, identically in every run and on every machine.
 
-    Runs and steps are chosen only by the first half: the accuracy on the other half, which is reported, is not biased
-    by the selection. There are about as many records in each.
+    Runs and steps are selected by the first half only, so that selection does not bias the accuracy on the other half,
+    which is reported. The halves have about equal sizes.
 
     Raises:
-        ValueError: One of them would be empty.
+        ValueError: One half would be empty.
     """
     mask = id_fraction(records.ids, purpose="selection") < 0.5
     if mask.all() or not mask.any():

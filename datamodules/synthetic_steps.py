@@ -1,4 +1,4 @@
-"""Training without data: step indices to train by, the public test split to evaluate on."""
+"""Training without data: step indices for training, and the public test split for evaluation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from privacy.checks import check_count
 class StepIndices:
     """Counts the steps of an epoch: 0 to `steps - 1`, and continues where a checkpoint stopped.
 
-    Lightning takes any iterable with a length for a loader. This one is not a `DataLoader`, so under several processes
-    each takes all steps, and it offers the state that Lightning saves and restores: with a plain `range` a run
-    resumed in the middle of an epoch would be handed the first indices again.
+    Lightning accepts any iterable with a length as a loader. This one is not a `DataLoader`, so each of several
+    processes takes all steps, and it has a state that Lightning saves and restores: with a plain `range`, a run resumed
+    in the middle of an epoch would get the first indices again.
     """
 
     def __init__(self, steps: int) -> None:
@@ -36,7 +36,7 @@ class StepIndices:
             yield step
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the index that comes next; 0 when the epoch is over."""
+        """Returns the next index; 0 when the epoch is over."""
         return {"next": self._next % self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -46,13 +46,13 @@ class StepIndices:
 class SyntheticSteps(WrappedDataset):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
-    `dataset` is the data set that the finished student is judged on. **Only the test split** is opened: it is public
-    by assumption and holds the only real images that this stage ever sees. The private training part is never read,
-    and its files may be absent. Nothing is selected on the test split: tables report the last step. Selection (a
-    sweep, an early stop) takes `evaluation="selection"`, which keeps half of it for the figure that is reported.
+    `dataset` is the data set that the finished student is evaluated on. **Only the test split** is opened: it is public
+    by assumption and has the only real images that this stage ever sees. The private training part is never read, and
+    its files may be missing. Nothing is selected on the test split: tables report the last step. For selection (a
+    sweep, early stopping) use `evaluation="selection"`, which keeps half of it for the reported figure.
 
-    Records held out of a teacher's training are as private as those it was trained on: a student's fit never opens
-    them. Their owner may measure the finished student (`LightningCLI validate` with the data set itself).
+    Records held out of a teacher's training are as private as its training records: a student's fit never opens them.
+    Their owner may evaluate the finished student on them (`LightningCLI validate` with the data set itself).
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class SyntheticSteps(WrappedDataset):
         """Wraps a data set.
 
         Args:
-            dataset: The data set to evaluate on; gives the classes and the image shape.
-            steps_per_epoch: Training steps that make an epoch (evaluation follows each).
-            batch_size: Synthetic images per step, of all processes together. Linked to the model, which draws them.
+            dataset: The data set to evaluate on, which gives the classes and the image shape.
+            steps_per_epoch: Number of training steps per epoch (evaluation follows each epoch).
+            batch_size: Synthetic images per step over all processes. Linked to the model, which draws them.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)
@@ -80,7 +80,7 @@ class SyntheticSteps(WrappedDataset):
             self.dataset.fetch("test")
 
     def setup(self, stage: str) -> None:
-        """Opens what is evaluated on, whatever the stage."""
+        """Opens the evaluation data, whatever the stage."""
         self.dataset.setup("test")
 
     def train_dataloader(self) -> StepIndices:

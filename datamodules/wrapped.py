@@ -1,4 +1,4 @@
-"""Data modules around a data set: its public facts, and what is evaluated."""
+"""Data modules around a data set, with its public facts and its evaluation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _take_facts(module: Any, dataset: Any) -> None:
 
 
 class DerivedDataset(ImageDataModule):
-    """A data set made of another one's records, with the same public facts and the same settings for loaders.
+    """A data set made of another one's records, with the same public facts and loader settings.
 
     Raises:
-        ValueError: It is no data set.
+        ValueError: It is not a data set.
     """
 
     dataset: ImageDataModule
@@ -48,16 +48,15 @@ class DerivedDataset(ImageDataModule):
 
 
 class WrappedDataset(LightningDataModule):
-    """A data set whose training batches are made otherwise.
+    """A data set with training batches of another kind.
 
     `evaluation` is what is evaluated while fitting and by `validate`. `test`: the whole public test split, logged as
     `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
-    the result record then measure on the other half.
-    `batch_size` counts images per step, of all processes together.
+    the result record then use the other half. `batch_size` counts images per step over all processes.
 
     Raises:
-        ValueError: An invalid setting, or a class with code of its own for what is evaluated: private records may be
-            in it, by which a step is then chosen.
+        ValueError: An invalid setting, or a class that overrides what is evaluated: it may contain private records, by
+            which a step would be chosen.
     """
 
     dataset: ImageDataModule
@@ -88,7 +87,7 @@ class WrappedDataset(LightningDataModule):
 
     @property
     def evaluated(self) -> ImageDataset:
-        """What is evaluated while fitting."""
+        """Records evaluated while fitting."""
         records = self.dataset.test_records
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
@@ -96,7 +95,7 @@ class WrappedDataset(LightningDataModule):
         return self.dataset.evaluation_loader(self.evaluated)
 
     def test_dataloader(self) -> Batches:
-        """Returns the batches of the figure that is reported, in order."""
+        """Returns the batches of the reported figure, in order."""
         records = self.dataset.test_records
         reported = selection_halves(records)[1] if self.evaluation == "selection" else records
         return self.dataset.evaluation_loader(reported)
