@@ -36,10 +36,10 @@ class Annotation(NamedTuple):
 
     Attributes:
         targets: Probabilities, shape (B, c).
-        gradients: Gradients of the student's outputs, shape (B, c), where the student follows these in place of the
+        gradients: Gradients of the student's outputs, shape (B, c), if the student follows these instead of the
             cross-entropy to `targets`.
-        step: γ·g̃, shape (B, c), where `targets` are the softmax of the outputs less it.
-        evidence: See `label_evidence`, shape (B, c), where `targets` are `label_posterior`'s.
+        step: γ·g̃, shape (B, c), if `targets` are the softmax of the outputs minus it.
+        evidence: See `label_evidence`, shape (B, c), if `targets` come from `label_posterior`.
     """
 
     targets: Tensor
@@ -49,13 +49,13 @@ class Annotation(NamedTuple):
 
     @classmethod
     def of_labels(cls, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-        """The classes that noisy labels make likely, see `label_evidence`; `outputs` are logits (B, c), detached."""
+        """Targets from noisy labels by `label_evidence`; `outputs` are detached logits (B, c)."""
         evidence = label_evidence(labels, candidates, epsilon=epsilon)
         return cls(label_posterior(outputs.float(), evidence), evidence=evidence)
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The student's loss, L_S of DPDFD's Algorithm 1 but for `gradients`, for each sample: (B, c) to (B,)."""
-        if self.gradients is not None:  # a loss whose value means nothing, and whose gradient is the released one
+        """The student's loss per sample, (B, c) to (B,): L_S of DPDFD's Algorithm 1, unless it follows `gradients`."""
+        if self.gradients is not None:  # its value means nothing; its gradient is the released one
             return (outputs * self.gradients.detach()).sum(dim=1)
         return functional.cross_entropy(outputs, self.targets, reduction="none")
 
@@ -65,26 +65,26 @@ class GradientTargets:
     """Targets from noisy gradients (DPDFD Algorithm 1, lines 5 to 10; DPSD Eqs. 2, 3 and 7).
 
     Both papers print y_s = φ_s(D) − γ·g̃ with g = ∂L_T/∂φ_s(D), and do not say what φ_s(D) is. Their entropy terms
-    φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), take it for probabilities; that is `outputs: probabilities`, where
-    the gradient is with respect to the probabilities as well. Only the annotator bounds the norm of a gradient:
-    none of these settings changes a price.
+    φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), use it as probabilities; that is `outputs: probabilities`, where the
+    gradient is with respect to probabilities as well. Only the annotator bounds the norm of a gradient: none of these
+    settings changes the cost.
 
     Attributes:
         loss: Distillation loss whose gradient is annotated: `dkd` decoupled (Zhao et al. 2022), `dkd_as_printed` as
             DPSD's Eq. 2 prints it (`decoupled_kd_as_printed`), `kd` classic, or `logits`, their squared distance.
         outputs: What φ_s(D) is. `logits`: the target is softmax(logits − γ·g̃). `probabilities`: it is p − γ·g̃, which
             noise takes out of the simplex. Negative entries, whose cross-entropy has no lower bound, are set to 0 and
-            the others divided by their sum (by post-processing of what was released: it costs nothing).
-        gamma: γ, the length of a step along the noisy gradient; null is 1/norm_bound, so that a step moves the outputs
-            by about one.
+            the others divided by their sum (post-processing of what was released, which costs nothing).
+        gamma: γ, step size along the noisy gradient; null is 1/norm_bound, so that a step moves the outputs by about
+            one.
         student_target: `targets`, the cross-entropy to y_s as printed; or `gradients`, the released gradients
-            themselves, less their mean over classes, propagated back through the student; or `answers`, the
-            cross-entropy to the teacher's probabilities that the released rows stand for (`teacher_answers`), which
-            says nothing of what the student thought; the mean row of several teachers is solved as that of one. The
-            first multiplies gradients by the softmax's Jacobian, which vanishes where the student is sure, right or
-            wrong. The others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t, or
-            `logits`: a row is then the direction from z_t to z_s, and softmax(−γ·g̃) the answer, as if z_s were 0 (a
-            student of noisy answers has far smaller logits than its teachers).
+            themselves, minus their mean over classes, backpropagated through the student; or `answers`, the
+            cross-entropy to the teacher's probabilities recovered from the released rows (`teacher_answers`), which do
+            not depend on the student's outputs; the mean row of several teachers is solved like that of one. The first
+            multiplies gradients by the softmax's Jacobian, which vanishes if the student is sure, right or wrong. The
+            others need `outputs: logits`, and `answers` the loss `kd`, whose gradient is p_s − p_t, or `logits`: a row
+            is then the direction from z_t to z_s, and softmax(−γ·g̃) the answer, as if z_s were 0 (a student of noisy
+            answers has far smaller logits than its teachers).
         dkd_beta: Weight of the other classes' part of decoupled distillation; that of the target class is 1.
     """
 
@@ -137,14 +137,14 @@ class GradientTargets:
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.
 
-        With respect to probabilities, the loss is that of p divided by its sum. The gradient then vanishes where the
-        student agrees with the teacher. Were entries differentiated as c free numbers, it would differ by a multiple of
-        the vector of ones, which moves no distribution but would use up the norm.
+        With respect to probabilities, the loss is that of p divided by its sum, so that the gradient vanishes if the
+        student agrees with the teacher. Differentiating the entries as c free numbers would add a multiple of the
+        vector of ones, which moves no distribution but would use up the norm.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
-            responses: One teacher's logits, shape (B, c), or many teachers', shape (n, B, c). The gradients have
-                this shape, and are float32.
+            responses: Logits of one teacher, shape (B, c), or of n teachers, shape (n, B, c). The gradients have this
+                shape, in float32.
         """
         classes = responses.shape[-1]
         teacher = responses.reshape(-1, classes)
@@ -167,13 +167,13 @@ class GradientTargets:
     def annotation(
         self, outputs: Tensor, released: Tensor, *, norm_bound: float, stability: float = 1e-4
     ) -> Annotation:
-        """y_s, a step from the student's outputs against the released gradient; and the step where that is followed.
+        """Returns y_s, a step from the student's outputs against the released gradient, and how to follow it.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
             released: What the annotator released about them, shape (B, c).
             norm_bound: C, the bound on each sample's gradient, or on a batch's.
-            stability: e, with which gradients were normalised.
+            stability: The e with which gradients were normalised.
         """
         step = (1 / norm_bound if self.gamma is None else self.gamma) * released
         if self.outputs == "probabilities":
@@ -185,13 +185,13 @@ class GradientTargets:
         targets = functional.softmax(outputs.float() - step, dim=1)
         if self.student_target == "targets":
             return Annotation(targets, step=step)
-        # What a mask and the noise leave all classes in common moves no softmax, but followed it moves all weights: on
-        # FashionMNIST a student of DPSD's three largest entries had 38 % with it, and 73 without.
+        # A mask and noise leave a mean over classes, which moves no softmax but would move all weights: on FashionMNIST
+        # a student of DPSD's three largest entries had 38 % with it, and 73 without.
         return Annotation(targets, step - step.mean(dim=1, keepdim=True), step)
 
 
 def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) -> Tensor:
-    """The teacher's probabilities p_t that normalised gradients of `kd` stand for: post-processing of the release.
+    """Recovers the teacher's probabilities p_t from normalised gradients of `kd`: post-processing of a release.
 
     A row is g/(‖g‖ + e) with g = p_s − p_t, and noise: solved for p_t, (B, c), and moved to the nearest distribution
     (Duchi et al. 2008).
@@ -199,7 +199,7 @@ def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) ->
     Args:
         probabilities: The student's, p_s, shape (B, c).
         rows: Released gradients over C, shape (B, c).
-        stability: e, above 0. Where it is small beside ‖g‖, rows tell no lengths, and all count as long.
+        stability: e, above 0. If it is small beside ‖g‖, rows do not reveal lengths, and all count as long.
     """
     norms = rows.norm(dim=1, keepdim=True)
     lengths = norms.clamp_max(_LONGEST / (_LONGEST + stability))  # no two distributions are further apart
@@ -213,9 +213,9 @@ def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) ->
 
 
 def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
-    """Probabilities (B, c) less a step, without negative entries and divided by their sum.
+    """Probabilities (B, c) minus a step, without negative entries and divided by their sum.
 
-    Where nothing positive is left the target is the student's own prediction: such a sample asks for nothing.
+    If nothing positive is left, the target is the student's own prediction, which changes nothing.
     """
     kept = (probabilities - step).clamp_min(0)
     total = kept.sum(dim=1, keepdim=True)
@@ -227,36 +227,36 @@ class CandidateSchedule(nn.Module, ABC):
     """Decides how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
 
     Attributes:
-        fixed_beforehand: whether sizes depend only on the step. Then each call is charged for its own size; sizes
-            that follow from the student, which earlier responses have trained, are charged as the smallest possible.
+        fixed_beforehand: Whether sizes depend only on the step. Then each call is charged for its own size; sizes that
+            depend on the student, which earlier responses have trained, are charged as the smallest possible.
     """
 
     fixed_beforehand: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # What a class says of its own sizes does not hold for those of a class made of it.
+        # What a class states about its own sizes does not hold for those of a subclass.
         if {"size", "sizes"} & vars(cls).keys() and "fixed_beforehand" not in vars(cls):
             cls.fixed_beforehand = False
 
     @abstractmethod
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        """Candidates of this step, between `smallest`, DPSD's k, and the number of classes c.
+        """Number of candidates in this step, between `smallest`, DPSD's k, and the number of classes c.
 
         The student's probabilities are (B, c), detached; steps are numbered from 0.
         """
 
     def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:
-        """Candidates of each image of this step, shape (B,), int64; see `size`."""
+        """Number of candidates of each image in this step, shape (B,), int64; see `size`."""
         size = self.size(probabilities, step=step, smallest=smallest)
         return torch.full((len(probabilities),), size, device=probabilities.device)
 
 
 class FixedCandidates(CandidateSchedule):
-    """DPSD as printed: `smallest` from the first step on, which collapses where responses are taken as they are.
+    """DPSD as printed: `smallest` from the first step on, which collapses if raw responses are used.
 
-    The top 3 of a student that has learnt nothing seldom hold the label, and then the uniform response confirms the
-    student's own guess.
+    The top 3 of an untrained student seldom include the label, and then the uniform response confirms the student's own
+    guess.
     """
 
     fixed_beforehand = True
@@ -266,14 +266,14 @@ class FixedCandidates(CandidateSchedule):
 
 
 class LinearCandidates(CandidateSchedule):
-    """From all classes down to `smallest` in equal parts, depending only on the step.
+    """From all classes linearly down to `smallest`, depending only on the step.
 
     Args:
-        begin: steps during which all classes are candidates.
-        end: steps after which `smallest` is reached.
+        begin: Number of steps during which all classes are candidates.
+        end: Number of steps after which `smallest` is reached.
 
     Raises:
-        ValueError: unless 0 <= begin <= end.
+        ValueError: Not 0 <= begin <= end.
     """
 
     fixed_beforehand = True
@@ -294,10 +294,10 @@ class LinearCandidates(CandidateSchedule):
 
 
 class ConfidentCandidates(CandidateSchedule):
-    """As few as hold nearly all of what the student thinks possible, on the average over the batch or for each image.
+    """The fewest that hold nearly all of the student's probability, on average over the batch or for each image.
 
     Args:
-        per_image: A size for each image, small where the student is sure of it. The published ε of DPSD's Theorem 2
+        per_image: A size for each image, small if the student is sure of it. The published ε of DPSD's Theorem 2
             does not depend on sizes, and the record-level one is that of the smallest size either way.
     """
 
@@ -316,12 +316,12 @@ class ConfidentCandidates(CandidateSchedule):
         return self._fewest(_held(probabilities), smallest)
 
     def _fewest(self, held: Tensor, smallest: int) -> Tensor:
-        """Candidates that hold enough in each row of (n, c), shape (n,)."""
+        """Smallest sufficient number of candidates in each row of (n, c), shape (n,)."""
         return ((held < _COVERAGE).sum(dim=1) + 1).clamp(smallest, held.shape[1])
 
 
 def _held(probabilities: Tensor) -> Tensor:
-    """Share of the probability that the 1 to c most probable classes hold, shape (B, c)."""
+    """Total probability of the 1 to c most probable classes, shape (B, c)."""
     return probabilities.sort(dim=1, descending=True).values.cumsum(dim=1)
 
 
@@ -330,8 +330,8 @@ class LabelTargets:
     """Targets of the label switch.
 
     Attributes:
-        schedule: Candidates over the course of a run. Default: `LinearCandidates`.
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`), in place
+        schedule: Number of candidates over a run. Default: `LinearCandidates`.
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`), instead
             of the labels themselves as printed. Computed only from released labels.
     """
 
@@ -339,7 +339,7 @@ class LabelTargets:
     noise_correction: bool = True
 
     def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-        """What labels (B,), each drawn among candidates (B, c), bool, by ε, make of logits (B, c), detached."""
+        """Targets for detached logits (B, c), from labels (B,), each drawn among candidates (B, c), bool, with ε."""
         if not self.noise_correction:
             return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
         return Annotation.of_labels(outputs, labels, candidates, epsilon=epsilon)
