@@ -1,4 +1,4 @@
-"""What may truthfully be said about the privacy of published artefacts, for machines (JSON) and people (a page)."""
+"""Truthful statements about the privacy of published artefacts, for machines (JSON) and people (a page)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OTHER_NAMES = (
 )
 
 MEANINGFUL_EPSILON = 20.0
-"""A record-level ε above it protects no record in any meaningful sense."""
+"""A larger record-level ε protects no record in any meaningful sense."""
 
 _GENERATOR = "noise came from the operating system's cryptographic generator"
 
@@ -66,7 +66,7 @@ RELATIONS: Mapping[tuple[Unit, Relation], str] = {
     (Unit.CLIENT, Relation.REPLACE_ONE): "replacement of all records of one client; which clients there are is public",
     (Unit.PERSON, Relation.ADD_OR_REMOVE): f"add-or-remove of {ONE_PERSON}",
 }
-"""Words for what is more special than what a mechanism says of itself."""
+"""Descriptions of relations that are more specific than a mechanism's own description."""
 
 _OF_CLIENT = "one client: all records that its teacher was trained on"
 _OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" The unit is {ONE_PERSON}."}
@@ -84,13 +84,13 @@ _DP_SGD_ASSUMPTION = (
 
 @dataclass(frozen=True)
 class LabelStatement:
-    """The guarantee for labels where nothing bounds a record: a separate statement, never the record-level one.
+    """The guarantee for labels if nothing bounds a record: a separate statement, never the record-level one.
 
     Attributes:
-        epsilon: ε that covers the artefacts; `inf` where nothing bounds it.
+        epsilon: ε that covers the artefacts; `inf` if nothing bounds it.
         delta: δ.
-        source: How ε follows.
-        assumptions: What must be true for it to hold.
+        source: How ε is derived.
+        assumptions: Conditions under which it holds.
         unit: What one neighbouring change touches.
         relation: Neighbouring relation.
         epsilon_spent: ε of the releases made so far.
@@ -137,10 +137,10 @@ class LabelStatement:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A record-level statement, and beside it, marked as such, the paper's claim.
+    """A record-level statement and, marked as such, the paper's claim.
 
     Attributes:
-        epsilon: Record-level ε that covers the artefacts; `inf` where nothing bounds it.
+        epsilon: Record-level ε that covers the artefacts; `inf` if nothing bounds it.
         delta: δ of both figures.
         unit: What one neighbouring change touches.
         relation: Neighbouring relation.
@@ -148,27 +148,27 @@ class Guarantee:
         artefacts: What the bound covers.
         mechanism: What was released.
         source: Theorem or paper behind ε.
-        assumptions: What must be true for it to hold.
+        assumptions: Conditions under which it holds.
         not_covered: What the statement does not cover.
-        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` where a plan was not used up. In the
+        epsilon_spent: Record-level ε of the releases made so far; below `epsilon` if the plan was not used up. In the
             scope of all runs it counts the plans of the others.
-        epsilon_all_runs: Record-level ε of everything the private data's ledger holds: trainings by DP-SGD, ensembles
-            and queries together.
-        runs: Runs in that ledger that queried a teacher.
-        trainings: Trainings of teachers in that ledger.
+        epsilon_all_runs: Record-level ε of everything in the private data's ledger: DP-SGD trainings, ensembles and
+            queries together.
+        runs: Number of runs in that ledger that queried a teacher.
+        trainings: Number of teacher trainings in that ledger.
         training: Identity of the training that the statement describes.
-        queries: Inputs that the teachers were queried with.
-        claimed_epsilon: What the paper's theorem gives for the same releases: a claim, not a bound.
+        queries: Number of inputs that the teachers were queried with.
+        claimed_epsilon: ε of the paper's theorem for the same releases: a claim, not a bound.
         claimed_source: That theorem.
         run: Identity of the run that made the artefacts.
-        queries_of_run: Inputs with which this run queried the teachers.
+        queries_of_run: Number of inputs with which this run queried the teachers.
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
-            `inf` where nothing bounds that training.
-        labels: The guarantee for labels, where a method protects only labels.
-        epsilon_of_run: What the run by itself costs, with the training of its teacher: what holds if neither it nor its
+            `inf` if nothing bounds that training.
+        labels: The guarantee for labels, if a method protects only labels.
+        epsilon_of_run: Cost of the run by itself, with the training of its teacher; it holds if neither the run nor its
             settings were chosen by what other runs on the data gave.
-        releases: What ε composes: releases, as `Release.to_dict` gives them, and how many there are of each.
-        claims: The same of the paper's figure, by `Claim.to_dict`.
+        releases: The releases that ε composes, from `Release.to_dict`, with their counts.
+        claims: The claims behind the paper's figure, from `Claim.to_dict`, with their counts.
     """
 
     epsilon: float
@@ -216,26 +216,26 @@ class Guarantee:
         not_covered: Sequence[str] = (),
         of_teacher: bool = True,
     ) -> Guarantee:
-        """Guarantee for what was computed only from the charged releases and public information.
+        """Builds the guarantee for what was computed only from the charged releases and public information.
 
         Args:
             account: What was charged.
-            words: What the mechanism says of itself.
+            words: Description of the mechanism.
             artefacts: What was computed.
-            covered: Charges that ε covers: all that were planned before the first, since a run stopped
+            covered: Charges that ε covers: all that were planned before the first one, since a run that is stopped
                 early because of what it released has used its whole plan.
-            planned: Whether there was such a plan; otherwise there was none, or something was added to it later, and an
-                assumption says so.
-            noise_changed: Whether releases were made, or planned, with more than one noise.
+            planned: Whether there was such a plan; if there was none, or something was added later, an assumption says
+                so.
+            noise_changed: Whether releases were made, or planned, with several noises.
             secure: Whether the noise cannot be reproduced.
-            num_records: N, where it is known that δ lies below 1/N.
-            spent: Record-level ε of the releases made so far; None: of what the account was charged.
-            of_run: Those of `covered` that are of this run; None: all.
+            num_records: N, if δ is known to lie below 1/N.
+            spent: Record-level ε of the releases made so far; None computes it from the account.
+            of_run: Charges of this run within `covered`; None means all.
             uncharged_queries: Unaccounted queries of this run to private data or models, in words.
-            assumptions: What else must be true.
+            assumptions: Further conditions.
             not_covered: What else is not covered.
-            of_teacher: Whether a teacher was queried, which must then be described; not where the charges are of the
-                training that made the artefacts.
+            of_teacher: Whether a teacher was queried, which must then be described, rather than trained by the charged
+                releases.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be stated.
@@ -278,7 +278,7 @@ class Guarantee:
             alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
             outside.append(_about_teacher(teacher_epsilon, account.budget.delta, covers_it=alone))
         outside += not_covered
-        # Of the charges, not of a setting: other runs in the ledger may protect single records.
+        # From the charges, not a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
         outside += [
             _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
@@ -290,7 +290,7 @@ class Guarantee:
         if of_this < stated:
             holds.append("what the guarantees of the other runs in the ledger assume")
         if unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON:
-            of_this = stated  # a figure for persons is none for the unit that is stated
+            of_this = stated  # a person-level figure does not hold for the stated unit
         if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
             outside.append(
                 "other runs and teachers from the same private data, if anything they produced is published too: the "
@@ -308,7 +308,7 @@ class Guarantee:
             assumptions=tuple(holds),
             not_covered=tuple(outside),
             epsilon_spent=account.epsilon() if spent is None else spent,
-            # Plans stand in the ledger; a script that only states one must not get a smaller ε.
+            # Plans are in the ledger; a script that only states one must not get a smaller ε.
             epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.trained()),
@@ -325,7 +325,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, infinities as "inf"; the paper's claim apart from the guarantee."""
+        """Plain values with infinities as "inf", and the paper's claim separate from the guarantee."""
         values = _plain(self)
         del values["labels"]
         claim = {
@@ -350,7 +350,7 @@ class Guarantee:
         )
 
     def to_markdown(self) -> str:
-        """The same as a page, for deciding whether the artefacts may be published."""
+        """The guarantee as a page, for deciding whether the artefacts may be published."""
         lines = [
             "# Privacy guarantee",
             "",
@@ -414,7 +414,7 @@ class Guarantee:
         return level_of(self.unit)
 
     def headline(self) -> str:
-        """What ε means here, and what of it is this run's own."""
+        """What ε means here, and which part of it is this run's own."""
         at = f"{self.level.capitalize()}-level ε = {round_up(self.epsilon)} at δ = {self.delta:g}"
         if math.isinf(self.epsilon):
             text = (
@@ -431,7 +431,7 @@ class Guarantee:
         return f"{text} {self.of_others()}".rstrip()
 
     def of_others(self) -> str:
-        """What this run costs by itself beside ε, or what all else in the ledger adds; empty where nothing does."""
+        """Cost of this run by itself, or with everything else in the ledger, if they differ from ε; else empty."""
         stated, own, everything = map(round_up, (self.epsilon, self.epsilon_of_run, self.epsilon_all_runs))
         if own != stated:
             return (
@@ -452,12 +452,12 @@ class Guarantee:
 
 
 def level_of(unit: str) -> str:
-    """`client` or `person` where the unit that a guarantee states is a whole one, else `record`."""
+    """`client` or `person` if that is the unit of a guarantee, else `record`."""
     return {_OF_CLIENT: "client", ONE_PERSON: "person"}.get(unit, "record")
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
-    """What holds for the teacher itself: its own training decides, whatever its queries."""
+    """What holds for the teacher itself, which depends on its own training and not on its queries."""
     if math.isinf(epsilon):
         return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"
     together = ". Publishing it with what is covered here costs no more, since all of that is computed from it"
