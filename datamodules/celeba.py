@@ -41,13 +41,7 @@ class CelebA(PictureDataModule):
     subfolder = str(datasets.CelebA.base_folder)
     site = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
-    def __init__(
-        self,
-        *,
-        task: Literal["gender", "hair"] = "gender",
-        size: int = 64,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, task: Literal["gender", "hair"] = "gender", size: int = 64, **settings: Any) -> None:
         """Remembers the settings; no file is touched.
 
         Args:

@@ -31,13 +31,7 @@ class MeanResponseAnnotator(Annotator):
         noise: Source of noise; null is the operating system's.
     """
 
-    def __init__(
-        self,
-        *,
-        noise_multiplier: float,
-        budget: Budget = Budget(),
-        noise: NoiseSource | None = None,
-    ) -> None:
+    def __init__(self, *, noise_multiplier: float, budget: Budget = Budget(), noise: NoiseSource | None = None) -> None:
         super().__init__(budget=budget, noise=noise)
         if not 1e-30 <= noise_multiplier <= 1e30:
             raise ValueError(f"noise_multiplier must lie between 1e-30 and 1e30, got {noise_multiplier}")
