@@ -1,4 +1,4 @@
-"""The course of a private run, from its ledger to its guarantee, and what else is attached to each data-free fit."""
+"""The course of a private run, from its ledger to its guarantee, and the other callbacks of each data-free fit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_r
 from privacy.formatting import round_up
 from privacy.processes import by_all
 
-if TYPE_CHECKING:  # it attaches the callbacks
+if TYPE_CHECKING:  # it adds the callbacks
     from lightning_modules.base import DataFreeDistillation
 
 
 def default_callbacks(trainer: Trainer) -> list[Callback]:
-    """The callbacks of every data-free method that `trainer` does not have yet."""
+    """Callbacks of every data-free method that `trainer` does not have yet."""
     present = {type(callback) for callback in callbacks_of(trainer)}
     kinds: list[type[Callback]] = [Curves, SyntheticImages, PrivacyCourse]
     return [*(kind() for kind in kinds if kind not in present), *prediction_callbacks(trainer)]
@@ -36,14 +36,14 @@ def default_callbacks(trainer: Trainer) -> list[Callback]:
 class PrivacyCourse(Callback):
     """Opens the ledger, fixes the plan, ends the fit before a step that is not affordable, and writes the guarantee."""
 
-    #: Whether a fit runs: its networks are then those of the run, and not of a checkpoint that is refused.
+    #: Whether a fit has begun, so that its networks are those of the run and not of a refused checkpoint.
     _begun = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes an earlier fit's statements, opens the ledger, and refuses a budget in which no step fits.
+        """Removes an earlier fit's statements, opens the ledger, and refuses a budget that allows no step.
 
         Raises:
-            ValueError: What is validated on may be private: a student chosen by it would reveal it for free.
+            ValueError: The validation data may be private, and a student selected by it would leak it uncharged.
         """
         module = data_free(pl_module)
         if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
@@ -72,7 +72,7 @@ class PrivacyCourse(Callback):
         """Fixes the plan, before the first query: the guarantee covers it.
 
         Raises:
-            TeacherError: A weight of the teacher has come into the student since the teacher was loaded.
+            TeacherError: The student has received a weight of the teacher since the teacher was loaded.
         """
         module = data_free(pl_module)
         by_all(module.processes, lambda: module.require_unlike(module.teacher))
@@ -82,14 +82,14 @@ class PrivacyCourse(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs what was spent, and looks one step ahead; the annotator would refuse it anyway."""
+        """Logs what was spent, and ends the fit before a step that the annotator would refuse."""
         module = data_free(pl_module)
         if module.is_logged:
             _log_spent(module)
         module.run.stop_before(trainer, calls=module.next_calls)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises `PartitionError` for public records that may be the teacher's private ones, and for other classes."""
+        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
         stated, data = data_free(pl_module).run.partitions, datamodule_of(trainer)
         require_classes(stated, data)
         require_partition(stated, data)
@@ -107,7 +107,7 @@ class PrivacyCourse(Callback):
         self._write(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Releases before an error or an interruption stay released; a fit that was refused has published nothing."""
+        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
         if self._begun and data_free(pl_module).annotator.account.counts(scope="run"):
             self._write(trainer, pl_module)
 
@@ -118,7 +118,7 @@ class PrivacyCourse(Callback):
             return
         guarantee = module.guarantee()
         where = ""
-        if not is_dev_run(trainer):  # such a run has no folder; what it released is charged all the same
+        if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
             where = f"\nThe whole statement: {publish(trainer, guarantee, module.published_networks())}"
             ledger = module.annotator.budget.ledger or module.teacher.ledger
             if ledger is not None:
@@ -143,7 +143,7 @@ def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) ->
             f"{type(data).__name__}"
         )
     judged_on = innermost(data)
-    if isinstance(judged_on, PictureDataModule):  # those of a folder inside of the private one have another name
+    if isinstance(judged_on, PictureDataModule):  # pictures in a folder inside the private one have another name
         others = [one for one in partitions if one and not same_data(one, judged_on.partition)]
         test = judged_on.folder / "test"
         if others:  # links followed
@@ -158,7 +158,7 @@ def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:
 
 
 def _meaning(shape: tuple[int, int, int], data: Any) -> str:
-    """What goes in and what comes out, in words: a teacher of another size or order of classes gives no error."""
+    """Describes inputs and outputs, since a teacher with other sizes or another class order raises no error."""
     found = getattr(data, "class_names", None)
     names = ", ".join(f"{label} = {name}" for label, name in enumerate(found[:20])) if found else "unknown"
     more = ", ..." if found and len(found) > 20 else ""

@@ -1,6 +1,6 @@
 """Sources of a run's images: a generator, a procedural prior, both, or a public pool.
 
-None of it reads private data: only queries about an image cost privacy.
+None of them reads private data: only queries about an image cost privacy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_choice, check_whole_number
 
 _STATISTICS_IMAGES = 512
-#: For a prior whose pixels are all alike in a channel.
+#: For a prior with constant pixels in a channel.
 _SMALLEST_STD = 1e-3
 
 _Source = Literal["generator", "prior", "both", "pool"]
@@ -37,21 +37,21 @@ class Images:
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
-        prior: Procedural images, for `prior` and `both`; a class, or plain values (`class_path`, `init_args`), stand
-            for what they make. Default: `StrokePrior`.
-        generator: The generator, see `Network`. Default: `DAFLGenerator`. The pixels of one with a true attribute
-            `standardised` get mean and standard deviation of the prior's images.
-        reset_every: The generator is reset to new random weights after every so many steps; null is never. A generator
-            that is trained for long collapses to a few kinds of images, and a sequence of new ones shows the student
-            many. The state of its optimizer is cleared; its learning-rate schedule continues.
+        prior: Procedural images, for `prior` and `both`: an object, a class, or plain values (`class_path`,
+            `init_args`). Default: `StrokePrior`.
+        generator: The generator; see `Network`. Default: `DAFLGenerator`. If its attribute `standardised` is true, its
+            pixels get the mean and standard deviation of the prior's images.
+        reset_every: Number of steps after which the generator is reset to new random weights; null is never. Trained
+            for long, a generator collapses to a few kinds of images, and a sequence of new ones shows the student many.
+            The state of its optimizer is cleared; its learning-rate schedule continues.
         optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
-        lr_scheduler: Builds its schedule, stepped once for each of the student's steps; null is none.
-        pool: Images for `pool`, declared to be public: a data set, whose labels are never read, or a folder of pictures
-            in any layout, prepared as those of the data are.
-        pool_part: Part of the data set, `test` or `train`. The train part of the private data itself is refused. DGD
-            takes it to stand for public data, which voids the guarantee.
-        pool_varied: Draw images of the pool `varied`, in which form a few hundred tell much more of a teacher. The
-            images that DGD queries stay as they are.
+        lr_scheduler: Builds its schedule, stepped once per student step; null is none.
+        pool: Images for `pool`, declared public: a data set, whose labels are never read, or a folder of pictures in
+            any layout, prepared like those of the data.
+        pool_part: Part of the data set, `test` or `train`. The train part of the private data itself is refused, except
+            by DGD, where it stands for public data and voids the guarantee.
+        pool_varied: Draw random variations of the pool's images (`varied`), with which a few hundred images reveal much
+            more about a teacher. DGD queries the images unchanged.
     """
 
     source: _Source = "generator"
@@ -66,7 +66,7 @@ class Images:
 
     def __post_init__(self) -> None:
         given: Any = self.prior
-        if isinstance(given, type):  # as `StudentConfig(network=ResNet18)` is; its type stays the command line's
+        if isinstance(given, type):  # as in `StudentConfig(network=ResNet18)`; the type is for the command line
             object.__setattr__(self, "prior", given())
         elif isinstance(given, Mapping):
             parser = ArgumentParser(exit_on_error=False)
@@ -110,13 +110,13 @@ class SyntheticSource(ImageSource):
         self.published = (*self.networks(), "synthetic images")
 
     def _build_generator(self) -> nn.Module | None:
-        """The generator, checked before anything is spent on it, whose images have the prior's statistics."""
+        """Builds and checks the generator, whose images have the prior's statistics if it is `standardised`."""
         if self.kind == "prior":
             return None
         generator = self._built()
         if not hasattr(generator, "latent_dim"):
             raise ValueError(f"images.generator must have a latent_dim, {type(generator).__name__} has none")
-        # No layer of that name, which would be true as well.
+        # `is True`, since a layer of that name would also be true.
         if getattr(generator, "standardised", False) is not True:
             return generator
         mean, std = self._prior_statistics()
@@ -127,7 +127,7 @@ class SyntheticSource(ImageSource):
         return given.build(setting="model.images.generator", image_shape=self.image_shape)
 
     def _prior_statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of the prior's pixels in each channel: the same ones in every run."""
+        """Mean and standard deviation of the prior's pixels per channel, the same in every run."""
         images = self._public_prior.sample(
             _STATISTICS_IMAGES,
             image_shape=self.image_shape,
@@ -159,7 +159,7 @@ class SyntheticSource(ImageSource):
         return torch.cat(parts)
 
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images to look at, shape (count, C, H, W): the same latents each time."""
+        """Images for display, shape (count, C, H, W), from the same latents each time."""
         draw = stream(seed, 0, 0, "grid")
         parts = []
         if self.generator is not None:
@@ -177,15 +177,15 @@ class SyntheticSource(ImageSource):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(draws.seed, step, 0, "reset"))
             network.load_state_dict(self._built().state_dict())
-            # The statistics that a layer begins with outlast dozens of steps: images would be flat in evaluation mode.
+            # A layer's initial statistics last for dozens of steps, in which images would be flat in evaluation mode.
             update_bn([self.latents(step, draws.common)], network)
 
     def assumptions(self) -> list[str]:
-        """What a prior that is not of this project draws, nothing here looks at."""
+        """Assumptions about priors from outside this project, which nothing here checks."""
         prior = self._public_prior
         parts = {type(part) for part in (prior, *getattr(prior, "priors", ()))}
-        foreign = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
-        return [f"images of {name} depend on no private record" for name in foreign]
+        external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
+        return [f"images of {name} depend on no private record" for name in external]
 
     def networks(self) -> dict[str, nn.Module]:
         return {} if self.generator is None else {"generator": self.generator}

@@ -1,6 +1,6 @@
 """Losses of the papers as pure functions of logits and features.
 
-All of them work on logits and stay in logs: none takes the `log` of a softmax, so values and gradients are finite for
+They work on logits and stay in log space: none takes the `log` of a softmax, so values and gradients are finite for
 logits of any finite size.
 """
 
@@ -25,17 +25,17 @@ def decoupled_kd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float 
 
     With two classes there is one other class, NCKD is exactly 0, and the loss is exactly TCKD.
 
-    Samples are not averaged: DPDFD normalises the gradient of every sample, and of a batch mean they are so small that
+    Samples are not averaged: DPDFD normalises the gradient of every sample, and those of a batch mean are so small that
     its constant e swamps them.
 
     Args:
         student_logits: (B, c).
         teacher_logits: (B, c); not detached here.
-        beta: weight of the other classes' term.
+        beta: Weight of the other classes' term.
     """
     rows, classes = student_logits.shape
     target = teacher_logits.argmax(1)
-    # By positions and not by a mask, whose number of entries a GPU would be waited for.
+    # By positions and not by a mask, whose number of entries would synchronise a GPU.
     before = torch.arange(classes - 1, device=target.device).expand(rows, -1)
     others = before + (before >= target[:, None])
 
@@ -69,7 +69,7 @@ def decoupled_kd_as_printed(student_logits: Tensor, teacher_logits: Tensor, *, b
     Args:
         student_logits: (B, c).
         teacher_logits: (B, c); not detached here.
-        beta: λ, weight of the second term.
+        beta: λ, the weight of the second term.
     """
     target = teacher_logits.argmax(1, keepdim=True)
     student, teacher = _log_odds(student_logits), _log_odds(teacher_logits)
@@ -97,12 +97,12 @@ def _binary_divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def class_weights(answers: Tensor, *, power: float) -> Tensor:
-    """Weights n_y^-power, (N,) float32, of samples of which n_y have the same likeliest class y.
+    """Weights n_y^-power, (N,) float32, for samples of which n_y have the same likeliest class y.
 
-    `answers` are logits or probabilities (N, c). `power` 0 weighs all samples alike, 1 all classes that are there.
+    `answers` are logits or probabilities (N, c). `power` 0 weighs all samples alike, 1 all present classes.
     """
     classes = answers.argmax(1)
-    # No bincount, which is refused on a GPU under `trainer.deterministic`, and no one_hot, which waits for its values.
+    # Not bincount, which `trainer.deterministic` forbids on a GPU, nor one_hot, which synchronises.
     counts = (classes[:, None] == torch.arange(answers.shape[1], device=classes.device)).sum(0)
     return counts[classes].float().pow(-power)
 
@@ -118,7 +118,7 @@ def balanced_mean(losses: Tensor, answers: Tensor, *, power: float) -> Tensor:
 def one_hot_loss(logits: Tensor) -> Tensor:
     """Mean cross-entropy of logits (B, c) to their likeliest classes: the first term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
-    Small where the discriminator is certain of every image.
+    It is small if the discriminator is certain of every image.
     """
     return functional.cross_entropy(logits, logits.argmax(1))
 
@@ -147,9 +147,9 @@ def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
 def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """Gradients of each sample's own loss w.r.t. the student's outputs (DPDFD Algorithm 1 lines 5, 6; DPSD Eq. 3).
 
-    `loss` gives the losses (B,) of outputs (B, c), each depending only on its own sample; the gradients are (B, c),
-    float32, detached. Of a batch-mean loss they would be so small that the stability constant of their normalisation
-    swamps them.
+    `loss` maps outputs (B, c) to losses (B,), each depending only on its own sample; the gradients are (B, c), float32,
+    detached. Those of a batch-mean loss would be so small that the stability constant of their normalisation swamps
+    them.
     """
     with torch.autocast(outputs.device.type, enabled=False), torch.enable_grad():
         free = outputs.detach().float().requires_grad_()
@@ -160,7 +160,7 @@ def output_gradients(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Tenso
 def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Classic knowledge distillation (Hinton et al. 2015), T² KL(teacher || student) of logits (B, c), per sample (B,).
 
-    At temperature T. The teacher's logits are not detached here. What DPSD's Fig. 6 compares `decoupled_kd` with.
+    At temperature T. The teacher's logits are not detached here. DPSD's Fig. 6 compares `decoupled_kd` with it.
     """
     student = functional.log_softmax(student_logits / temperature, 1)
     teacher = functional.log_softmax(teacher_logits / temperature, 1)
@@ -170,28 +170,28 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean squared distance of logits (B, c) up to a constant of each sample, which no softmax sees, per sample: (B,).
 
-    Far from the private images a teacher is often sure; its logits still say how it got there (Ba and Caruana 2014).
+    Far from the private images a teacher is often sure, but its logits remain informative (Ba and Caruana 2014).
     """
     difference = student_logits - teacher_logits
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 
 
 def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """Logarithm of the probability of each response, were the teacher's class each of the c in turn: (B, c), float32.
+    """Log-probability of each response given each of the c classes as the teacher's: (B, c), float32.
 
     Randomized response keeps the class with probability e^ε/(e^ε + k - 1), gives each other candidate with
-    1/(e^ε + k - 1), and is uniform on the k candidates where the class is none of them. `label_posterior` makes the
-    likely classes of it. The gradient of the cross-entropy to these is that of the likelihood of the responses
-    ("forward correction", Patrini et al. 2017), so a student that fits them expects the teacher's classes and not the
-    noise. All of it is computed from released responses: it costs nothing.
+    1/(e^ε + k - 1), and is uniform on the k candidates if the class is none of them. `label_posterior` turns this into
+    likely classes. The gradient of the cross-entropy to these is that of the likelihood of the responses ("forward
+    correction", Patrini et al. 2017), so a student fitted to them learns the teacher's classes and not the noise.
+    Everything is computed from released responses and costs nothing.
 
     Args:
         responses: (B,), int64.
         candidates: (B, c), bool, two or more in each sample.
-        epsilon: of one response.
+        epsilon: ε of one response.
     """
     size = candidates.sum(1, keepdim=True).float()
-    # -log(e^ε + k - 1) without e^ε, which float32 has no number for from ε = 89 on.
+    # -log(e^ε + k - 1) without e^ε, which overflows float32 from ε = 89 on.
     log_other = -(epsilon + torch.log1p((size - 1) * math.exp(-epsilon)))
     return torch.where(candidates, log_other, -torch.log(size)).scatter(1, responses[:, None], log_other + epsilon)
 
@@ -199,15 +199,15 @@ def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> 
 def label_posterior(outputs: Tensor, evidence: Tensor) -> Tensor:
     """Probabilities of the teacher's classes by Bayes' rule, given logits (B, c) as the prior, and `label_evidence`.
 
-    A class's prior is at least 1/1000 of the likeliest one's: a student that is sure of one class for all images would
-    otherwise never learn of another one, whatever is answered.
+    A class's prior is at least 1/1000 of the likeliest one's: otherwise a student that is sure of one class for all
+    images would never learn another, whatever the responses.
     """
     prior = torch.maximum(outputs, outputs.amax(dim=1, keepdim=True) - math.log(1000))
     return torch.softmax(prior + evidence, dim=1)
 
 
 def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tensor:
-    """Unbiased estimate of each class's share among the answers of which randomized responses (B,) are, shape (c,).
+    """Unbiased estimate, shape (c,), of each class's share of the true labels behind randomized responses (B,).
 
     All c classes were candidates. Shares sum to 1, and may be negative: with ε = 1, ten classes and 256 responses the
     standard deviation of each is about 0.12.
@@ -218,7 +218,7 @@ def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tens
 
 
 def informativeness(logits: Tensor) -> float:
-    """How much an image says about a teacher's class in the teacher's own view: from 0 to 1, the most it could say.
+    """How much an image says about the teacher's class, by the teacher's own answers: from 0 to 1, the maximum.
 
     The mutual information of image and class under the answers p_i = softmax(logits_i), logits (N, c) with N >= 1 and
     c >= 2, which is (H(mean of p) - mean of H(p)) / log c: the logarithm of the *Inception score* (Salimans et al.

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and what they say of their run."""
+"""Checkpoints: atomic writing, and what they say about their run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from privacy.processes import failed_everywhere
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside the one before it, syncs it, and renames it.
 
-    Lightning's own writes into the system's folder for temporary files and moves the file. Where that folder is on
-    another file system, moving is copying over the checkpoint that is there: a kill or a full disk meanwhile leaves
-    neither the old nor the new one.
+    Lightning's own class writes into the system's temporary folder and moves the file. If that folder is on another
+    file system, moving copies over the existing checkpoint: a kill or a full disk meanwhile leaves neither the old nor
+    the new one.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """See Lightning's; an object store, which has no half objects, is left to it.
+        """Saves as Lightning does; an object store, which has no partial objects, is left to Lightning.
 
         Raises:
             OSError: It could not be written; the previous checkpoint remains.
@@ -46,7 +46,7 @@ class SkipCheckpointOnLocalError(Callback):
     """
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Before the checkpoints' own: callbacks that save come last."""
+        """Runs before the checkpoint callbacks, which come last."""
         # Lightning notifies all processes of a SIGTERM before any of them raises.
         if trainer.world_size == 1 or failed_everywhere(exception) or isinstance(exception, SIGTERMException):
             return
@@ -56,7 +56,7 @@ class SkipCheckpointOnLocalError(Callback):
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Class (`_class_path`) and settings that a checkpoint of the command line holds; empty where it holds none."""
+    """Class (`_class_path`) and settings in a checkpoint of the command line; empty if it has none."""
     found = content.get("hyper_parameters")
     settings = dict(found) if isinstance(found, Mapping) else {}
     settings.pop("_instantiator", None)
@@ -64,15 +64,15 @@ def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `SaveConfig` has recorded of the run: its seed and the settings of its data; else empty."""
+    """What `SaveConfig` has recorded about the run: its seed and the settings of its data; else empty."""
     noted = (content.get("callbacks") or {}).get("SaveConfig")
     return noted if isinstance(noted, Mapping) else {}
 
 
 def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
-    """Lets a run that was interrupted within a step do that step again; changes its checkpoint in place.
+    """Changes a checkpoint in place, so that a run interrupted within a step repeats that step.
 
-    Lightning would continue with the batch after it: one step fewer, no validation at the end of that epoch. What the
+    Lightning would continue with the next batch: one step fewer, and no validation at the end of that epoch. What the
     interrupted step was charged stays charged.
     """
     loops = checkpoint.get("loops", {}).get("fit_loop", {})

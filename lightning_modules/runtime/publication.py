@@ -1,6 +1,6 @@
 """Which files of a run may be published: `public/` holds what the guarantee covers, `private/` what nothing covers.
 
-Everything else in a run's folder (configuration, checkpoints, curves, records) is its working state and stays.
+Everything else in a run's folder (configuration, checkpoints, curves, records) is working state and must stay there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def public_folder(trainer: Trainer) -> Path:
 
 
 def private_folder(trainer: Trainer) -> Path:
-    """Folder of figures from non-private accesses: what this run found out without a charge."""
+    """Folder of figures from non-private accesses, for which nothing was charged."""
     return run_folder(trainer) / "private"
 
 
 def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
-    """Takes out what an earlier fit into the same folder has left, unless it is of the run that is `resumed`."""
+    """Removes what an earlier fit left in the same folder, unless it belongs to the run that is `resumed`."""
     try:
         found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -47,15 +47,15 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
 
 
 def publish(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
-    """Writes the guarantee, and beside it plain weights of what it covers: of nothing where ε is infinite.
+    """Writes the guarantee, and beside it the plain weights that it covers, none if ε is infinite.
 
     Returns:
-        The page in words.
+        Path of the guarantee's page.
     """
     _, page = guarantee.write(folder := public_folder(trainer))
     covered = {} if math.isinf(guarantee.epsilon) else networks
     if not covered:
-        # Drawn while a bound still held.
+        # These were drawn while a bound still held.
         for picture in (folder / "figures").glob("*.png"):
             kept = folder.parent / "private" / "figures" / picture.name
             kept.parent.mkdir(parents=True, exist_ok=True)

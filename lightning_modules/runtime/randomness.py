@@ -1,7 +1,7 @@
 """Reproducible draws that have nothing to do with privacy: latents, priors, dropout.
 
-Keyed by (seed, step, rank, name) instead of by a moving state, so that a resumed run draws what an uninterrupted one
-would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
+They are keyed by (seed, step, rank, name) instead of a moving state, so that a resumed run draws what an uninterrupted
+one would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 def key(seed: int, step: int, rank: int, name: str) -> int:
-    """A seed for `torch.Generator` out of the coordinates of one draw."""
+    """A seed for `torch.Generator` from the coordinates of one draw."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -33,9 +33,9 @@ class Draws:
     """The draws of one process of one run.
 
     Attributes:
-        seed: The run's, kept in its checkpoints.
-        rank: Of the process.
-        device: Where what is drawn is needed.
+        seed: Seed of the run, kept in its checkpoints.
+        rank: Rank of the process.
+        device: Device on which the draws are used.
     """
 
     seed: int
@@ -52,19 +52,19 @@ class Draws:
         return stream(self.seed, step, self.rank, name)
 
     def again(self, turn: int) -> Draws:
-        """The draws of what is done again in a step, for the turn of that number; 0 is the first."""
+        """Draws for the repetition `turn` of something within a step; 0 is the first."""
         return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
 
     @contextmanager
     def seeded(self, step: int) -> Iterator[None]:
-        """A block of which everything random, dropout above all, is of this step; leaves global generators alone."""
+        """Seeds everything random in the block, such as dropout, by the step, and restores global generators."""
         drawn_from = key(self.seed, step, self.rank, "step")
         if self.device.type != "cpu":
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 torch.manual_seed(drawn_from)
                 yield
             return
-        # The same without looking for accelerators at each step: torch would note every seed for one, and forget none.
+        # The same without looking for accelerators at each step, for which torch would store every seed.
         state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(drawn_from)
         try:

@@ -145,7 +145,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         #: The teachers queried last, by their numbers.
         self._voters: tuple[tuple[int, int], NetworkStack] | None = None
         #: First teacher that no validation has seen, and first teacher of the current validation.
-        self._newest, self._judged, self._judges_all = 0, 0, True
+        self._newest, self._evaluated_from, self._evaluates_all = 0, 0, True
         self.evaluation = Evaluation(num_classes)
 
     @property
@@ -327,15 +327,15 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """A fit evaluates new teachers while others are in training, and then all; any other validation all."""
-        self._judges_all = self.trainer.state.fn != "fit" or not self.chunk
-        self._judged = 0 if self._judges_all else self._newest
+        self._evaluates_all = self.trainer.state.fn != "fit" or not self.chunk
+        self._evaluated_from = 0 if self._evaluates_all else self._newest
         self._newest = 0 if self.trainer.sanity_checking else len(self.trained)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Mean of teachers' accuracies on held-out images and labels, and accuracy of the vote of all."""
-        if self._judged < len(self.trained):
-            votes = self._judge(batch, since=self._judged, mean_name="ensemble/mean_accuracy")
-            if self._judges_all:
+        if self._evaluated_from < len(self.trained):
+            votes = self._evaluate(batch, since=self._evaluated_from, mean_name="ensemble/mean_accuracy")
+            if self._evaluates_all:
                 self.evaluation.validate(self, votes, batch[1])
 
     def on_test_start(self) -> None:
@@ -345,9 +345,9 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     on_validation_start = on_predict_start = on_test_start
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.evaluation.test(self, self._judge(batch, mean_name="test/mean_accuracy"), batch[1])
+        self.evaluation.test(self, self._evaluate(batch, mean_name="test/mean_accuracy"), batch[1])
 
-    def _judge(self, batch: tuple[Tensor, Tensor], *, mean_name: str, since: int = 0) -> Tensor:
+    def _evaluate(self, batch: tuple[Tensor, Tensor], *, mean_name: str, since: int = 0) -> Tensor:
         """Votes (N, c) on a batch; logs the mean of the teachers' accuracies."""
         decisions, labels = self._decisions(batch[0], since=since), batch[1]
         mean = (decisions == labels).float().mean()
