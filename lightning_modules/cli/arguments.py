@@ -100,7 +100,7 @@ def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at(settings: Any, path: str) -> Any:
-    """The value of a dotted name; None where there is none."""
+    """Value of a dotted name; None if there is none."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else None
     return settings

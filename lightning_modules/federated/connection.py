@@ -59,7 +59,7 @@ class ClientConnection(ABC):
         """All clients of the federation by name."""
 
     def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
-        """What `act` gives for each of these clients."""
+        """Returns the result of `act` for each of these clients."""
         return {name: answer_or_absence(client, act) for name, client in clients.items()}
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
@@ -85,7 +85,7 @@ class ClientConnection(ABC):
 
 
 def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
-    """What `act` gives for a client, or why it refuses."""
+    """Result of `act` for a client, or why it refuses."""
     try:
         return act(client)
     except (BudgetExceeded, ClientRefusal) as refusal:

@@ -1,4 +1,4 @@
-"""What gives a run its images."""
+"""Base of the sources of a run's images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privacy.processes import ProcessesError, share_size
 
 
 class ImageSource(ABC):
-    """Gives the images of each step of a run.
+    """Source of the images of each step of a run.
 
     It holds its networks without owning them: a method registers `generator` as its own submodule, so that it is
     trained, moved and saved with the method.
@@ -36,11 +36,11 @@ class ImageSource(ABC):
 
     @property
     def generated(self) -> int:
-        """How many images of a batch the generator makes."""
+        """Number of images of a batch that the generator makes."""
         return 0
 
     def share(self, batch_size: int, processes: int) -> None:
-        """Fixes how many images of a batch this process makes.
+        """Fixes the number of images of a batch that this process makes.
 
         Raises:
             ProcessesError: A batch, or the generated half of one, that the processes cannot share evenly.
@@ -58,7 +58,7 @@ class ImageSource(ABC):
         return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
-        """What the generator makes the images of this step from; None without a generator."""
+        """Latent inputs of the generator for a step; None without a generator."""
         return None
 
     @abstractmethod
@@ -67,16 +67,16 @@ class ImageSource(ABC):
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images to look at, shape (n, C, H, W) with n at most `count`; the same ones for one seed."""
+        """Images for display, shape (n, C, H, W) with n at most `count`, determined by the seed."""
 
     def reset(self, step: int, draws: Draws) -> None:
-        """Gives the generator new weights, which follow from the seed and the step: the same ones in each process."""
+        """Gives the generator new weights, determined by seed and step, and so equal in all processes."""
         raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
 
     def assumptions(self) -> list[str]:
-        """What a guarantee assumes of it."""
+        """Assumptions of a guarantee about this source."""
         return []
 
     def networks(self) -> dict[str, nn.Module]:
-        """Networks of it that are published, by name."""
+        """Its published networks, by name."""
         return {}

@@ -1,4 +1,4 @@
-"""Images that are declared to be public, in place of synthetic ones: what PATE learns from, or any student."""
+"""Images declared public, used instead of synthetic ones, as by PATE."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PoolSource(ImageSource):
             rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
 
     def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
-        """Whether these are the private records of data of one of these names or partitions."""
+        """Whether these are the private records of data with one of these names or partitions."""
         pool = self.pool
         if self.part != "train" or isinstance(pool, str):
             return False
@@ -118,7 +118,7 @@ class PoolSource(ImageSource):
 
 
 def innermost(data: Any) -> Any:
-    """The data set that a data module is made around."""
+    """The data set inside a data module."""
     while hasattr(data, "dataset"):
         data = data.dataset
     return data
@@ -129,11 +129,11 @@ def _folder_of(data: Any) -> Path | None:
 
 
 def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
-    """Images (N, C, H, W) in [-1, 1], each turned, scaled, shifted, mirrored and given another contrast in its own way.
+    """Images (N, C, H, W) in [-1, 1], each rotated, scaled, shifted, mirrored and changed in contrast by its own draws.
 
     7 in 10 are then mixed with the next one, of which they get up to half (mixup, Zhang et al. 2018).
     """
-    # torchvision's transforms draw once for a whole batch, and from the global generator.
+    # torchvision's transforms draw once per batch, and from the global generator.
     numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
     with torch.autocast(images.device.type, enabled=False), full_float32():
         turn, size, right, down = (0.15 * numbers[:, :4]).unbind(1)

@@ -1,4 +1,4 @@
-"""Earlier images and what was released about them: looking at an answer again costs nothing."""
+"""Replay of earlier images and what was released about them, which costs nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _MOST_BYTES = 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Steps of the student on earlier images, fitted to what was released about them.
+    """Student steps on earlier images and what was released about them.
 
-    A released gradient is of the student's outputs at that time, and no loss to follow later: it would push on where
-    the student has long gone. What is kept is the target that it made, y = softmax(outputs - γ·g̃), and the
-    cross-entropy to that has a minimum, whatever the student has become. So it is for `student_target: gradients`, too.
-    Of a noisy label that is corrected for its noise what is kept is `label_evidence`, which the student of each step
-    makes a target of: to what an earlier student made of it, a later one would be held.
+    A released gradient belongs to the student's outputs at that time and cannot be followed later: it would push a
+    student on that has long moved. So the target that it made, y = softmax(outputs - γ·g̃), is kept, to which the
+    cross-entropy has a minimum whatever the student has become; also for `student_target: gradients`. For noisy labels
+    corrected for their noise, `label_evidence` is kept, which the student of each step turns into a target: one made by
+    an earlier student would hold it back.
 
     Attributes:
-        capacity: Images that are kept, the newest; 0 switches replay off. They are kept with the run's checkpoints,
-            2·C·H·W + 4·c bytes for each, and are fewer where images would take more than 512 MiB (of 3x224x224 pixels
-            1,783), but a batch at least.
-        steps: Steps in each step of the run, from its second on, each on as many kept images as a batch has, drawn anew
-            and with replacement. The learning-rate schedule does not count them.
-        stride: How many times as long the step along the released gradient is in a replayed target: softmax(outputs -
-            stride·γ·g̃). With more than 1 the target says less of what the student thought then, and more of what was
-            released. Targets without a gradient (labels, `gradient_targets.outputs: probabilities`) are as they are.
+        capacity: Number of newest images that are kept; 0 switches replay off. They are part of the run's checkpoints,
+            with 2·C·H·W + 4·c bytes each, and limited to 512 MiB (1,783 images of 3x224x224 pixels), but at least a
+            batch.
+        steps: Number of replay steps in each step of the run, from its second on, each on a new batch of kept images,
+            drawn with replacement. The learning-rate schedule does not count them.
+        stride: Factor of the step along the released gradient in a replayed target: softmax(outputs - stride·γ·g̃).
+            Above 1 the target depends less on the student of that time, and more on what was released. Targets without
+            a gradient (labels, `gradient_targets.outputs: probabilities`) do not change.
     """
 
     capacity: int = 0
@@ -48,7 +48,7 @@ class Replay:
         check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:
-        """What keeps the images of a run with this batch size; None where replay is off.
+        """Builds the memory for a run with this batch size; None if replay is off.
 
         Raises:
             ValueError: It has no room for a batch.
@@ -79,23 +79,23 @@ class ReplayMemory:
         return self._kept
 
     def kept_of(self, annotation: Annotation) -> Tensor:
-        """What is kept of an annotation, (B, c), float32: its evidence, or its targets with a gradient's lengthened."""
-        if self._evidence != (annotation.evidence is not None):  # a resumed run's rows of the other kind are of no use
+        """Rows kept of an annotation, (B, c), float32: its evidence, or its targets with the `stride` of a gradient."""
+        if self._evidence != (annotation.evidence is not None):  # a resumed run may have useless rows of the other kind
             self._evidence, self._kept, self._next = not self._evidence, 0, 0
         if annotation.evidence is not None:
             return annotation.evidence
         if annotation.step is None or self.settings.stride == 1:
             return annotation.targets.float()
-        # log y is the outputs less one step, but for a constant.
+        # log y is the outputs minus one step, up to a constant.
         further = (self.settings.stride - 1) * annotation.step
         return torch.log_softmax(annotation.targets.float().log() - further, dim=1).exp()
 
     def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
-        """Distributions (n, c) that kept rows make of the student's present logits (n, c), detached."""
+        """Target distributions (n, c) of kept rows, given the student's current detached logits (n, c)."""
         return label_posterior(outputs, kept) if self._evidence else kept
 
     def add(self, images: Tensor, targets: Tensor) -> None:
-        """Keeps images (B, C, H, W), in half precision, and rows of `kept_of`, (B, c), in place of the oldest."""
+        """Replaces the oldest by images (B, C, H, W), in half precision, and rows (B, c) of `kept_of`."""
         if not self._kept:
             room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)
@@ -107,13 +107,13 @@ class ReplayMemory:
         self._kept = min(self._kept + len(images), len(self._images))
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images (n, C, H, W), float32, and what is kept of them, (n, c), where n is `batch_size`."""
+        """Draws images (n, C, H, W), float32, and their kept rows (n, c), where n is `batch_size`."""
         rows = torch.randint(self._kept, (self.batch_size,), generator=generator)
         return self._images[rows].float(), self._targets[rows]
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        # Not slices: a file holds all that a slice is cut from.
+        # Not slices: saving one saves the whole tensor behind it.
         return {
             "images": self._images[: self._kept].clone(),
             "targets": self._targets[: self._kept].clone(),

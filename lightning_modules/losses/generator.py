@@ -1,4 +1,4 @@
-"""The generator's loss of DPDFD and DPSD: terms of the discriminator's outputs, each with its weight."""
+"""The generator's loss of DPDFD and DPSD: weighted terms of the discriminator's outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_modules.setting_checks import check_choice, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorLoss:
-    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8, LabelDP and DGD Eq. 2); a weight of 0 is no term.
+    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8, LabelDP and DGD Eq. 2); a weight of 0 drops a term.
 
     Larger activations mean more realistic images, so their term is subtracted.
 
@@ -45,7 +45,7 @@ class GeneratorLoss:
         check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
 
     def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the terms on images (n, C, H, W), and the logits (n, c) it is of, both with their graph.
+        """Weighted sum of the terms on images (n, C, H, W), and their logits (n, c), both with their graph.
 
         The discriminator is a classifier; see `logits_and_features`.
         """
@@ -56,7 +56,7 @@ class GeneratorLoss:
         return self.of(logits.float(), features.float()), logits.float()
 
     def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-        """The discriminator's terms on images (n, C, H, W), and the student's loss on fixed targets, (n, c) or none."""
+        """The discriminator's terms on images (n, C, H, W), and the student's loss on fixed targets (n, c), if any."""
         loss, logits = self(discriminator, images)
         if self.student_loss_weight and len(targets):
             outputs = logits if discriminator is student else student(images).float()

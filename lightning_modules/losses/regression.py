@@ -1,4 +1,4 @@
-"""Linear functions in closed form: of responses with noise of known size, and of labels."""
+"""Closed-form linear fits: to responses with known noise, and to labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Logits over the closed form's solution; a power of 2, which changes no rounding of votes or directions.
+#: Factor from the closed-form solution to logits; a power of 2, which does not change how votes round.
 _SHARPNESS = 8.0
 #: Ratios of noise to signal variance that are tried, in units of the features' mean squared singular value.
 _RATIOS = torch.logspace(-5, 4, 73, dtype=torch.float64)
@@ -60,7 +60,7 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
     targets = responses.double() - offset
     wide = rows.shape[0] <= rows.shape[1]
     squares, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-    # Directions that the rows do not span say nothing.
+    # Directions outside the span of the rows carry no information.
     kept = squares > 1e-10 * squares.amax().clamp_min(torch.finfo(torch.float64).tiny)
     squares, vectors = squares[kept], vectors[:, kept]
     if not len(squares):
@@ -100,7 +100,7 @@ def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: 
     rows = F.pad(features.double(), (0, 1), value=1.0)
     targets = F.one_hot(labels, num_classes).double() - 1 / num_classes
     scale = penalty * rows.square().sum(dim=1).mean()
-    # By the smaller of the two Gram matrices.
+    # Uses the smaller of the two Gram matrices.
     if len(rows) <= rows.shape[1]:
         gram = rows @ rows.T
         solved = rows.T @ torch.linalg.solve(gram + scale * torch.eye(len(gram), dtype=gram.dtype), targets)
@@ -126,7 +126,7 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
         ValueError: a network with other weights than those of a linear head.
     """
     head = check_linear(network)
-    network.eval()  # dropout would draw, from a generator that all teachers share
+    network.eval()  # dropout would draw from a generator that all teachers share
     with torch.no_grad():
         features = network.forward_features(inputs)  # type: ignore[operator]
         weight, bias = solve_ridge(features, labels, num_classes=head.out_features, penalty=penalty)
@@ -136,7 +136,7 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
 
 
 def check_linear(network: nn.Module) -> nn.Linear:
-    """Returns the linear head that is all a network can learn.
+    """Returns the linear head if it is all that a network learns.
 
     Raises:
         ValueError: there is none, or it is not all.

@@ -1,4 +1,4 @@
-"""Choosing a few images to query: those of which a classifier is sure, of each class as many."""
+"""Selection of a few images to query: those a classifier is sure of, balanced by class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
-    """How many samples of each class to add, so that classes come as close to one another as they can.
+    """Numbers of samples to add to each class, so that class counts become as equal as possible.
 
     The result, of sum `count`, and `held`, the samples per class so far, are (c,) int64. Ties go to the class of
     lowest number.
@@ -19,14 +19,14 @@ def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
 
 
 def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
-    """For each class the samples that a classifier is surest to be of it: distinct indices, int64, on the CPU.
+    """Distinct indices, int64 on the CPU, of the samples that a classifier most surely assigns to each class.
 
     Classes take turns, each with its best sample that is left, so that none takes what another is surer of by more than
     one turn. A class that the classifier never predicts has its quota filled by what comes nearest. Probabilities are
     (M, c), and quotas samples per class, (c,) int64; there are as many indices as their sum, which is M at most.
     """
     count = int(quotas.sum())
-    # Stable: equal probabilities, of a student that has learnt nothing, leave the samples in their order.
+    # Stable: equal probabilities, as from an untrained student, keep the samples in order.
     ranks = probabilities.detach().float().cpu().argsort(dim=0, descending=True, stable=True)
     taken, left = torch.zeros(len(ranks), dtype=torch.bool), quotas.cpu().clone()
     positions = [0] * len(left)

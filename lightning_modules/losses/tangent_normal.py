@@ -18,7 +18,7 @@ from lightning_modules.setting_checks import check_choice, check_number
 
 Map = Callable[[Tensor], Tensor]
 
-#: Length at which gradients are taken.
+#: Norm of the perturbation at which gradients are taken.
 _PROBE = 0.1
 
 
@@ -41,15 +41,15 @@ def with_length(vectors: Tensor, length: float, *, instead: Tensor | None = None
     norms = _norms(vectors)
     if instead is not None:
         vectors = torch.where(_column(norms, vectors) > 0, vectors, instead)
-    # Divided by the largest entry first: the squares of tiny gradients would vanish.
+    # Divided by the largest entry first, since squares of tiny gradients underflow.
     vectors = vectors / _column(vectors.flatten(1).abs().amax(1), vectors).clamp_min(torch.finfo(vectors.dtype).tiny)
     return length * vectors / _column(_norms(vectors), vectors).clamp_min(torch.finfo(vectors.dtype).tiny)
 
 
 def project_out(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Each sample of `vectors` (N, ...) less its component along the same sample of `directions`."""
+    """Samples of `vectors` (N, ...) minus their components along the same samples of `directions`."""
     unit = with_length(directions, 1.0)
-    for _ in range(2):  # once leaves a remainder of the size of rounding, which matters where little is left
+    for _ in range(2):  # once leaves a rounding error, which matters if little is left
         along = (vectors * unit).flatten(1).sum(1)
         vectors = vectors - _column(along, vectors) * unit
     return vectors
@@ -152,7 +152,7 @@ class TangentNormalLoss:
 
     @property
     def switched_on(self) -> bool:
-        """Whether any term counts."""
+        """Whether any weight is above 0."""
         return bool(self.tangent_weight or self.normal_weight or self.entropy_weight)
 
     def __call__(

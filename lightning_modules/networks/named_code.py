@@ -51,7 +51,7 @@ def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
 
 
 def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
-    """The first name for which `require_known_code` refuses a description; None where it does not."""
+    """First name for which `require_known_code` refuses a description; None if it does not."""
     look_in_current_folder()  # as what builds by a name does
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
@@ -82,7 +82,7 @@ def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]
 
 
 def _held(text: str) -> Any:
-    """What a parser makes of a text."""
+    """Parsed value of a text."""
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError):

@@ -120,7 +120,7 @@ class NetworkStack:
         return len(self._networks)
 
     def network(self, index: int) -> nn.Module:
-        """Return one network by itself, in eval mode: its layers are called, and hooks on them fire."""
+        """Returns one network in eval mode, whose layers are called, so that hooks on them fire."""
         return with_feature_extractor(self._networks[index].eval(), self._feature_extractor)
 
     @torch.no_grad()

@@ -56,7 +56,7 @@ def load_as(where: Path, spec: Network) -> nn.Module:
 
 
 def weights_of(network: nn.Module) -> bytes:
-    """The file's content: parameters and those buffers that a checkpoint keeps."""
+    """Content of the file: parameters, and the buffers that a checkpoint keeps."""
     state = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in network.state_dict().items()

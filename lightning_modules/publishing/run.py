@@ -35,7 +35,7 @@ from privacy.plan import Charge
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """What of a run may be written down elsewhere.
+    """The parts of a run that may be recorded elsewhere.
 
     Attributes:
         network: The student, or a teacher by DP-SGD, in eval mode.
@@ -133,7 +133,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
 
 
 def _places(given: Path) -> tuple[Path, Path | None]:
-    """Checkpoint, and the run's folder where it is known without reading the checkpoint."""
+    """Checkpoint, and the run's folder if it is known without reading the checkpoint."""
     if given.is_file():
         beside = given.resolve().parent
         return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
@@ -331,7 +331,7 @@ def _of_data(
 def _record(
     folder: Path, content: Mapping[str, Any], stated: Mapping[str, Any], *, steps: int
 ) -> Mapping[str, Any] | None:
-    """What was measured of this very state."""
+    """Figures that were measured of this very state."""
     seed = content.get("distillation", {}).get("draw_seed")
     try:
         record: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))

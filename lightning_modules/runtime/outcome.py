@@ -26,7 +26,7 @@ def epsilon_of(record: Mapping[str, Any]) -> float:
 
 
 def role(record: Mapping[str, Any]) -> str:
-    """What a record describes, in words."""
+    """Description of what a record is about."""
     teachers = {
         "Teacher": "teacher, private",
         "DPSGDTeacher": "teacher by DP-SGD",
@@ -38,7 +38,7 @@ def role(record: Mapping[str, Any]) -> str:
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
-    """What a finished fit tells its user, from its `result.json`."""
+    """Message to the user of a finished fit, from its `result.json`."""
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if (share := record.get("largest_share", 0)) >= 0.99:
@@ -75,7 +75,7 @@ def _command(*words: object) -> str:
 
 
 def exit_status(error: BaseException) -> int | str | None:
-    """The status that a process ends with: 128 and the signal's number where one has ended it, as shells have it.
+    """Exit status of a process: 128 plus the signal's number if a signal ended it, as in shells.
 
     Lightning ends with 0 after SIGTERM and with 1 after SIGINT, once callbacks have saved.
 

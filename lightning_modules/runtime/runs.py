@@ -45,7 +45,7 @@ def datamodule_of(trainer: Trainer) -> Any:
 
 
 def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
-    """The data module where it is of a kind, else a ValueError that begins with what is needed."""
+    """Returns the data module if it is of a kind; else raises a ValueError that begins with what is needed."""
     data = datamodule_of(trainer)
     if not isinstance(data, kind):
         raise ValueError(f"{needed}, got {type(data).__name__}")

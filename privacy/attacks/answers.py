@@ -32,13 +32,13 @@ class Records:
         return len(self.labels)
 
     def at(self, rows: Tensor) -> Records:
-        """Those at positions (M,), or where a mask (N,) holds."""
+        """Records at positions (M,), or selected by a mask (N,)."""
         return Records(self.images[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model answers about N records, Q queries each.
+    """Answers of one model about N records, Q queries each.
 
     Attributes:
         confidences: (N, Q) float64, log(p / (1 - p)) of the probability p of the record's label.

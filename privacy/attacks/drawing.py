@@ -37,7 +37,7 @@ def wanted_classes(num_classes: int) -> Tensor:
 
 
 def features_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What goes into a classifier's last linear layer, (N, C, H, W) to (N, F).
+    """Inputs of a classifier's last linear layer, (N, C, H, W) to (N, F).
 
     Raises:
         ValueError: It has none.

@@ -64,7 +64,7 @@ class AttackResult:
         return max(0.0, auc - half), min(1.0, auc + half)
 
     def tpr_at(self, fpr: float) -> float | None:
-        """True positive rate at a false positive rate; None where there are too few non-members to tell."""
+        """True positive rate at a false positive rate; None if there are too few non-members."""
         others = np.sort(self.scores[~self.members])[::-1]
         if len(others) * fpr < _NONMEMBERS * (1 - 1e-9):
             return None

@@ -45,7 +45,7 @@ class Leak:
 
     @property
     def broken(self) -> bool:
-        """Whether it is of the control and no better than chance."""
+        """Whether it is an attack on the control that is no better than chance."""
         return self.model == CONTROL and self.result.auc_interval()[0] <= 0.5
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What one inversion attack drew of one model."""
+    """Result of one inversion attack on one model."""
 
     model: str
     attack: str

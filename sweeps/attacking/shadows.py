@@ -171,7 +171,7 @@ class Pipelines:
         return True
 
     def answers(self, role: str, count: int, asked: Asked) -> Shadows:
-        """What all shadows of one role answer.
+        """Answers of all shadows of one role.
 
         Raises:
             AttackError: Some are not finished: another process has them.
@@ -189,7 +189,7 @@ class Pipelines:
         return np.asarray(torch.stack(heads).numpy())
 
     def notes(self, role: str, count: int) -> list[dict[str, Any]]:
-        """What was noted of each shadow of one role.
+        """Record of each shadow of one role.
 
         Raises:
             AttackError: Some are not finished: another process has them.
@@ -200,7 +200,7 @@ class Pipelines:
         return [note for note in found if note is not None]
 
     def claim(self, role: str, count: int) -> dict[str, Any] | None:
-        """The record-level claim that all shadows of one role satisfy; None where one of them has none."""
+        """Record-level claim that all shadows of one role satisfy; None if one of them has none."""
         claims: list[Any] = [note["claim"] for note in self.notes(role, count)]
         return None if None in claims else max(claims, key=lambda claim: float(claim["epsilon"]))
 
@@ -317,7 +317,7 @@ def _apart(ledgers: Path) -> Iterator[None]:
 
 
 def _claim_of(folder: Path) -> dict[str, Any] | None:
-    """The record-level guarantee of a run by itself; None where it has none."""
+    """Record-level guarantee of a run by itself; None if it has none."""
     found = sorted(folder.rglob("guarantee.json"))
     if not found:
         return None

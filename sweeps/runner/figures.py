@@ -72,7 +72,7 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
 
 
 def _elsewhere(datasets: Collection[str]) -> list[Reported]:
-    """What other papers print at a record-level ε, without public images."""
+    """Figures of other papers at a record-level ε, without public images."""
     return [
         entry
         for entry in reported()

@@ -68,7 +68,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
 
 
 def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
-    """Finished fits as a table, the meaning of its columns, and where figures and guarantees are.
+    """Finished fits as a table, the meaning of its columns, and the paths of figures and guarantees.
 
     With a `title` the curves of all students become a figure in the pipeline's `folder`.
     """
@@ -108,7 +108,7 @@ def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _claim(record: Mapping[str, Any]) -> str | None:
-    """The published ε of a record, where there is a claim."""
+    """Published ε of a record, if there is a claim."""
     if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None
     return short_claim(value)

@@ -72,7 +72,7 @@ class Store:
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Takes the fit until the block ends; False where another process holds it."""
+        """Holds the fit until the block ends; False if another process holds it."""
         path = self._beside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
@@ -181,7 +181,7 @@ class Plan:
             self.tasks.setdefault(task.name, task)
 
     def current(self, name: str) -> dict[str, Any] | None:
-        """What was noted of it, where it was made of this configuration and of its parents as they are; else None."""
+        """Record of the fit, if it was made from this configuration and its current parents; else None."""
         task, note = self.tasks[name], self.store.done(name)
         if note is None or note.get("digest") != task.digest:
             return None
@@ -193,7 +193,7 @@ class Plan:
         return {alias: (self.current(name) or {}).get("made") for alias, name in task.parents.items()}
 
     def command(self, name: str) -> list[str]:
-        """The command line of one of its fits, which resumes where an interrupted one stopped."""
+        """Command line of one of its fits, which resumes an interrupted one."""
         task, store = self.tasks[name], self.store
         places = {alias: str(store.folder(parent)) for alias, parent in task.parents.items()}
         return task.fit.command(store.folder(name), places, resume=store.resumable(task, self.made_of(task)))
@@ -280,7 +280,7 @@ def run_plan(
 
 @contextmanager
 def _helpers(plan: Plan, command: Sequence[str], jobs: int, begun: float) -> Iterator[None]:
-    """Gives the same command to other processes of this machine; they end where the block fails."""
+    """Runs the same command in other processes of this machine, which end if the block fails."""
 
     def ended(*_: Any) -> None:
         raise SIGTERMException
@@ -359,7 +359,7 @@ class _Course:
         return not self.left
 
     def _make(self, name: str) -> str | None:
-        """Makes one fit, if it is missing: why it failed, empty where it is made, None where others are making it."""
+        """Makes one missing fit; returns why it failed, empty if it is made, None if another process makes it."""
         plan, store, task = self.plan, self.plan.store, self.plan.tasks[name]
         made = plan.made_of(task)
         mark = {"digest": task.digest, "parents": made}

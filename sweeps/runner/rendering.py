@@ -145,7 +145,7 @@ class _Notes:
 
 
 def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
-    """Rows of other tables at the same points, each with its record-level ε, where they have been measured."""
+    """Measured rows of other tables at the same points, each with its record-level ε."""
     columns = _columns(rows)
     methods: dict[str, dict[str, str]] = {}
     for entry in spec.compare_with:

@@ -45,7 +45,7 @@ class Reported:
     source: str
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` are as wanted, those that are named."""
+        """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` match those that are wanted."""
         if "epsilon" in wanted and (self.epsilon is None or self.epsilon != float(wanted["epsilon"])):
             return False
         named = wanted.keys() & {"dataset", "method", "setting", "unit"}

@@ -44,12 +44,12 @@ class Row:
         return stdev(self.values("accuracy")) if len(self.records) > 2 else None
 
     def values(self, name: str) -> list[float]:
-        """A figure of each seed, between 0 and 1, such as test accuracy; empty where a record is without it."""
+        """A figure of each seed, between 0 and 1, such as test accuracy; empty if a record lacks it."""
         found = [record.get(name) for record in self.records]
         return [] if None in found else [float(str(value)) for value in found]
 
     def largest(self, name: str) -> float | None:
-        """Largest value of a figure over seeds; infinite where any is. An infinite published ε is no claim."""
+        """Largest value of a figure over seeds; infinite if any is. An infinite published ε is no claim."""
         found = [float(record[name]) for record in self.records if record.get(name) is not None]
         return max((value for value in found if value < math.inf or name != "epsilon_published"), default=None)
 

@@ -218,7 +218,7 @@ class Spec:
         return self.presets[name]
 
     def printed(self) -> list[Reported]:
-        """What its tables print, each figure once: of the first that has it."""
+        """Printed figures of its tables, each from the first table that has it."""
         found: dict[tuple[Any, ...], Reported] = {}
         for table in self.tables:
             for row in reported():
