@@ -75,7 +75,7 @@ class FedAvg(Teacher):
         return torch.optim.SGD(self.network.parameters(), lr=0.0)
 
     def on_train_start(self) -> None:
-        """Ends at once where nothing is left to do."""
+        """Ends at once if nothing is left to do."""
         if self.draw_seed is None:
             self.draw_seed = torch.initial_seed()
         self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds

@@ -87,7 +87,7 @@ class FedDistillation(DataFreeDistillation):
         return [_SERVER_HOLDS_MODELS]
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step of the student, before or after it those of the images. `batch` is a step index."""
+        """One student step, with the steps of the images before or after it. `batch` is only a step index."""
         with self.draws.seeded(self.steps_done):
             if self.terms is not None:
                 if self.steps_done % self.terms.student_steps == 0:

@@ -69,7 +69,7 @@ class ImageTerms:
 
 
 class NoisePrior(ImagePrior):
-    """Standard normal pixels, where DeepInversion begins; here cut off at -1 and 1."""
+    """Standard normal pixels, as at the start of DeepInversion, but clipped to [-1, 1]."""
 
     def sample(
         self,

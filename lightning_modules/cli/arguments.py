@@ -89,7 +89,7 @@ def merged(config: Namespace) -> Namespace:
 
 
 def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings with a mapping in place of each string of `SHORT`."""
+    """A model's settings with each string of `SHORT` replaced by a mapping."""
     found = dict(settings)
     for path, field in SHORT.items():
         value = _at(found, path)

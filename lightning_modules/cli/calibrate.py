@@ -151,7 +151,7 @@ def cost_in_ledger(cli: Any) -> str:
 
 
 def _without_noise(cli: Any) -> tuple[str, str | None] | None:
-    """What a run uses without noise, and whose training bounds it (None: the teacher's); None where it does not."""
+    """What a run uses without noise, and the training that bounds it (None: the teacher's), if any."""
     model, data = cli.model, cli.datamodule
     if isinstance(model.images, PoolSource) and model.images.is_of({data.private_data}, [data.partition]):
         return "the private records themselves (images.pool), which nothing bounds", RECORDS

@@ -58,7 +58,7 @@ class UsageParser(LightningArgumentParser):
         super().__init__(**{"allow_abbrev": False, "parser_mode": PARSER_MODE, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one line and exits with status 2; raises instead where jsonargparse is debugged."""
+        """Prints one line and exits with status 2, or raises if jsonargparse is being debugged."""
         from jsonargparse._common import debug_mode_active
 
         if debug_mode_active() or not self.exit_on_error:
@@ -155,7 +155,7 @@ class TranscriptionCLI(LightningCLI):
         self.config = self.parser.parse_object({command: content}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Fills in the logger, the checkpoint and the result record where the configuration leaves them open."""
+        """Adds the logger, the checkpoint and the result record that the configuration does not set."""
         settings = self._get(self.config_init, "trainer")
         dataset = str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
         name = f"{type(self.model).__name__}_{dataset}".lower()
@@ -242,7 +242,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
-    """Settings of data whose pictures, where they leave size and channels open, become such as were trained on."""
+    """Settings of data that convert pictures to the size and channels of training, unless they set their own."""
     if not isinstance(data, Mapping):
         return data
     given = dict(data.get("init_args") or {})
@@ -255,7 +255,7 @@ def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
 
 
 def _last_checkpoints(config: Any) -> list[Path]:
-    """Files that a fit of this configuration writes its last checkpoint to; none where they follow from its number."""
+    """Files to which a fit of this configuration writes its last checkpoint; none if they depend on its number."""
     root = config.trainer.get("default_root_dir")
     given = [one.as_dict() for one in _listed(config.trainer.get("callbacks"))]
     savers = [one.get("init_args") or {} for one in given if str(one["class_path"]).endswith("ModelCheckpoint")]

@@ -191,7 +191,7 @@ class FederatedClient:
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 
     def guarantee(self) -> Guarantee:
-        """What left this client, and what that bounds, regardless of the server."""
+        """What left this client, and the bound on it, regardless of the server."""
         terms, annotator = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
         said = annotator.guarantee(

@@ -63,7 +63,7 @@ class ClientConnection(ABC):
         return {name: answer_or_absence(client, act) for name, client in clients.items()}
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """Sends all clients the terms of a run, and gives those that do not take part, by name."""
+        """Sends all clients the terms of a run, and returns those that do not take part, by name."""
         self._out = self._begin(self.reached(), terms, folder)
         return dict(self._out)
 

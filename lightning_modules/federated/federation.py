@@ -57,7 +57,7 @@ class Federation(PrivateModel):
 
     @property
     def ledger(self) -> Path | None:
-        """The server's: of the ensemble's data where its file holds all teachers, else of the federation's name."""
+        """Ledger of the server: of the ensemble's data if one file holds all teachers, else of the federation."""
         if self.path is not None:
             return super().ledger
         return ledger_file(self.private_data)

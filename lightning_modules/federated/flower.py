@@ -46,7 +46,7 @@ class _Remote:
         return read_introduction(values)
 
     def begin(self, terms: Terms, *, folder: Path | None) -> None:
-        """See `FederatedClient.begin`. It writes its guarantee where its owner says."""
+        """See `FederatedClient.begin`; writes the guarantee where the owner says."""
         self._send(pack("begin", **asdict(terms)))
 
     def answer(self, question: Question) -> torch.Tensor:
@@ -184,7 +184,7 @@ class FlowerClients(ClientConnection):
             return dict(zip(clients, answers, strict=True))
 
     def _meet(self) -> None:
-        """Asks all new connections who they are, and sends the run's terms to those that come back during it."""
+        """Asks new connections who they are, and sends the run's terms to clients that come back during it."""
         live = dict(self._manager.all())
         new = {one: _Remote(proxy, timeout=self.timeout) for one, proxy in live.items() if one not in self._names}
         for connection, who in self.each(new, lambda client: client.introduction(**self._shape)).items():
@@ -200,7 +200,7 @@ class FlowerClients(ClientConnection):
                 self._out.update(self._begin({who.name: new[connection]}, self._terms, None))
 
     def _problem_of(self, who: Introduction | Absence) -> str | None:
-        """Why a new connection is of none of this federation's clients; None where it is of one."""
+        """Why a new connection is not a client of this federation; None if it is one."""
         if isinstance(who, Absence):
             return who.reason
         if who.name in self._present():

@@ -247,7 +247,7 @@ def read(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def read_introduction(values: Mapping[str, Any]) -> Introduction:
-    """A client's description of itself; a `ClientRefusal` where it is none."""
+    """Parses a client's description of itself; raises a `ClientRefusal` if it is none."""
     known = read(values, list(_INTRODUCTION))
     try:
         if known["releases"] is not None:

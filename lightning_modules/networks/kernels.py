@@ -195,7 +195,7 @@ class Kernels(nn.Module):
         return F.conv2d(smoothed, factor[:, :, None, None])
 
     def _evened(self, length: Tensor) -> Tensor:
-        """What a centred patch of such a length is multiplied by, so that all with some contrast are about as long."""
+        """Factor for a centred patch of a given norm, so that all patches with some contrast have similar norms."""
         return (length.square() + self.centring.shape[0] * _CONTRAST**2).rsqrt()
 
 

@@ -21,7 +21,7 @@ _numbers = count()
 
 
 def same_module(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules are of one class, of the same parts and settings, with equal weights and buffers.
+    """Whether two modules have the same class, parts and settings, and equal weights and buffers.
 
     Buffers count whether or not a `state_dict` holds them. For settings see `settings_of_parts`.
     """
@@ -144,7 +144,7 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Lets extractors compute all anew: what they give of an image may depend on the batch, which a memory hides."""
+    """Makes extractors recompute everything: a memory hides outputs that depend on the batch."""
     held = _memory[:]
     _memory.clear()
     try:

@@ -57,7 +57,7 @@ class Network:
 
     @classmethod
     def of(cls, given: Any) -> Network:
-        """A network from whatever a setting may be given as: a name, plain values, a class or a function."""
+        """Makes a network description from a name, plain values, a class or a function."""
         if isinstance(given, Network):
             return given
         return cls(**given) if isinstance(given, Mapping) else cls(name=given)
@@ -204,7 +204,7 @@ def dry_run(network: nn.Module, images: Tensor) -> Any:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with those that options gave, "/part/of/it": value, in their places."""
+    """Arguments with the values of options, "/part/of/it": value, in their places."""
     found = {key: value for key, value in values.items() if not key.startswith("/")}
     for key, value in values.items():
         if key.startswith("/"):
@@ -239,7 +239,7 @@ def _parser(target: type, setting: str) -> ArgumentParser:
 
 
 def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
-    """Calls what takes `**kwargs` without those offered that it rejects by name: only its errors list them."""
+    """Calls a function of `**kwargs` without the offered arguments that it rejects, by name, in its errors."""
     try:
         return target(*first, **given, **offered)
     except TypeError as error:

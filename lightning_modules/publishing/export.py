@@ -34,7 +34,7 @@ PREPROCESSING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written; of each file that holds the network, the largest difference of a logit from it."""
+    """Files that were written, with the largest difference of their logits from those of the network."""
 
     folder: Path
     run: FinishedRun

@@ -164,7 +164,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) 
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Iterable[torch.Tensor], processes: Processes) -> None:
-    """Overwrites tensors, the same ones in the same order in every process, with those of process 0."""
+    """Overwrites tensors, given in the same order in every process, with those of process 0."""
     if processes.size == 1:
         return
     for tensor in tensors:

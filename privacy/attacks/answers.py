@@ -136,7 +136,7 @@ def train_shadows(
     count: int,
     population: Records | None = None,
 ) -> Shadows:
-    """Trains models on random halves of the records, each record in each half by a fair coin, and asks all of them.
+    """Trains models on random halves of the records, each record included by a fair coin, and queries all of them.
 
     Args:
         train: From records to a trained model: a teacher, or a student that was made of one.

@@ -9,7 +9,7 @@ from privacy.attacks.answers import Answers, Shadows
 
 
 def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
-    """Members are those with a small loss: (N,) minus the cross-entropy, larger for members.
+    """Members have a small loss: the score (N,) is minus the cross-entropy, larger for members.
 
     Threat model: the attacker sees the model's probability for the record's label, and trains nothing. It compares a
     record with other records and not with itself, so that a hard member looks like no member. Of the queries only the

@@ -35,7 +35,7 @@ def attack_each(
     method: MembershipAttack = lira,
     kinds: NDArray[np.str_] | None = None,
 ) -> dict[str, AttackResult]:
-    """Attacks the first models, each by means of those that come after all targets.
+    """Attacks the first models, each using the models that come after all targets.
 
     No target is another one's shadow: given the shadows, the targets are independent, and `AttackResult.audited` is
     valid for all of them together.
