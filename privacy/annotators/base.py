@@ -299,15 +299,14 @@ class Annotator(ABC):
         """
         self.account.ledger.refresh()
         own, planned_charges = self.account.counts(scope="run"), {} if planned is None else planned.charges
-        as_planned = planned is not None and not planned.changed
-        as_planned &= planned is None or planned.calls is None or self.calls_made() <= planned.calls
+        most = None if planned is None else planned.calls
         return Guarantee.of(
             self.account,
             self.description(),
             artefacts=artefacts,
             covered=self.covering(planned),
             of_run=own + unmade(planned_charges, own),
-            planned=as_planned,
+            planned=planned is not None and not planned.changed and (most is None or self.calls_made() <= most),
             noise_changed=len({self._words_of(charge) for charge in {*own, *planned_charges} if _noised(charge)}) > 1,
             secure=self.noise.secure,
             num_records=self.num_records,
