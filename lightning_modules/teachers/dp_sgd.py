@@ -213,12 +213,7 @@ class DPSGDTeacher(Teacher):
                 that lets a record end the fit.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
-        if torch.is_anomaly_enabled():
-            raise ValueError(
-                "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
-                "the abort would tell"
-            )
-        require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
+        self._require_charged()
         by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases)
         self.own_training.renew_token()
@@ -325,20 +320,25 @@ class DPSGDTeacher(Teacher):
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, whose gradients are computed in physical batches."""
         inputs, labels, *counts = batch
-        wrapper = self.optimizers()
-        optimizer = cast(ExactNoise, wrapper.optimizer)  # type: ignore[union-attr]
-        self._require_charged(optimizer)
+        optimizer = self._require_charged()
         optimizer.zero_grad()
         optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=self._features_precomputed)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self.own_training.register)
-        wrapper.step()  # type: ignore[union-attr]
+        self.optimizers().step()  # type: ignore[union-attr]
 
-    def _require_charged(self, optimizer: ExactNoise) -> None:
-        """Refuses a step whose rate or noise differs from what `_step` charges: a callback may change either."""
+    def _require_charged(self) -> ExactNoise:
+        """The optimizer. Refuses a step at another rate or noise than `_step` charges: a callback may change either."""
+        if torch.is_anomaly_enabled():
+            raise ValueError(
+                "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
+                "the abort would tell"
+            )
+        optimizer = cast(ExactNoise, self.optimizers().optimizer)  # type: ignore[union-attr]
         require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
         if (now := (optimizer.noise_multiplier, optimizer.source)) != (own := (self.noise_multiplier, self.noise)):
             raise ValueError(f"noise_multiplier and noise must stay what the optimizer adds, {now}, got {own}")
+        return optimizer
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""

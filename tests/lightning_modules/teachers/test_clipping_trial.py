@@ -534,7 +534,7 @@ def test_a_step_is_charged_as_it_is_drawn(monkeypatch: pytest.MonkeyPatch, what:
     teacher, data, changes = made(Plain), PoissonSampled(dataset=Digits(), batch_size=64), Changes(what)
     settings = {**trainer_settings(".", -1), "max_steps": 30, "logger": False, "callbacks": [changes]}
     if broken:
-        monkeypatch.setattr(DPSGDTeacher, "_require_charged", lambda *_: None)
+        monkeypatch.setattr(DPSGDTeacher, "_require_charged", lambda self: self.optimizers().optimizer)
         Trainer(**settings).fit(teacher, data)
         assert teacher.guarantee().epsilon < 0.9 * compose(changes.drawn, teacher.delta).epsilon
         return
@@ -623,6 +623,18 @@ def test_anomaly_detection_is_refused_before_a_record_can_end_the_fit() -> None:
     with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
         fit(dp_sgd_fit(trainer={"detect_anomaly": True}, noise_multiplier=1.0))
     assert not Path("run/public").exists()
+
+
+class DetectsAnomalies(Callback):
+    """After `on_train_start`, which a derived class may override without calling this class's."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        torch.autograd.set_detect_anomaly(True)
+
+
+def test_anomaly_detection_that_begins_later_is_refused_too() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
+        fitted(made(Plain), callbacks=[DetectsAnomalies()])
 
 
 def test_a_hook_that_comes_after_the_trial_is_refused_before_it_sees_a_gradient(
