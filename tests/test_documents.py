@@ -92,7 +92,7 @@ def test_the_matrix_has_the_figures_known_from_elsewhere() -> None:
 
 def test_the_papers_settings() -> None:
     table = papers_table()
-    assert row(table, "DPDFD, DPSD data switch, C=0.001, T=59,681, `per_sample_full`")[1:] == ["1", "3,389"]
+    assert row(table, "DPDFD, DPSD data switch, C=0.001, T=59,680, `per_sample_full`")[1:] == ["1", "3,389"]
     assert row(table, "DPDFD, DPSD data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
     assert row(table, "DGD, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
     assert row(table, "LabelDP, DPSD label switch")[2] == "1,698"

@@ -15,7 +15,7 @@ from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_
 
 
 @pytest.mark.parametrize(
-    ("norm_bound", "steps", "epsilon"), [(1e-3, 200, 0.0456), (1e-3, 59_681, 1.0), (5e-3, 139_273, 10.0)]
+    ("norm_bound", "steps", "epsilon"), [(1e-3, 200, 0.0456), (1e-3, 59_680, 1.0), (5e-3, 139_273, 10.0)]
 )
 def test_dpdfd_theorem_3(norm_bound: float, steps: int, epsilon: float) -> None:
     value = published_dpdfd_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5)
