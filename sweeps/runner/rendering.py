@@ -164,16 +164,15 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     """Figures of the same table for other methods at the same points, and anchors from other papers."""
     columns, own = _columns(rows), _methods(spec, rows)
     units = {row.printed.unit for row in rows if row.printed is not None}
+    units = units or {entry.unit for entry in reported() if entry.method == spec.method}
     methods: dict[str, dict[str, str]] = {}
     for entry in (*spec.printed(), *(row for row in reported() if not row.paper)):
-        same_table = bool(entry.paper)
-        if entry.method in own:
+        # A bound for labels beside one for records would compare nothing.
+        if entry.method in own or (not entry.paper and units and entry.unit not in units):
             continue
-        if not same_table and units and entry.unit not in units:
-            continue  # a bound for labels beside one for records would compare nothing
         for dataset, epsilon in columns:
             if entry.matches({"dataset": dataset, "epsilon": epsilon}):
-                name = entry.method if same_table else f"{entry.method} ({entry.table})"
+                name = entry.method if entry.paper else f"{entry.method} ({entry.table})"
                 text = _percent(entry.accuracy) + notes.marks(entry.notes)
                 methods.setdefault(name, {})[_heading(dataset, epsilon)] = text
     return _by_method("Other methods, as printed:", methods, [_heading(*point) for point in columns])
