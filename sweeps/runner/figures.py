@@ -46,7 +46,7 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
         if row.printed is not None and axis not in REACHED:
             lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.printed.accuracy, 0.0, None))
     for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
-        name = f"{entry.dataset}: {entry.method} ({entry.table})"
+        name = f"{entry.dataset}: {entry.method} {entry.setting} ({entry.table})"
         lines.setdefault(name, []).append((cast(float, entry.epsilon), entry.accuracy, 0.0, None))
     figure, axes = plt.subplots(figsize=(10 if axis in REACHED else 6, 4))
     colors = {}

@@ -172,7 +172,7 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
             continue
         for dataset, epsilon in columns:
             if entry.matches({"dataset": dataset, "epsilon": epsilon}):
-                name = entry.method if entry.paper else f"{entry.method} ({entry.table})"
+                name = entry.method if entry.paper else f"{entry.method} {entry.setting} ({entry.table})"
                 text = _percent(entry.accuracy) + notes.marks(entry.notes)
                 methods.setdefault(name, {})[_heading(dataset, epsilon)] = text
     return _by_method("Other methods, as printed:", methods, [_heading(*point) for point in columns])

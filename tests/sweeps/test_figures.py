@@ -78,7 +78,7 @@ def test_over_a_record_level_epsilon_stands_what_others_print_without_public_ima
     found = replace(row(1, "prior", (1.0, 3.0)), labels=(("dataset", "MNIST"), ("size", "1")))
     (axes,) = drawn(over, [found]).axes
     names = {text.get_text() for text in axes.get_legend().get_texts()}  # type: ignore[union-attr]
-    assert {"MNIST", "MNIST: DP-FETA (DPImageBench)"} <= names
+    assert {"MNIST", "MNIST: DP-FETA on synthetic data (DPImageBench)"} <= names
     assert not any("CIFAR10" in name or "PrivImage" in name for name in names)
 
 
