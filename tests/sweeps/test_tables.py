@@ -230,7 +230,7 @@ def test_a_rendered_table(spec: Spec) -> None:
     assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
     assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text and "| 80.00 % | 1 |" in text
     assert "| DPGEN | 90.46 % | 93.57 % |" in text
-    assert "| PSG (Chen et al. 2022) | 80.90 % | 95.60 % |" in text
+    assert "| PSG on synthetic data (Chen et al. 2022) | 80.90 % | 95.60 % |" in text
     assert f"1. {footnotes()['c-epsilon']}" in text and f"2. {footnotes()['c1-c4']}" in text
     assert "- failed (MNIST, 10): ValueError: no\n" in text
     assert "Last step, no selection" in text and "commit abc" in text
@@ -247,6 +247,14 @@ def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec:
     federated = Spec.read("dpsd-table5")
     printed = {row.labels: row.printed for row in read_rows(federated, "cpu", Path("nowhere"))}
     assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
+
+
+def test_figures_for_records_stand_beside_none_for_labels(spec: Spec) -> None:
+    """Neither where a table of LabelDP's is printed, nor where it is not legible."""
+    assert "PSG on synthetic data" in page(spec)
+    for printed in ("Table I", None):
+        labels = {**SPEC, "paper": "LabelDP", "method": "DP-DFD", "reported": printed}
+        assert "PSG" not in page(written({key: value for key, value in labels.items() if value}))
 
 
 def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
