@@ -167,10 +167,14 @@ def planned_epsilon(cli: Any) -> float:
 
 
 def _planned_calls(cli: Any) -> int:
-    steps = int(cli.trainer.max_epochs) * len(cli.datamodule.train_dataloader())
+    trainer, length = cli.trainer, len(cli.datamodule.train_dataloader())
+    limit = trainer.limit_train_batches
+    steps = (trainer.max_epochs or 0) * (min(length, limit) if isinstance(limit, int) else int(length * limit))
+    if steps < 1 or trainer.max_steps != -1:
+        raise ValueError(
+            "set trainer.max_epochs, and leave out trainer.max_steps: calibrate prices the steps of a whole fit"
+        )
     calls: int = cli.model.calls_of(steps)
-    if steps < 1:
-        raise ValueError("trainer.max_epochs must be set, so that the number of planned steps is known")
     if calls < 1:
         raise ValueError(f"{type(cli.model).__name__} asks its teacher nothing: its epsilon is the teacher's own")
     return calls

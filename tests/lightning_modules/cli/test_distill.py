@@ -238,3 +238,15 @@ def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: 
     told = {"name": "os.system", "arguments": {"command": "true"}}
     for spec in (told, "theirs.py:Net", {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}}):
         assert facts_of(written(tmp_path, noise, spec))[1] is None
+
+
+def test_the_planned_cost_is_of_the_steps_that_a_fit_would_make(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Limits of the trainer were not looked at."""
+    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher=teachers/digits.ckpt"]
+    main([*command, "--targets", "1", "--trainer.max_epochs=2", "--trainer.limit_train_batches=5"])
+    assert "As configured, 10 calls" in capsys.readouterr().out
+    for limit in ("max_steps=50", "max_epochs=null"):
+        with pytest.raises(ValueError, match=r"^set trainer.max_epochs, and leave out trainer.max_steps"):
+            main([*command, f"--trainer.{limit}"])
