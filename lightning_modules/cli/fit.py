@@ -158,7 +158,8 @@ class TranscriptionCLI(LightningCLI):
         """Adds the logger, the checkpoint and the result record that the configuration does not set."""
         settings = self._get(self.config_init, "trainer")
         dataset = str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
-        name = f"{type(self.model).__name__}_{dataset}".lower()
+        command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
+        name = f"{command}{type(self.model).__name__}_{dataset}".lower()
         if settings.logger is None:
             folder = settings.default_root_dir
             kwargs["logger"] = self._csv_logger(Path(folder)) if folder else CSVLogger("runs", name=name)

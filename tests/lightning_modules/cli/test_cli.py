@@ -38,7 +38,10 @@ def test_short_names_and_short_options(folder: Path) -> None:
     assert run is not None and isinstance(run.model.student, SmallCNN)
     assert run.model.annotator.budget.target_epsilon == 1 and run.model.annotator.budget.accounting == "published"
     assert run.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
-    assert Path("runs/dpdfd_digits/version_0/result.json").is_file()
+    made = Path("runs/dpdfd_digits/version_0")
+    assert (made / "result.json").is_file()
+    main(["test", "--config", str(made / "config.yaml"), "--ckpt_path", str(made / "checkpoints/last.ckpt")])
+    assert list(made.parent.iterdir()) == [made]  # the newest version is the newest fit
 
 
 def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
