@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_modules.networks.named_code import unknown_code
 from privacy.formatting import round_up
 from privacy.guarantee import ONE_PERSON
 
@@ -58,7 +59,10 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
                 lines.append(f"go on:   {more} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
             unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
-            lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *unbounded)}")
+            settings = record["config"]["model"]["init_args"]
+            code = unknown_code((settings.get("student") or settings).get("network"))
+            own = [] if code is None else ["--network", code]
+            lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *own, *unbounded)}")
     return "\n".join(lines)
 
 

@@ -76,7 +76,9 @@ def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_
     fit(configuration(steps=1, model={"student": {"name": "my.py:Constant"}, "images": "prior"}))
     main(["export", "run", "--to", "out", "--network", "my.py:Constant", "--unprotected"])
     written, card = json.loads(Path("run/result.json").read_text()), Path("out/README.md").read_text()
-    assert "COLLAPSED: it gives one class to 100.0 % of the test images" in said_by_outcome(caplog)
+    said = said_by_outcome(caplog)
+    assert "COLLAPSED: it gives one class to 100.0 % of the test images" in said
+    assert "--to DIR --network my.py:Constant" in said  # which the export asks for
     assert "It has collapsed" in card and "Expected calibration error: " in card
     assert written["largest_share"] == 1 and 0 < written["calibration_error"] < 1
 
@@ -101,6 +103,7 @@ def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(
 
 def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
     private = {"method": "Teacher", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
+    private["config"] = {"model": {"init_args": {"network": SMALL}}}
     bounded = {**private, "method": "DPSGDTeacher", "epsilon_record": 2.0, "delta": 1e-5}
     checkpoint = tmp_path / "last.ckpt"
     unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
