@@ -80,7 +80,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     """The command.
 
     Raises:
-        ValueError: The configuration has no annotator, or does not say how many steps are planned.
+        ValueError: The configuration queries no teacher, or does not say how many steps are planned.
     """
     # The rest is for the parser of `fit`, which knows every setting.
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI calibrate", description=__doc__)
@@ -106,10 +106,10 @@ def planned_cost(cli: Any) -> list[str]:
     """Releases and costs of a configuration, as lines of text; nothing is run and no teacher is read.
 
     Raises:
-        ValueError: The configuration has no annotator, or does not say how many steps are planned.
+        ValueError: The configuration queries no teacher, or does not say how many steps are planned.
     """
     if not isinstance(cli.model, DataFreeDistillation):
-        raise ValueError(f"calibrate needs a model with an annotator, got {type(cli.model).__name__}")
+        raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
     annotator, calls = cli.model.annotator, _planned_calls(cli)
     words, reason = annotator.describe(), _without_noise(cli)
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
