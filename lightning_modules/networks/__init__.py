@@ -1,4 +1,4 @@
-"""Networks: classifiers of teachers and students, feature extractors, generators, the VAE."""
+"""Networks: classifiers for teachers and students, feature extractors, generators and the VAE."""
 
 from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.networks.classifiers import (

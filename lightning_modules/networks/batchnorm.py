@@ -1,4 +1,4 @@
-"""Batch normalisation of networks that are queried: statistics kept, or compared with (LabelDP Eq. 2)."""
+"""Batch normalisation utilities: freeze running statistics, or compare a batch with them (LabelDP Eq. 2)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Keeps running statistics as they are while the batch's own statistics are still used in training mode.
+    """Stops updates of the running statistics; training mode still normalises with the batch's own.
 
-    The generator's update passes images through the student without the student learning from them.
+    The generator's update passes images through the student, and the student must not learn from them.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
     for layer in layers:
@@ -29,7 +29,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """A block in which a network is in evaluation mode; afterwards it is in the mode that it was in."""
+    """Puts a network into evaluation mode within the block and restores its previous mode afterwards."""
     training = module.training
     module.eval()
     try:
@@ -40,18 +40,18 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Watches the inputs of a network's BatchNorm layers while it is run within the block.
+    """Measures how far the inputs of a network's BatchNorm layers are from the running statistics.
 
-    For each BatchNorm layer ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of its input, summed over
-    layers. What the block is given returns that sum, a scalar with its graph, once the network has run. The hooks that
-    catch the inputs are removed again.
+    The distance is ‖mean - running_mean‖₂ + ‖var - running_var‖₂ over the channels of a layer's input, summed over
+    layers. Run the network within the block, then call the function that the block is given: it returns the sum, a
+    differentiable scalar. Forward hooks record the inputs and are removed at the end of the block.
 
     Args:
-        model: a classifier with BatchNorm. In eval mode the inputs are what its running statistics make of the images,
-            in training mode what the batch's own do.
+        model: a classifier with BatchNorm. In eval mode its layers normalise with running statistics, in training mode
+            with the batch's.
 
     Raises:
-        ValueError: if the model has no BatchNorm that keeps statistics, or did not call one of them.
+        ValueError: if no BatchNorm layer of the model keeps statistics, or one of those that do was not called.
     """
     named = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm))
     layers = {name: layer for name, layer in named if layer.running_mean is not None}
@@ -78,12 +78,12 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs a classifier in eval mode on images (N, C, H, W) once: its logits (N, c), and its `distance_to_statistics`.
+    """Runs a classifier on images (N, C, H, W) once and returns its logits (N, c) and `distance_to_statistics`.
 
-    Both have their graph.
+    Both are differentiable.
 
     Raises:
-        ValueError: if the model has no BatchNorm that keeps statistics, or does not call one of them.
+        ValueError: if no BatchNorm layer of the model keeps statistics, or one of those that do was not called.
     """
     with distance_to_statistics(model) as distance:
         logits: Tensor = model(images)
@@ -92,7 +92,7 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
 
 def _distance(layer: Any, inputs: Tensor) -> Tensor:
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
-    # One value per channel has no variance; the running one is of the unbiased estimate.
+    # Running variances average the unbiased estimate, which a single value per channel does not have.
     unbiased = int(inputs.numel() > inputs.shape[1])
     variance, mean = torch.var_mean(inputs, dim=axes, correction=unbiased)
     of_mean: Tensor = torch.linalg.vector_norm(mean - layer.running_mean)

@@ -1,7 +1,6 @@
-"""Classifiers: `head(forward_features(images))` gives the logits. The papers' students and teachers, and a modern one.
+"""Classifiers: the papers' students and teachers, and a modern one. Logits are `head(forward_features(images))`.
 
-Maxima are taken before an activation, which is the same, since it keeps the order of values, and runs on a quarter of
-them.
+Max-pooling comes before the activation: activations are monotonic, so the result is the same at a quarter of the work.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from lightning_modules.setting_checks import check_choice, check_whole_number
 
 
 class ImageClassifier(nn.Module):
-    """A network whose last layer is the linear `head`.
+    """Base class of networks whose last layer is the linear `head`.
 
-    Losses on a network's features (DPDFD Eq. 5, DGD Eq. 2) need the head's input: it has a name here. A derived class
-    sets `features`, or writes `forward_features`.
+    Losses on features (DPDFD Eq. 5, DGD Eq. 2) need the head's input, which `forward_features` returns. A derived class
+    sets `features` or overrides `forward_features`.
     """
 
     features: nn.Sequential
@@ -39,11 +38,10 @@ class ImageClassifier(nn.Module):
 def checked_shape(
     network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int = 1
 ) -> tuple[int, int, int]:
-    """Check the description of the data that every network takes and return (channels, height, width).
+    """Check the data's number of classes and image shape and return (channels, height, width).
 
     Raises:
-        ValueError: if there are no classes, a size is not positive, or the image is smaller than the network's `least`
-            side in pixels.
+        ValueError: if there are no classes, a size is not positive, or a side of the image is below `least` pixels.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes!r}")
@@ -56,14 +54,13 @@ def checked_shape(
 
 
 def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs a classifier on images (N, C, H, W) once: its logits (N, c), and features (N, F) that they are linear in.
+    """Runs a classifier on images (N, C, H, W) once and returns its logits (N, c) and the features (N, F) before them.
 
-    This project's classifiers name both. Of any other network the features are the input of its last `nn.Linear` (in
-    order of registration, its own `head` first where that is linear), caught by a hook that is removed again.
+    For a network that is no `ImageClassifier`, a temporary hook catches the input of its `head`, if that is an
+    `nn.Linear`, or else of the `nn.Linear` registered last.
 
     Raises:
-        ValueError: if the model has no `nn.Linear`, or does not call its last one exactly once with one row per
-            image.
+        ValueError: if the model has no `nn.Linear`, or does not call the chosen one once with one row per image.
     """
     if isinstance(model, ImageClassifier):
         features = model.forward_features(images)
@@ -92,8 +89,8 @@ class DataLensClassifier(ImageClassifier):
     """DataLens's classifier (Wang et al. 2021): the student of DPDFD and DPSD, and of LabelDP in its data setting.
 
     Conv 3x3 (32, valid), ReLU, max-pool 2, dropout 0.2, conv 3x3 (64, valid), ReLU, dropout 0.25, dense 64, ReLU, dense
-    c: 515 146 parameters for 28x28x1 and 10 classes. It has no batch normalisation; as a student of noised gradients it
-    learns at half the pace of one that has.
+    c: 515 146 parameters for 28x28x1 and 10 classes. It has no batch normalisation and learns from noisy gradients at
+    half the pace of a student that does.
 
     Args:
         num_classes: number of classes c.
@@ -124,10 +121,10 @@ class DataLensClassifier(ImageClassifier):
 
 
 class TwoConvNet(ImageClassifier):
-    """DGD's baseline, teachers and student: two convolutions, then the output.
+    """The network of DGD's baseline, teachers and student: two convolutions, then the output.
 
-    The convolutions are 3x3 with 64 and 128 channels, each with ReLU and a 2x2 max-pool. Stride 1, padding 1, Xavier
-    initialisation (DGD, section on implementation details).
+    The convolutions are 3x3 with 64 and 128 channels, stride 1 and padding 1, each with ReLU and a 2x2 max-pool;
+    Xavier initialisation (DGD, section on implementation details).
 
     Args:
         num_classes: number of classes c.
@@ -157,14 +154,14 @@ class SmallCNN(ImageClassifier):
 
     Blocks of 3x3 convolution, normalisation, activation and 2x2 max-pool, then one dense layer and the output.
 
-    With batch normalisation it is the student that learns fastest from noised gradients. Batch statistics mix the
-    samples of a batch, which a network trained by DP-SGD must not do: there take `norm: group` or `norm: none`, and
-    tanh, which bounds the activations (Papernot et al. 2021).
+    With batch normalisation it is the student that learns fastest from noisy gradients. Batch statistics mix the
+    samples of a batch, which DP-SGD does not allow: use `norm: group` or `norm: none` there, and tanh, which bounds the
+    activations (Papernot et al. 2021).
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width; at least 2**depth pixels a side.
-        width: channels of the first block; each further block doubles them.
+        width: channels of the first block, doubled in each further block.
         depth: number of blocks.
         hidden: size F of the dense layer, the features.
         norm: batch normalisation, group normalisation (up to 4 groups), or none.
@@ -213,7 +210,7 @@ class TanhCNN(ImageClassifier):
     """The network of end-to-end DP-SGD on MNIST (Papernot et al. 2021; Tramèr and Boneh 2021).
 
     Conv 8x8 (16, stride 2), tanh, max-pool, conv 4x4 (32, stride 2), tanh, max-pool, dense 32, tanh, dense c: 26 010
-    parameters for 28x28x1 and 10 classes. Tanh bounds the activations, and with them gradients that are clipped.
+    parameters for 28x28x1 and 10 classes. Tanh bounds the activations, and with them the gradients before clipping.
 
     Args:
         num_classes: number of classes c.
@@ -242,7 +239,7 @@ class TanhCNN(ImageClassifier):
 
 
 class ResNet18(ImageClassifier):
-    """ResNet-18 for small images: a stem of 3x3, stride 1 and no max-pool (He et al. 2016, section 4.2).
+    """ResNet-18 for small images: a 3x3 stem with stride 1 and no max-pool (He et al. 2016, section 4.2).
 
     Args:
         num_classes: number of classes c.
@@ -260,7 +257,7 @@ class ResNet18(ImageClassifier):
         self.body = ResNet(BasicBlock, list(self.blocks))
         self.body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")
-        # Modules without weights take the places that torchvision's forward pass calls by name.
+        # torchvision's forward pass calls these by name.
         self.body.maxpool = nn.Identity()
         self.body.fc = nn.Identity()
         self.head = nn.Linear(512, num_classes)
@@ -272,6 +269,6 @@ class ResNet18(ImageClassifier):
 
 
 class ResNet34(ResNet18):
-    """ResNet-34 for small images, as `ResNet18`: the papers' teacher."""
+    """ResNet-34 for small images, built as `ResNet18`: the papers' teacher."""
 
     blocks = (3, 4, 6, 3)

@@ -1,4 +1,4 @@
-"""A linear classifier on fixed features, plain or whitened by statistics of procedural images: free of charge."""
+"""A linear classifier on fixed features, plain or whitened with procedural images, which cost no privacy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lightning_modules.precision import full_float32
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 
-#: Mean length of whitened features other than scattering's: that of normalised scattering features at 28 pixels, so
-#: that rates mean about the same.
+#: Mean norm of whitened features other than scattering's. It is that of normalised scattering features at 28 pixels, so
+#: that learning rates carry over.
 _LENGTH = 64.0
-#: See `whitening_of`. Of 2,001 images all directions are kept.
+#: See `whitening_of`. Up to 2,001 images, all directions are kept.
 _FLOOR, _DIRECTIONS = 0.01, 2000
 #: See `leading_eigenvectors`.
 _ROUNDS, _MORE = 3, 600
@@ -31,15 +31,15 @@ _ROUNDS, _MORE = 3, 600
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """Whitening of features by the statistics of a prior's images.
+    """Settings for whitening features with a prior's images.
 
     Attributes:
-        power: How far, 0 to 0.5; see `whitening_of`.
-        images: How many images of the prior are taken.
-        mirrored: Take the mean of an image's features and of its mirror image's, so that both are one to a classifier.
-            For pictures whose class does not depend on left and right; of those it doubles what a record teaches.
-        shifts: Take the mean over the image and the same image moved by 1 to so many pixels up, down, left and right,
-            its edge repeated: 4 `shifts` + 1 times the work, and no gradient and no privacy. 0 is no shift.
+        power: Strength of the whitening, at least 0; 0.5 is full whitening. See `whitening_of`.
+        images: Number of procedural images to estimate the statistics from.
+        mirrored: Average the features of an image and of its mirror image, so that a classifier cannot tell them apart.
+            For images whose class does not depend on left and right; there it doubles what a record teaches.
+        shifts: Average the features over the image and its shifts by 1 to `shifts` pixels up, down, left and right, the
+            edge repeated. It multiplies the computation by 4 `shifts` + 1 and costs no privacy. 0 turns it off.
     """
 
     power: float = 0.25
@@ -56,20 +56,20 @@ class Whitening:
 def whitening_of(
     features: Tensor, *, power: float, floor: float = _FLOOR, directions: int = _DIRECTIONS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, directions and gains that even the features' variances out.
+    """Compute the mean, principal directions and gains that equalise the variances of features.
 
-    A direction of variance v is multiplied by (v + f)^-power, f = floor times the mean variance; directions that no
-    feature vector has a part in count as v = 0. With power 0.5 and no floor that is whitening; less leaves some of the
-    difference, which is where the signal is.
+    A direction of variance v is scaled by (v + f)^-power, where f is `floor` times the mean variance; v = 0 for
+    directions in which the features do not vary. Power 0.5 without a floor is full whitening; lower powers keep some of
+    the differences in variance, which carry signal.
 
-    Of more directions than may be kept, those of the largest variances are, and all others count as one: as of the
-    variance that they have on the average (probabilistic principal components, Tipping and Bishop 1999).
+    At most `directions` are kept, those of the largest variances. All others share the average of their variances
+    (probabilistic principal components, Tipping and Bishop 1999).
 
     Args:
         features: (N, F), of public images.
         power: at least 0.
         floor: above 0.
-        directions: maximum number that is kept; each takes F numbers of a checkpoint.
+        directions: maximum number of directions; each adds F numbers to a checkpoint.
 
     Returns:
         Mean (F,); orthonormal directions (F, k), k = min(N - 1, F, directions), some of them zero; and gains (k,)
@@ -79,15 +79,15 @@ def whitening_of(
     rows = features.to(torch.float64, copy=True)
     middle = rows.mean(dim=0)
     rows.sub_(middle).div_(max(1, number) ** 0.5)
-    # The smaller of the two products has all the eigenvalues above zero.
+    # Both products have the same eigenvalues above zero: take the smaller one.
     small = size < number
     total = rows.norm().square()
     least = floor * total / size
-    # As many for every prior, so that any state fits; largest first.
+    # The count does not depend on the prior, so that any checkpoint's buffers fit.
     count = min(number - 1, size, directions)
     known = min(number - 1, size)
     squares, vectors = leading_eigenvectors(rows.T @ rows if small else rows @ rows.T, count=count)
-    # Below a hundredth of the floor a direction is like those that no image has a part in.
+    # A variance below a hundredth of the floor counts as zero.
     kept = squares > 0.01 * least
     found = vectors if small else rows.T @ vectors / squares.clamp_min(1e-300).sqrt()
     found = torch.where(kept, found, torch.zeros(()).double())
@@ -100,11 +100,11 @@ def whitening_of(
 
 
 def leading_eigenvectors(matrix: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
-    """Largest eigenvalues (count,) of a symmetric matrix (N, N) without negative ones, and eigenvectors (N, count).
+    """Largest eigenvalues (count,) of a positive semidefinite matrix (N, N), and their eigenvectors (N, count).
 
-    Of a large matrix a few are found by subspace iteration (Halko, Martinsson and Tropp 2011, Algorithm 4.4), in less
-    than half of the time. Of patch features of 8,000 images the spans of 2,000 overlap by 99.5 % with the exact ones,
-    and whitened features of other images move by 1.4 %.
+    A few eigenvectors of a large matrix are found by subspace iteration (Halko, Martinsson and Tropp 2011, Algorithm
+    4.4), in less than half of the time. For patch features of 8,000 images the span of 2,000 overlaps the exact one by
+    99.5 %, and whitened features of other images change by 1.4 %.
     """
     size, width = len(matrix), count + _MORE
     if 2 * width >= size:
@@ -120,20 +120,20 @@ def leading_eigenvectors(matrix: Tensor, *, count: int) -> tuple[Tensor, Tensor]
 
 
 class WhitenedFeatures(nn.Module):
-    """Fixed features of an image, whitened by a prior's statistics.
+    """Fixed features of an image, whitened with a prior's images.
 
-    What whitening needs is computed on a prior's images, so a teacher by DP-SGD on these features costs what it
-    costs on plain ones, and its noise is spent on directions that have been made alike. The statistics are buffers: a
-    checkpoint holds them, whatever later versions of the prior draw.
+    The statistics come from procedural images, so training by DP-SGD on whitened features costs no more privacy than
+    on plain ones, and its noise falls on directions of similar variance. The statistics are buffers, so that a
+    checkpoint stays valid if a later version of the prior draws other images.
 
     Args:
         plain: Maps images (N, C, H, W) to features (N, *output_shape), each image by itself.
-        whitening: How.
+        whitening: The settings.
         image_shape: channels, height, width.
-        prior: images of about the kind that will be classified.
+        prior: images similar to those to be classified.
 
     Raises:
-        ValueError: more shifts than the image has pixels.
+        ValueError: `whitening.shifts` is not below the shorter side of the image.
     """
 
     mean: Tensor
@@ -164,11 +164,11 @@ class WhitenedFeatures(nn.Module):
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Values for the buffers, from the prior's first images: of thousands of patches a core takes many minutes."""
+        """Compute the buffers, on a GPU if there is one: thousands of patch filters take a CPU many minutes."""
         size = self.output_shape[0]
         rank_zero_info(f"{size:,} features are whitened by {count:,} images of {type(prior).__name__}, found once.")
         if torch.cuda.is_available():
-            with suppress(RuntimeError):  # it has no room
+            with suppress(RuntimeError):  # out of memory
                 return self._statistics_on(
                     torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), prior, image_shape, count
                 )
@@ -186,7 +186,7 @@ class WhitenedFeatures(nn.Module):
             with full_float32():
                 features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
                 mean, directions, gains = whitening_of(features, power=self.whitening.power)
-                # Scattering features stay as long as they are.
+                # Scattering features keep their mean norm.
                 own = isinstance(self.plain, Scattering)
                 wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
                 scale = wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
@@ -196,7 +196,7 @@ class WhitenedFeatures(nn.Module):
 
     @torch.no_grad()
     def before_whitening(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to plain features (N, F)."""
+        """Map images (N, C, H, W) to plain features (N, F), averaged over shifts and mirror images."""
         views = [images, *moved_each_way(images, self.whitening.shifts)]
         if self.whitening.mirrored:
             views += [view.flip(-1) for view in views]
@@ -215,10 +215,10 @@ class WhitenedFeatures(nn.Module):
 
 
 def moved_each_way(images: Tensor, shifts: int) -> list[Tensor]:
-    """Images (N, C, H, W) moved by 1 to `shifts` pixels up, down, left and right; what comes in repeats the edge.
+    """Shift images (N, C, H, W) by 1 to `shifts` pixels up, down, left and right, repeating the edge.
 
     Returns:
-        4 `shifts` tensors of the same shape, the smallest moves first.
+        4 `shifts` tensors of the same shape, smallest shifts first.
     """
     height, width = images.shape[2:]
     padded = nn.functional.pad(images, (shifts,) * 4, mode="replicate") if shifts else images
@@ -241,20 +241,20 @@ def _whitened(features: Tensor, mean: Tensor, directions: Tensor, gains: Tensor)
 class LinearOnFeatures(ImageClassifier):
     """A linear classifier on fixed features, for training by DP-SGD and for students of such teachers.
 
-    Only its head is learnt from real data: filters, anchors and whitening are of procedural images. What
-    each kind of features is worth: docs/features.md.
+    Only the head is learnt from real data; filters, anchors and whitening come from procedural images.
+    docs/features.md compares the features.
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width.
-        features: Builds the extractor: `Scattering` (the default), `Patches` or `Kernels`, or a module of your own that
-            takes `image_shape` and `prior`, has an `output_shape` and maps each image by itself.
-        whitening: Whitens the features by statistics of the prior's images; null leaves them as they are.
-        prior: Images that patches or anchors are taken of, and by whose statistics features are whitened. Default:
-            `StrokePrior` of one channel, otherwise `DeadLeavesPrior`.
+        features: Builds the feature extractor: `Scattering` (the default), `Patches`, `Kernels`, or your own module
+            that takes `image_shape` and `prior`, has an `output_shape` and maps each image by itself.
+        whitening: Whitens the features with the prior's images; null leaves them as they are.
+        prior: Procedural images for patches, anchors and whitening. Default: `StrokePrior` for one channel, otherwise
+            `DeadLeavesPrior`.
 
     Raises:
-        ValueError: a setting that does not fit.
+        ValueError: A `prior` is given that nothing uses, or another setting does not fit.
     """
 
     def __init__(
@@ -282,6 +282,6 @@ class LinearOnFeatures(ImageClassifier):
         return features
 
     def forward_extracted(self, features: Tensor) -> Tensor:
-        """Map what `feature_extractor` gives of images to logits (N, c)."""
+        """Map the outputs of `feature_extractor` to logits (N, c)."""
         logits: Tensor = self.head(features.flatten(1))
         return logits

@@ -1,4 +1,4 @@
-"""Networks that make images: of noise (DAFL's generator), or of codes (`ConvVAE`)."""
+"""Image generators: DAFL's, from noise, and a VAE, from codes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from lightning_modules.setting_checks import check_whole_number
 
 
 class DAFLGenerator(nn.Module):
-    """The generator of DAFL (Chen et al. 2019), which the papers take over.
+    """The generator of DAFL (Chen et al. 2019), which the papers use.
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
     LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
-    (`standardised`), which is what makes data-free training work; DAFL's data are standardised as well. `ScaledOutput`
-    then brings pixels to the mean and standard deviation of a prior's images in [-1, 1]; single pixels may lie outside
-    of that range. The two inner BN layers have DAFL's epsilon of 0.8. Doubling is by nearest neighbour; a
-    side that is not a multiple of 4 starts at its quarter rounded up and is resized to half (rounded up) and to the
-    full side instead.
+    (`standardised`), which data-free training depends on; DAFL's data are standardised as well. `ScaledOutput` then
+    gives pixels the mean and standard deviation of a prior's images in [-1, 1]; single pixels may lie outside that
+    range. The two inner BN layers have DAFL's epsilon of 0.8. Upsampling is nearest-neighbour; a side that is not a
+    multiple of 4 starts at its quarter, rounded up, and is resized to its half, rounded up, and to the full side.
 
     Args:
         image_shape: channels, height, width of the images.
         latent_dim: size of the latent noise z.
-        width: channels of the first stage; DAFL has 128, at which a batch of 256 takes seconds on two cores.
+        width: channels of the first stage. With DAFL's 128, a batch of 256 takes seconds on two cores.
 
     Raises:
         ValueError: if a size is not positive or `width` is odd.
@@ -74,14 +73,12 @@ class DAFLGenerator(nn.Module):
 class ScaledOutput(nn.Module):
     """Scales and shifts each channel of a network's images: x · scale + shift.
 
-    A generator that ends in BatchNorm without weights, as DAFL's does, gives pixels of mean 0 and standard deviation 1
-    whatever it learns, and those of images in [-1, 1] differ (MNIST: -0.74 and 0.62). It can make such images where
-    `scale` is their standard deviation and `shift` their mean.
-
-    Both are buffers: a checkpoint keeps those of its run.
+    A generator that ends in BatchNorm without weights, as DAFL's does, always gives pixels of mean 0 and standard
+    deviation 1. To match images in [-1, 1] (MNIST: mean -0.74, standard deviation 0.62), set `scale` to their standard
+    deviation and `shift` to their mean. Both are buffers and part of a checkpoint.
 
     Args:
-        network: Gives images (N, C, H, W).
+        network: Returns images (N, C, H, W).
         scale: C factors.
         shift: C summands.
     """
@@ -101,7 +98,7 @@ class ScaledOutput(nn.Module):
         return int(getattr(self.network, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scaled output of the network for its inputs (N, …): images (N, C, H, W)."""
+        """Map the network's inputs (N, …) to scaled images (N, C, H, W)."""
         images: Tensor = self.network(inputs) * self.scale + self.shift
         return images
 
@@ -111,8 +108,8 @@ class ConvVAE(nn.Module):
 
     Encoder: conv 3x3 stride 2 (`width`), BN, LeakyReLU 0.2, conv 3x3 stride 2 (2 `width`), BN, LeakyReLU 0.2, dense
     to mean and log-variance. Decoder: dense, BN, ReLU, double, conv 3x3 (`width`), BN, ReLU, double, conv 3x3 (C)
-    without a last activation, since generated images are not confined to [-1, 1]. A side that is not a multiple of 4
-    starts at its quarter rounded up and is resized.
+    without a final activation, since generated images may exceed [-1, 1]. A side that is not a multiple of 4 starts at
+    its quarter, rounded up, and is resized.
 
     Args:
         image_shape: channels, height, width of the images.
@@ -146,28 +143,28 @@ class ConvVAE(nn.Module):
         self.end = nn.Conv2d(width, channels, 3, padding=1)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the codes of images (N, C, H, W), each (N, latent_dim)."""
+        """Map images (N, C, H, W) to the mean and log-variance of their codes, each (N, latent_dim)."""
         mean, log_variance = self.encoder(images).chunk(2, dim=1)
-        # Beyond these the exponential would overflow or the gradient vanish before the first useful step.
+        # Beyond these bounds the exponential would overflow, or the gradient vanish before the first useful step.
         return mean, log_variance.clamp(-10.0, 10.0)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Images (N, C, H, W) of codes (N, latent_dim)."""
+        """Map codes (N, latent_dim) to images (N, C, H, W)."""
         x = self.start(self.project(codes).unflatten(1, self._quarter))
         x = self.middle(functional.interpolate(x, size=self._half))
         images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
         return images
 
     def forward(self, images: Tensor, *, draw: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Reconstructions (N, C, H, W) from sampled codes, with mean and log-variance (N, latent_dim)."""
+        """Return reconstructions (N, C, H, W) from sampled codes, and mean and log-variance (N, latent_dim)."""
         mean, log_variance = self.encode(images)
         return self.decode(sample_codes(mean, log_variance, draw=draw)), mean, log_variance
 
 
 def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | None = None) -> Tensor:
-    """Codes (N, latent_dim) from N(mean, exp(log_variance)), both of that shape, by reparametrisation.
+    """Sample codes (N, latent_dim) from N(mean, exp(log_variance)) by reparametrisation.
 
-    `draw` is the source of randomness on its own device; None is the global one.
+    `draw` is the random number generator, on any device; None is the global one.
     """
     device = mean.device if draw is None else draw.device
     noise = torch.randn(mean.shape, generator=draw, device=device, dtype=mean.dtype).to(mean.device)
@@ -175,13 +172,13 @@ def sample_codes(mean: Tensor, log_variance: Tensor, *, draw: torch.Generator | 
 
 
 def negative_elbo(reconstructions: Tensor, images: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Negative evidence lower bound of each image, (N,), but for a constant (Kingma and Welling 2014).
+    """Negative evidence lower bound of each image, (N,), up to a constant (Kingma and Welling 2014).
 
-    Half the squared error, which is the negative log-likelihood of a Gaussian of unit variance, summed over pixels,
-    plus the divergence of N(mean, exp(log_variance)) from N(0, I): (mean² + variance - 1 - log variance)/2, summed.
+    Half the squared error summed over pixels, the negative log-likelihood of a Gaussian of unit variance, plus the
+    KL divergence of N(mean, exp(log_variance)) from N(0, I): (mean² + variance - 1 - log variance)/2, summed.
 
     Args:
-        reconstructions: (N, C, H, W), decoded from codes drawn once for each image.
+        reconstructions: (N, C, H, W), decoded from one sampled code per image.
         images: (N, C, H, W).
         mean: (N, latent_dim).
         log_variance: (N, latent_dim).

@@ -1,4 +1,4 @@
-"""Convolutional kernel networks of two layers (Mairal 2016): anchors of procedural images cost no privacy."""
+"""Two-layer convolutional kernel networks (Mairal 2016). Their anchors are procedural images and cost no privacy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
 
-#: Images at once: as of patch features, the maps of a few stay in the processor's cache.
+#: Images computed at once: the maps of a few stay in the processor's cache.
 _PIECE = 8
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 60
@@ -21,28 +21,28 @@ _ROUNDS = 15
 _SIDE = 3
 #: σ and λ of either layer's kernel, see `nystrom_factor`.
 _BANDWIDTH, _REGULARISATION = 0.6, 0.001
-#: Distance in pixels at which the first layer's maps are kept.
+#: Stride in pixels of the first layer's maps.
 _SUBSAMPLING = 2
-#: Standard deviation that is added, as a variance, to a patch's own before it is divided by it; images are in [-1, 1].
+#: Standard deviation whose square is added to a patch's variance before normalisation; images are in [-1, 1].
 _CONTRAST = 0.1
-#: A patch shorter than this, relative to the root mean square of all, has no direction worth an anchor.
+#: Patches with a norm below this times the root mean square of all norms make no anchors.
 _DEGENERATE = 0.1
-#: Added to a length that is divided by. Patches as short as this are rounding errors.
+#: Least norm to divide by. Smaller norms are rounding errors.
 _LEAST = 1e-6
 
 
 def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tensor:
-    """Anchors (K, D) on the unit sphere, of the rows' type, that directions of rows are close to (spherical k-means).
+    """Cluster the directions of rows into anchors (K, D) of unit norm by spherical k-means.
 
-    The first are of the first rows, so that the rows' order decides the result, and nothing random does.
+    It starts from the first K rows, so the result is deterministic and depends on the order of rows.
 
     Args:
-        rows: (N, D), of any length; those much shorter than the others are left out.
+        rows: (N, D), of any norm; those much shorter than the others are left out.
         count: K.
-        rounds: of assigning each row to the anchor of the largest scalar product, and taking their mean's direction.
+        rounds: rounds of assigning each row to the anchor of largest cosine similarity and averaging directions.
 
     Raises:
-        ValueError: fewer rows with any contrast than anchors.
+        ValueError: fewer than `count` rows have enough contrast.
     """
     lengths = rows.norm(dim=1)
     kept = lengths > _DEGENERATE * lengths.square().mean().sqrt()
@@ -54,7 +54,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
         nearest = torch.cat([(piece @ anchors.T).argmax(dim=1) for piece in directions.split(8192)])
         sums = torch.zeros_like(anchors).index_add_(0, nearest, directions)
         size = sums.norm(dim=1, keepdim=True)
-        # An anchor that nothing is close to, or only what cancels out, stays where it is.
+        # An anchor stays where it is if it has no rows, or their directions cancel out.
         anchors = torch.where(size > _LEAST, sums / size.clamp_min(_LEAST), anchors)
     return anchors
 
@@ -62,10 +62,10 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
 def nystrom_factor(
     anchors: Tensor, *, bandwidth: float = _BANDWIDTH, regularisation: float = _REGULARISATION
 ) -> Tensor:
-    """(κ(Z Zᵀ) + λI)^(-1/2): turns kernel values at the anchors into coordinates whose scalar products are kernels.
+    """(κ(Z Zᵀ) + λI)^(-1/2): maps kernel values at the anchors to vectors whose scalar products approximate the kernel.
 
-    κ(u) = exp((u - 1)/σ²), which of two directions is exp(-|x - y|²/(2σ²)) (Mairal 2016, "End-to-End Kernel Learning
-    with Supervised Convolutional Kernel Networks", Eq. 5). The factor is (K, K), symmetric, float32.
+    κ(u) = exp((u - 1)/σ²) is exp(-|x - y|²/(2σ²)) for unit vectors with u = x·y (Mairal 2016, "End-to-End Kernel
+    Learning with Supervised Convolutional Kernel Networks", Eq. 5). The factor is (K, K), symmetric, float32.
 
     Args:
         anchors: (K, D), each of length 1.
@@ -86,19 +86,18 @@ def _kappa(cosines: Tensor, bandwidth: float) -> Tensor:
 class Kernels(nn.Module):
     """Two layers of a convolutional kernel network, averaged over the cells of a grid.
 
-    A layer compares each patch x of the map below to anchors Z, |x| κ(Zx/|x|), and multiplies by `nystrom_factor`, so
-    that scalar products of what comes out approximate the kernel |x||y| κ(x·y/(|x||y|)). The first layer's patches
-    have their mean removed and their contrast normalised; between the layers, maps are smoothed by a Gaussian and
-    subsampled. Anchors are found without labels, by spherical k-means of patches of procedural images and of their
-    first layer's maps. No parameters; all that was found is in buffers, so that a checkpoint holds it whatever later
-    versions of the prior draw.
+    A layer compares each patch x of its input with anchors Z, |x| κ(Zx/|x|), and multiplies by `nystrom_factor`, so
+    that scalar products of its outputs approximate the kernel |x||y| κ(x·y/(|x||y|)). The first layer centres its
+    patches and normalises their contrast; its maps are smoothed by a Gaussian and subsampled. Anchors are found without
+    labels, by spherical k-means on patches of procedural images and of their first-layer maps. There are no parameters;
+    anchors and factors are buffers, so that a checkpoint stays valid if a later version of the prior draws differently.
 
     Args:
         image_shape: channels, height, width.
-        prior: images that anchors are found on.
-        first_anchors: of the first layer, K₁.
-        anchors: of the second layer, K₂.
-        cells: of the grid, along either side.
+        prior: procedural images to find anchors on.
+        first_anchors: number of anchors of the first layer, K₁.
+        anchors: number of anchors of the second layer, K₂.
+        cells: cells of the grid along each side.
 
     Raises:
         ValueError: a setting is invalid or does not fit the images.
@@ -128,7 +127,7 @@ class Kernels(nn.Module):
         super().__init__()
         for name, value in (("first_anchors", first_anchors), ("anchors", anchors), ("cells", cells)):
             check_whole_number(f"Kernels.{name}", value, least=1)
-        # Of the second layer's maps there are cells rows and columns at least.
+        # The second layer's maps must have at least `cells` rows and columns.
         least = _SUBSAMPLING * (cells + _SIDE - 2) + _SIDE
         channels, height, width = checked_shape(
             f"Kernels of {cells}x{cells} cells", image_shape=image_shape, least=least
@@ -158,7 +157,7 @@ class Kernels(nn.Module):
     def _found_on(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int
     ) -> tuple[Tensor, ...]:
-        """Both layers' anchors and factors, of the prior's first images: the same ones each time."""
+        """Find both layers' anchors and factors on the prior's first images; deterministic."""
         images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
         count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
         patches = random_patches(images, _SIDE, count=count, generator=draw)
@@ -176,18 +175,17 @@ class Kernels(nn.Module):
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
     def at_once(self, images: Tensor) -> Tensor:
-        """As `forward`, of all images in one piece, whatever their number."""
+        """As `forward`, without splitting the images into pieces."""
         maps = self._first_maps(images, self.first, self.first_factor)
         energy = F.avg_pool2d(maps.square().sum(dim=1, keepdim=True), _SIDE, 1) * _SIDE**2
         length = energy.sqrt()
         compared = _compared(F.conv2d(maps, self.second), length, length)
-        # The factor is linear and the same everywhere: after the mean there are fewer places to multiply by it.
+        # The factor is linear and the same at each position: multiplying after averaging is cheaper.
         return (self.second_factor @ (compared.flatten(2) @ self.average)).flatten(1)
 
     def _first_maps(self, images: Tensor, first: Tensor, factor: Tensor) -> Tensor:
         """Map images (N, C, H, W) to the first layer's maps (N, K₁, H', W'), smoothed and subsampled."""
-        # Centred first, and not by what the mean of squares exceeds the square of the mean by: in plain surfaces
-        # nothing but rounding errors would be left of that.
+        # Centre first: the mean of squares minus the square of the mean is all rounding error in flat regions.
         centred = F.conv2d(images, self.centring)
         length = centred.square().sum(dim=1, keepdim=True).sqrt()
         compared = _compared(F.conv2d(centred, first), length, length * self._evened(length))
@@ -195,27 +193,27 @@ class Kernels(nn.Module):
         return F.conv2d(smoothed, factor[:, :, None, None])
 
     def _evened(self, length: Tensor) -> Tensor:
-        """Factor for a centred patch of a given norm, so that all patches with some contrast have similar norms."""
+        """Contrast normalisation: the factor by which to scale a centred patch of norm `length`."""
         return (length.square() + self.centring.shape[0] * _CONTRAST**2).rsqrt()
 
 
 def _compared(products: Tensor, length: Tensor, weight: Tensor) -> Tensor:
-    """Weight times κ of cosines, of scalar products (N, K, H, W) with anchors and of lengths (N, 1, H, W)."""
+    """weight · κ(products / length), from scalar products (N, K, H, W) with anchors and norms (N, 1, H, W)."""
     return _kappa(products / length.clamp_min(_LEAST), _BANDWIDTH) * weight
 
 
 def _smoothing(side: int) -> Tensor:
-    """Matrix (kept, side) of Gaussian means around each place that is kept; its rows add up to 1."""
+    """Matrix (kept, side) that smooths by a Gaussian and subsamples; its rows sum to 1."""
     kept = (side - 1) // _SUBSAMPLING + 1
     before = (side - 1 - _SUBSAMPLING * (kept - 1)) / 2
     centres = before + _SUBSAMPLING * torch.arange(kept, dtype=torch.float64)
     weights = torch.exp(-(torch.arange(side, dtype=torch.float64) - centres[:, None]).square() / _SUBSAMPLING**2)
-    weights[weights < 1e-9] = 0.0  # as float32 some were subnormal, and products with those took a third of all time
+    weights[weights < 1e-9] = 0.0  # in float32 some were subnormal, and their products took a third of the time
     return (weights / weights.sum(dim=1, keepdim=True)).float()
 
 
 def _cell_means(rows: int, columns: int, cells: int) -> Tensor:
-    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid; at least as many rows as cells."""
+    """Matrix (rows·columns, cells²) that averages a map over each cell of a grid; needs rows, columns >= cells."""
     sides = []
     for length in (rows, columns):
         cell = torch.arange(length) * cells // length

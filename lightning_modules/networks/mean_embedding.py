@@ -1,4 +1,4 @@
-"""DP-MERF's classifier: each class by the mean of random Fourier features."""
+"""DP-MERF's classifier: each class is represented by the mean of its random Fourier features."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 
 
 class MeanEmbedding(ImageClassifier):
-    """A linear head without bias, 0 at first, on random Fourier features of length 1 (Rahimi and Recht 2007).
+    """A zero-initialised linear head without bias on random Fourier features of norm 1 (Rahimi and Recht 2007).
 
-    One step of `DPSGDTeacher` with `loss: inner_product`, plain SGD of rate 1 and every record in the batch makes row y
-    of the head the sum of the features of class y over the number of records, with noise: the mean embedding of DP-MERF
-    (Harder, Adamczewski and Park 2021, Eq. 8). At any other rate or number of steps it is of another scale.
+    One step of `DPSGDTeacher` with `loss: inner_product`, plain SGD with learning rate 1 and every record in the batch
+    sets row y of the head to the noisy sum of the features of class y, divided by the number of records: the mean
+    embedding of DP-MERF (Harder, Adamczewski and Park 2021, Eq. 8). Other rates or numbers of steps change its scale.
 
     Args:
         num_classes: number of classes c.
         image_shape: channels, height, width.
         features: D, an even number: cosines and sines of D/2 random projections.
         length: Length scale of the Gaussian kernel that inner products of features approximate, for images in [-1, 1].
-            One that is computed of private images is not private. DP-MERF's code has √105 for MNIST and √127 for
-            FashionMNIST, in [0, 1], without saying of which images they are.
+            A value computed on private images is not private. DP-MERF's code has √105 for MNIST and √127 for
+            FashionMNIST, in [0, 1], without saying which images they were computed on.
 
     Raises:
-        ValueError: a setting out of range.
+        ValueError: a setting is out of range.
     """
 
     frequencies: Tensor
@@ -46,7 +46,7 @@ class MeanEmbedding(ImageClassifier):
         if features % 2:
             raise ValueError(f"features must be an even number, got {features}")
         check_number("length", length, above=0)
-        draw = torch.Generator().manual_seed(0)  # public, and the same for generated images
+        draw = torch.Generator().manual_seed(0)  # public; a student must have the same frequencies
         self.register_buffer("frequencies", torch.randn(pixels, features // 2, generator=draw) / length)
         self.head = nn.Linear(features, num_classes, bias=False)
         nn.init.zeros_(self.head.weight)

@@ -1,4 +1,4 @@
-"""Features and filters that networks of one process have in common, computed once; and whether two modules are one."""
+"""Caches of features and filters shared by the networks of a process, and digests that compare modules."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _numbers = count()
 
 
 def same_module(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules have the same class, parts and settings, and equal weights and buffers.
+    """Whether two modules have the same class, parts, settings (see `settings_of_parts`), weights and buffers.
 
-    Buffers count whether or not a `state_dict` holds them. For settings see `settings_of_parts`.
+    Non-persistent buffers count as well.
     """
     return digest_of(one) == digest_of(other)
 
 
 def bytes_of(values: Tensor) -> memoryview:
-    """Bytes of a tensor of any type: NumPy has none for bfloat16."""
+    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -43,9 +43,10 @@ def digest_of(module: nn.Module) -> str:
 
 
 def settings_of_parts(module: nn.Module) -> list[str]:
-    """Class and attributes of a module and of each part, in words: a custom module need not print them.
+    """Describe a module and each submodule by class, `extra_repr` and attributes.
 
-    What a few characters do not describe stands for its pickled bytes; what cannot be pickled is like nothing else.
+    Attributes other than numbers, text and tensors are described by a hash of their pickled bytes. One that cannot be
+    pickled never equals another.
     """
     return [
         f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} {key} = {_said(value)}"
@@ -58,7 +59,7 @@ def settings_of_parts(module: nn.Module) -> list[str]:
 def _said(value: object) -> str:
     if _is_plain(value):
         return repr(value)
-    # What a tensor, an array or a fitted model prints leaves most of it out.
+    # The repr of a tensor, an array or a fitted model leaves most of it out.
     if isinstance(value, Tensor):
         return f"{value.dtype} {value.tolist()}"
     try:
@@ -68,15 +69,15 @@ def _said(value: object) -> str:
 
 
 class FeatureMemory:
-    """Cached features of images, keyed by the contents of extractor and image.
+    """Cache of image features, keyed by the contents of feature extractor and image.
 
-    An entry is known by the SHA-256 of the extractor's settings, weights and buffers and by that of the image, so that
-    it is never of another extractor or of another image. Features of private images are private: they stay in this
-    process's memory. Used only on the CPU, where computing them takes long, and in float32. They are kept, and given
-    from the first time on, rounded to float16, which moves each by a part in two thousand at most.
+    The key is a SHA-256 of the extractor's settings, weights and buffers and of the image. Features of private images
+    are private: they stay in this process's memory. The cache is only used for float32 images on the CPU, where
+    features are slow to compute. It stores and returns them rounded to float16, from the first call on, which changes
+    each by at most one part in two thousand.
 
     Args:
-        most_bytes: What all entries may take; the least recently used are dropped first.
+        most_bytes: Maximum size; the least recently used entries are dropped first.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -87,7 +88,7 @@ class FeatureMemory:
         self._lock = threading.Lock()  # features are computed by several threads
 
     def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Features of images (N, C, H, W) by an extractor of each by itself: what `compute` gives, or gave before."""
+        """Return cached features of images (N, C, H, W); `compute`, which maps each by itself, gives missing ones."""
         plain = images.device.type == "cpu" and images.dtype == torch.float32 and not images.requires_grad
         if not plain or not len(images) or torch.is_autocast_enabled("cpu"):
             return compute(images)
@@ -112,7 +113,7 @@ class FeatureMemory:
 
     def _keys(self, extractor: nn.Module, images: Tensor) -> list[bytes]:
         values = [*extractor.parameters(), *extractor.buffers()]
-        # A checkpoint that is loaded writes into them, which counts up their version.
+        # Loading a checkpoint writes into them, which increases their version.
         now = [(value.data_ptr(), value._version) for value in values]
         with self._lock:
             known = self._digests.get(extractor)
@@ -133,7 +134,7 @@ _memory: list[FeatureMemory] = []
 
 @contextmanager
 def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
-    """Lets the extractors of this process remember, until the outermost of these ends; nothing is without."""
+    """Caches outputs of this process's feature extractors within the block; nested blocks share the outer cache."""
     memory = _memory[-1] if _memory else FeatureMemory(most_bytes)
     _memory.append(memory)
     try:
@@ -144,7 +145,7 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Makes extractors recompute everything: a memory hides outputs that depend on the batch."""
+    """Turns the cache off within the block: it would hide outputs that depend on the batch."""
     held = _memory[:]
     _memory.clear()
     try:
@@ -154,7 +155,7 @@ def without_memory() -> Iterator[None]:
 
 
 def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """See `FeatureMemory.of`; outside of `feature_memory` what `compute` gives."""
+    """Return `FeatureMemory.of`, or `compute(images)` outside a `feature_memory` block."""
     return _memory[-1].of(extractor, images, compute) if _memory else compute(images)
 
 
@@ -163,16 +164,16 @@ _KEPT = 6
 
 
 def found_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Tensors that `compute` finds by a prior's images, or copies of those that it found before in this process.
+    """Return the tensors that `compute` derives from a prior's images, cached for the process.
 
-    They take seconds to find, and a teacher and its student want the same. Copies: they become buffers, and a
-    checkpoint that is loaded writes into those. Of a prior with settings that may change in place, or that compare by
-    identity, nothing is kept.
+    They take seconds to compute, and a teacher and its student need the same ones. Callers get copies, since the
+    tensors become buffers, into which loading a checkpoint writes. Nothing is cached for a prior with settings that are
+    mutable or compare by identity.
 
     Args:
-        prior: What the images are of, by a generator of one seed.
-        settings: All else that decides the result, hashable; first what is found.
-        compute: Called where nothing is kept.
+        prior: Draws the images, always with the same seed.
+        settings: Everything else that the result depends on, hashable, starting with a name for the result.
+        compute: Called if the result is not cached.
     """
     own = sorted(vars(prior).items())
     if not all(_is_plain(value) for _, value in own):
@@ -186,7 +187,7 @@ def found_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple
 
 
 def _is_plain(value: object) -> bool:
-    """Of other settings, equality might say too little."""
+    """Whether a value is immutable and compares by value."""
     if isinstance(value, tuple):
         return all(_is_plain(part) for part in value)
     return value is None or isinstance(value, int | float | str)

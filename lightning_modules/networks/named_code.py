@@ -1,4 +1,4 @@
-"""The one gate for files that name code: what a checkpoint, a teacher or an exported folder may have built."""
+"""Restricts which classes a file (a checkpoint, a teacher or an exported folder) may have built by name."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ _DATA = ("ckpt", "pt", "pth", "pt2", "safetensors", "onnx", "jsonl")
 
 
 def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
-    """Refuses a description of objects, as a file has it, unless nothing but known classes can be built by it.
+    """Refuse a description of objects from a file if anything but known classes could be built from it.
 
-    Known are networks, optimizers, data and settings of this package, of `torch.nn`, `torch.optim` and
-    `torchvision.models`, and what the user has named in this very command. A name counts by what it resolves to: a
-    module may hold what it has imported from elsewhere. Any text counts, since parsers take text for names, for
-    settings and for files of settings. Nothing outside of these packages is imported, and nothing is called.
+    Known are the networks, optimizers, data modules and settings of this package, `torch.nn`, `torch.optim` and
+    `torchvision.models`, and the names that the user gives in this command. Names are resolved, since a module may
+    re-export objects from elsewhere. Every text is checked, since parsers read text as names, as settings and as paths
+    of settings files. Nothing outside these packages is imported, and nothing is called.
 
     Args:
-        spec: `class_path` and `init_args`, or any plain values that hold such.
-        named: What the user has named, as written.
+        spec: `class_path` and `init_args`, or any plain values that contain them.
+        named: Names that the user gives, as written.
 
     Raises:
-        ValueError: It names other code.
+        ValueError: The description names other code.
     """
     text = unknown_code(spec, named=named)
     if text is not None:
         raise ValueError(
-            f"it names {text[-80:]!r}, and code that a file names is not run, but for networks, optimizers and "
-            "settings of this package, torch and torchvision, and what this command names itself"
+            f"it names {text[-80:]!r}, and code that a file names is not run, except networks, optimizers and "
+            "settings of this package, torch and torchvision, and names given in this command"
         )
 
 
 def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
-    """First name for which `require_known_code` refuses a description; None if it does not."""
-    look_in_current_folder()  # as what builds by a name does
+    """Return the first name that `require_known_code` refuses, or None."""
+    look_in_current_folder()  # as building from a name does
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
     return next((text for text in texts if not _is_known(text)), None)
 
 
 def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]:
-    """Every text in plain values, and in the settings that a text holds, or a file that it names."""
+    """Yield every text in plain values, including settings within a text and in files that a text names."""
     if isinstance(spec, Mapping):
         spec = list(spec.values())
     if isinstance(spec, (list, tuple, set, frozenset)):
@@ -76,13 +76,13 @@ def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]
             try:
                 held = _held(file.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                return  # of bytes: no settings
+                return  # a binary file holds no settings
             if not isinstance(held, str):
                 yield from texts_in(held, read=read | {file})
 
 
 def _held(text: str) -> Any:
-    """Parsed value of a text."""
+    """Parse a text as YAML; return it unchanged if it is not YAML."""
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError):
@@ -102,7 +102,7 @@ def _absolute(name: str) -> str:
 
 
 def _is_known(text: str) -> bool:
-    """Whether a text names no code, or code that may be built."""
+    """Whether a text names no code, or only code that may be built."""
     if ".py:" in text:
         return False
     parts = text.split(".")
@@ -116,7 +116,7 @@ def _is_known(text: str) -> bool:
     try:
         found = named_object(text)
     except ValueError:
-        return True  # there is nothing of that name, so that a parser finds nothing either
+        return True  # the name does not exist, so a parser finds nothing either
     if not inspect.isclass(found):
         return any(found is get_model_builder(name) for name in list_models())
     if not f"{found.__module__}.".startswith(_KNOWN):
@@ -126,7 +126,7 @@ def _is_known(text: str) -> bool:
 
 
 def _is_there(parts: list[str]) -> bool:
-    """Whether there is a module that a dotted name begins with; nothing is imported. Plain folders are none."""
+    """Whether a dotted name begins with an existing module, found without importing it; plain folders do not count."""
     path: Any = None
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])

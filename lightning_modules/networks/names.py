@@ -1,4 +1,4 @@
-"""What a name of a class or a function stands for: `package.Name`, or `path/to/file.py:Name`."""
+"""Resolves names of classes and functions: `package.Name`, or `path/to/file.py:Name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def named_object(name: str) -> Any:
-    """What a dotted name, or `path/to/file.py:Name`, stands for.
+    """Resolve a dotted name, or `path/to/file.py:Name`.
 
     Raises:
         ValueError: It does not exist.
@@ -31,13 +31,13 @@ def named_object(name: str) -> Any:
 
 
 def look_in_current_folder() -> None:
-    """Has modules of the current folder found, behind everything that is installed."""
+    """Append the current folder to the import path, after everything that is installed."""
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))
 
 
 def _imported(name: str) -> tuple[ModuleType, list[str]]:
-    """The module that a dotted name begins with, and the rest of the name."""
+    """Import the longest module that a dotted name begins with; return it and the rest of the name."""
     parts = name.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise ValueError(f"{name!r} names no class or function: give package.Name, or path/to/file.py:Name")
@@ -46,17 +46,17 @@ def _imported(name: str) -> tuple[ModuleType, list[str]]:
         try:
             return importlib.import_module(module), parts[end:]
         except ModuleNotFoundError as error:
-            # Of a module that is there and imports what is not, that is the error.
+            # The module exists, but something that it imports does not.
             if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
                 raise ValueError(f"{name} cannot be imported: {error}") from error
-    raise ValueError(f"{name} cannot be imported: no module {parts[0]} is there; of a file give path/to/file.py:Name")
+    raise ValueError(f"{name} cannot be imported: there is no module {parts[0]}; for a file give path/to/file.py:Name")
 
 
 def _module_of(file: Path, name: str) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"{name}: there is no file {file} (in {Path.cwd()})")
     path = file.resolve()
-    # A file that was changed is another module: a notebook edits it and continues.
+    # A changed file becomes a new module, so that a notebook can edit it and continue.
     identity = hashlib.sha256(f"{path}|{path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
     module_name = f"_network_file_{identity}"
     if module_name in sys.modules:
@@ -66,9 +66,9 @@ def _module_of(file: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # behind all else: for what the file imports from beside it
+        sys.path.append(str(path.parent))  # last, for the file's imports from its own folder
     try:
-        # Not by the loader: its bytecode of a file that was changed within a second is the earlier one's.
+        # Not by the loader, which reuses stale bytecode if a file changes within a second.
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[module_name]

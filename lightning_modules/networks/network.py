@@ -1,4 +1,4 @@
-"""A network as a setting: its name and its arguments, built for the data and checked before anything is spent on it."""
+"""A network as a setting: a name and arguments, from which it is built and checked before any privacy is spent."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""
 
 _OURS = "lightning_modules.networks"
-#: Weights and buffers of the networks of this process that are still there.
+#: Weights and buffers of this process's networks that still exist.
 _handed_out = WeakTensorKeyDictionary()
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network by name; a string stands for the `name`.
+    """A network as a name and arguments; a plain string is read as the `name`.
 
     Attributes:
-        name: One of `lightning_modules.networks` (`SmallCNN`), any other class or function (`torchvision.models.
+        name: A class of `lightning_modules.networks` (`SmallCNN`), any other class or function (`torchvision.models.
             resnet18`, `my.Net` with `my.py` in the current folder, `path/to/my.py:Net`), or, in a script, the class or
-            the function itself.
-        arguments: By name. `num_classes` and `image_shape` are those of the data, for a network that takes them, unless
-            given here. Text with dots that names a class or a function stands for it where the parameter is not text
-            (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` for an object.
+            function itself.
+        arguments: Keyword arguments. `num_classes` and `image_shape` come from the data if the network takes them and
+            they are not given here. Dotted names of classes or functions are resolved unless the parameter is a string
+            (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` is built.
     """
 
     name: str | Callable[..., nn.Module]
@@ -47,7 +47,7 @@ class Network:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", nested(self.arguments or {}))
         if not isinstance(self.name, str):
-            # By its name, where it has one: a checkpoint then says which network it holds.
+            # Kept by name if it has one, so that a checkpoint says which network it holds.
             name = f"{getattr(self.name, '__module__', '')}.{getattr(self.name, '__qualname__', '')}"
             try:
                 if named_object(name) is self.name:
@@ -64,7 +64,7 @@ class Network:
 
     @property
     def target(self) -> Callable[..., Any]:
-        """The class or the function.
+        """The class or function that `name` stands for.
 
         Raises:
             ValueError: It does not exist.
@@ -85,10 +85,10 @@ class Network:
         return found  # type: ignore[no-any-return]
 
     def build(self, *, setting: str, **of_data: Any) -> nn.Module:
-        """The network with new weights; those of `of_data` that it takes are added to its arguments.
+        """Build the network with new weights; values of `of_data` that it takes are added to its arguments.
 
         Raises:
-            ValueError: There is nothing of that name, it takes no such argument, or one is missing.
+            ValueError: The name does not exist, an argument is unknown or missing, or the result is not a new module.
         """
         try:
             target = self.target
@@ -127,13 +127,13 @@ class Network:
 
 
 def _refuse_shared(network: nn.Module, what: str) -> None:
-    """Refuses a network with a weight or buffer of another: loading a private teacher would write into a student.
+    """Refuse a network that shares a weight or buffer with another: loading a teacher would write into a student.
 
     Raises:
-        ValueError: naming the weight.
+        ValueError: naming the shared tensor.
     """
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is that of no numbers
+    taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is the address of empty tensors
     for name, tensor in tensors.items():
         if _address(tensor) in taken:
             raise ValueError(f"{what} must build each network anew, and {name!r} is another's as well: return a copy")
@@ -141,7 +141,7 @@ def _refuse_shared(network: nn.Module, what: str) -> None:
 
 
 def hand_out(network: nn.Module) -> None:
-    """Remembers its weights and buffers: no network that is built later may have one of them."""
+    """Record the network's weights and buffers, which no network built later may share."""
     _handed_out.update(dict.fromkeys([*network.parameters(), *network.buffers()]))
 
 
@@ -152,10 +152,10 @@ def _address(tensor: Tensor) -> int:
 def build_network(
     given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = False
 ) -> nn.Module:
-    """A classifier for the data, in train mode. See `check_network`.
+    """Build and check a classifier for the data, in train mode. See `check_network`.
 
     Raises:
-        ValueError: It cannot be built, cannot take such images, or does not give (N, c) finite logits.
+        ValueError: It cannot be built, cannot take such images, or does not return finite logits (N, c).
     """
     network = Network.of(given).build(setting=name, num_classes=num_classes, image_shape=tuple(image_shape))
     of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": image_shape}
@@ -169,8 +169,8 @@ def check_network(
     """Check by a dry run in eval mode that blank images (2, C, H, W) give finite outputs (2, c).
 
     Raises:
-        ValueError: naming the setting `name`, if the network fails on such images or gives anything else;
-            probabilities as well, unless `any_outputs`.
+        ValueError: naming the setting `name`, if the network fails on such images, returns anything else or, unless
+            `any_outputs`, returns probabilities.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
@@ -192,7 +192,7 @@ def check_network(
 
 
 def dry_run(network: nn.Module, images: Tensor) -> Any:
-    """Output of a network for images in eval mode; every module's mode is restored."""
+    """Return a network's output for images in eval mode; afterwards each module is back in its own mode."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -204,7 +204,7 @@ def dry_run(network: nn.Module, images: Tensor) -> Any:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with the values of options, "/part/of/it": value, in their places."""
+    """Move values of options, "/part/of/it": value, to their places in the arguments."""
     found = {key: value for key, value in values.items() if not key.startswith("/")}
     for key, value in values.items():
         if key.startswith("/"):
@@ -219,7 +219,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(target: type, given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """Arguments of one of our classes as objects of the types that it declares."""
+    """Parse the arguments of one of our classes into the types that it declares."""
     parser = _parser(target, setting)
     whole: Any = dict(given)
     for name in reversed(setting.split(".")):
@@ -239,7 +239,7 @@ def _parser(target: type, setting: str) -> ArgumentParser:
 
 
 def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
-    """Calls a function of `**kwargs` without the offered arguments that it rejects, by name, in its errors."""
+    """Call a function that takes `**kwargs`, dropping the offered arguments that its errors reject by name."""
     try:
         return target(*first, **given, **offered)
     except TypeError as error:
@@ -250,15 +250,15 @@ def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any],
 
 
 def _types(target: Any) -> dict[str, Any]:
-    """Types of the parameters, as far as they are known."""
+    """Types of a function's parameters, as far as they can be resolved."""
     try:
         return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # annotations of other packages may name what does not exist
+    except Exception:  # annotations of other packages may name types that do not exist
         return {}
 
 
 def _meant(value: Any, annotation: Any = None, default: Any = None) -> Any:
-    """A plain value as what it stands for."""
+    """Resolve a plain value: build a `class_path` mapping, look up a dotted name; others are returned unchanged."""
     if isinstance(value, Mapping) and "class_path" in value and not value.keys() - {"class_path", "init_args"}:
         inner = {key: _meant(item) for key, item in (value.get("init_args") or {}).items()}
         return named_object(value["class_path"])(**inner)

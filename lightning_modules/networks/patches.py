@@ -1,4 +1,4 @@
-"""Features of small patches (Coates, Lee and Ng 2011), with filters of procedural images: they cost no privacy."""
+"""Patch features (Coates, Lee and Ng 2011). Their filters are patches of procedural images and cost no privacy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightning_modules.networks.memory import found_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 
-#: Numbers in the maps that are computed at once: so many stay in the processor's cache, which is up to three times as
-#: fast as a batch of images or thousands of filters. A GPU has no such cache, and waits for each piece.
+#: Elements of the maps computed at once: pieces that stay in the processor's cache are up to three times as fast. On a
+#: GPU each piece adds latency instead.
 _MAPS, _MAPS_OF_GPU = 600_000, 200_000_000
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 100
@@ -25,16 +25,16 @@ _REGULARISATION = 0.1
 def patch_filters(
     patches: Tensor, *, count: int, contrast: float, regularisation: float = _REGULARISATION
 ) -> tuple[Tensor, Tensor]:
-    """Linear filters whose response to a patch is the scalar product of two patches, both whitened.
+    """Make linear filters whose response to a patch is its scalar product with another patch, both whitened.
 
-    A patch is normalised to mean 0 and to a standard deviation of about 1, whitened by the covariance S of all, and
-    compared to `count` of them, each of length 1 (Coates, Lee and Ng 2011, "An Analysis of Single-Layer Networks in
-    Unsupervised Feature Learning", where the filters are centroids; random patches do as well with many of them).
+    Patches are normalised to mean 0 and a standard deviation of about 1 and whitened by their covariance S; K of them,
+    scaled to norm 1, are the filters (Coates, Lee and Ng 2011, "An Analysis of Single-Layer Networks in Unsupervised
+    Feature Learning", who use centroids; if there are many filters, random patches do as well).
 
     Args:
         patches: (N, D), of public images.
-        count: K, of the filters; the first K patches with any contrast.
-        contrast: Standard deviation that is added, as a variance, to a patch's own before it is divided by it.
+        count: K; the filters are the first K patches with enough contrast.
+        contrast: Standard deviation whose square is added to a patch's variance before normalisation.
         regularisation: Added to the eigenvalues of S.
 
     Returns:
@@ -42,7 +42,7 @@ def patch_filters(
         offsets. float32.
 
     Raises:
-        ValueError: too few patches with any contrast.
+        ValueError: fewer than `count` patches have enough contrast.
     """
     rows = patches.double()
     rows = rows - rows.mean(dim=1, keepdim=True)
@@ -58,30 +58,30 @@ def patch_filters(
         raise ValueError(f"filters must be at most {len(chosen)} of {len(patches)} patches with contrast, got {count}")
     filters = whitener @ (whitened[chosen] / lengths[chosen, None]).T
     offsets = -middle @ filters
-    # A normalised patch has mean 0: a constant in a filter says nothing, and would only cost digits.
+    # A normalised patch has mean 0: a filter's mean does not change its response, but costs precision.
     return (filters - filters.mean(dim=0)).float(), offsets.float()
 
 
 class Patches(nn.Module):
-    """Similarity of each part of an image to each of many patches, which are taken from procedural images.
+    """Similarities of the parts of an image to many patches of procedural images.
 
-    The patches of an image are normalised, whitened and compared to K filters (`patch_filters`); what a response
-    exceeds a threshold by, and what it falls short of minus the threshold by (Coates and Ng 2011, "The Importance of
-    Encoding Versus Training"), is averaged around the centre of each cell of a grid (`cell_windows`), and a power of
-    the average is the feature. No parameters; filters and both last settings are buffers, so that a checkpoint holds
-    them whatever later versions draw or default to.
+    The patches of an image are normalised, whitened and compared with K filters (`patch_filters`). Responses r are
+    split into max(r - θ, 0) and max(-r - θ, 0) (Coates and Ng 2011, "The Importance of Encoding Versus Training"),
+    averaged around the centre of each cell of a grid (`cell_windows`) and raised to a power. There are no parameters.
+    Filters, contrast and power are buffers, so that a checkpoint stays valid if later versions draw other images or
+    change a default.
 
     Args:
         image_shape: channels, height, width.
-        prior: images that patches are taken of.
+        prior: procedural images to take patches from.
         filters: K.
         patch: side of a patch in pixels.
-        stride: distance of two patches in pixels.
-        cells: of the grid, along either side.
-        contrast: standard deviation, of pixels in [-1, 1], that is added as a variance to a patch's own before the
-            patch is divided by it: fainter patches count for less.
-        power: of the averages; below 1 it evens out what is seldom and what is everywhere, as for Fisher vectors
-            (Perronnin, Sánchez and Mensink 2010).
+        stride: distance between patches in pixels.
+        cells: cells of the grid along each side.
+        contrast: standard deviation, for pixels in [-1, 1], whose square is added to a patch's variance before
+            normalisation, so that faint patches count less.
+        power: exponent of the averages; below 1 it reduces the difference between rare and frequent patterns, as for
+            Fisher vectors (Perronnin, Sánchez and Mensink 2010).
 
     Raises:
         ValueError: a setting is invalid or does not fit the images.
@@ -147,7 +147,7 @@ class Patches(nn.Module):
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
     def at_once(self, images: Tensor, *, filters: int | None = None) -> Tensor:
-        """As `forward`, of all images in one piece, whatever their number, and of so many filters."""
+        """As `forward`, without splitting the images, for `filters` filters at a time (default: all)."""
         means, squares = (
             F.avg_pool2d(values.mean(dim=1, keepdim=True), self.patch, self.stride)
             for values in (images, images.square())
@@ -159,27 +159,27 @@ class Patches(nn.Module):
         for weights, offsets in zip(
             self.filters.flatten(1).split(some), self.offsets.flatten().split(some), strict=True
         ):
-            # Filters have mean 0, so that a patch's own drops out. With filters last, averaging is fast.
+            # Filters have mean 0, so that a patch's mean drops out. With filters last, averaging is fast.
             responses = F.linear(patches, weights, offsets)
-            # What exceeds the threshold: windows sum to 1.
+            # Windows sum to 1, so the threshold can be subtracted after averaging.
             positive.append(self.average.T @ responses.clamp_min(_THRESHOLD) - _THRESHOLD)
             negative.append(-(self.average.T @ responses.clamp_max(-_THRESHOLD)) - _THRESHOLD)
         averages = torch.cat([*positive, *negative], dim=2).mT.flatten(1)
-        # From above 0: there, a power has no derivative.
+        # Powers below 1 have no derivative at 0.
         return averages.clamp_min(1e-6).pow(self.power)
 
 
 def first_images(prior: ImagePrior, image_shape: tuple[int, ...], count: int) -> tuple[Tensor, torch.Generator]:
-    """The prior's first images, the same ones each time, and the generator that drew them."""
+    """Return the prior's first `count` images, always the same, and the generator that drew them."""
     draw = torch.Generator().manual_seed(0)
     size = (image_shape[0], image_shape[1], image_shape[2])
     return prior.sample(count, image_shape=size, generator=draw, device=torch.device("cpu")), draw
 
 
 def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Generator) -> Tensor:
-    """Patches (count, C·side²) from everywhere in maps (N, C, H, W).
+    """Take patches (count, C·side²) from random places of images or maps (N, C, H, W).
 
-    One of each image in turn, so that the first few, of which filters are made, are of as many images.
+    They are taken from each image in turn, so that the first ones, which become filters, are from different images.
     """
     channels, rows_in, columns_in = images.shape[1:]
     image = torch.arange(count) % len(images)
@@ -192,9 +192,9 @@ def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Ge
 
 
 def cell_windows(rows: int, columns: int, cells: int) -> Tensor:
-    """Matrix (rows·columns, cells²) of Gaussian means of a map, around the centre of each cell of a grid.
+    """Matrix (rows·columns, cells²) of Gaussian windows around the centre of each cell of a grid.
 
-    Windows overlap: their standard deviation is half a cell's side. Each sums to 1.
+    Windows overlap, with a standard deviation of half a cell's side. Each sums to 1.
     """
     sides = []
     for length in (rows, columns):

@@ -1,8 +1,8 @@
-"""Fixed scattering features (Bruna and Mallat 2013): fixed wavelets, not learnt, which cost no privacy.
+"""Scattering features (Bruna and Mallat 2013): fixed wavelets, which cost no privacy.
 
 Tramèr and Boneh (*Differentially Private Learning Needs Better Features*, 2021) showed that a small model on them
-beats deeper ones trained by DP-SGD from pixels. The filters are built here, since the usual package does not import on
-current SciPy.
+beats deeper ones trained on pixels by DP-SGD. The filters are built here because Kymatio does not import with current
+SciPy.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _PIECE = 32
 
 
 class Scattering(nn.Module):
-    """Scattering features of orders 0 to 2 by Morlet wavelets, averaged and subsampled by 2**scales. No parameters.
+    """Scattering features of orders 0 to 2 from Morlet wavelets, averaged and subsampled by 2**scales. No parameters.
 
-    They are normalised by groups of channels within each image, Tramèr and Boneh's choice that spends nothing:
-    statistics of the data would have to be released.
+    They are normalised over groups of channels within each image. This is Tramèr and Boneh's option that spends no
+    privacy; statistics of the data would have to be released.
 
     Args:
         image_shape: channels, height, width.
-        prior: not used; wavelets are found on no images.
+        prior: not used, since the wavelets are fixed.
         scales: J.
         angles: L.
-        groups: groups of the normalisation; the number of feature channels must be divisible by it. 81 channels (J=2,
-            L=8, gray) allow 1, 3, 9, 27 and 81.
+        groups: groups of the normalisation, a divisor of the number of feature channels. 81 channels (J=2, L=8, gray)
+            allow 1, 3, 9, 27 and 81.
 
     Raises:
-        ValueError: a setting that does not fit, or an image smaller than 2**scales.
+        ValueError: a setting does not fit, or a side of the image is below 2**scales pixels.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Scattering(nn.Module):
 
     @torch.no_grad()
     def scattered(self, images: Tensor) -> Tensor:
-        """Features before normalisation, (N, C·paths, H/2**J, W/2**J), order by order."""
+        """Features before normalisation, (N, C·paths, ⌈H/2**J⌉, ⌈W/2**J⌉), order by order."""
         # Small pieces stay in the processor's cache.
         kind = torch.promote_types(torch.float32, self.get_buffer("average0").dtype)
         pieces = [self._transform(piece) for piece in images.to(kind).split(_PIECE)]
@@ -89,27 +89,27 @@ class Scattering(nn.Module):
         spectrum = self._spectrum(padded, 0)
         deeper: list[Tensor] = []
         for scale in range(self.scales):
-            # A wavelet's band is narrow enough to keep every 2**scale-th sample only.
+            # A wavelet's band is narrow enough to keep only every 2**scale-th sample.
             first = self._filtered(spectrum, self._wavelets(scale), 0, scale)
             outputs.append(self._average(first, scale))
             if scale + 1 == self.scales:
                 break
             spectra = self._spectrum(first, scale)
             for coarser in range(scale + 1, self.scales):
-                # The wavelet's spectrum on the grid that `first` was kept on.
+                # The wavelet's spectrum on the grid of `first`.
                 bank = folded(self._wavelets(coarser), 2**scale) * 4**scale
                 second = self._filtered(spectra, bank, scale, coarser)
                 deeper.append(self._average(second.flatten(2, 3), coarser))
         return torch.cat(outputs + deeper, dim=2).flatten(1, 2)
 
     def _spectrum(self, maps: Tensor, scale: int) -> Any:
-        """Fourier transform of maps (..., H, W) of which every 2**`scale`-th sample was kept."""
+        """Fourier transform of maps (..., H, W) subsampled by 2**`scale`."""
         return torch.fft.fft2(maps)
 
     def _filtered(self, spectra: Any, bank: Tensor, before: int, scale: int) -> Tensor:
-        """Moduli of maps filtered by a bank (J, H, W), of which every 2**(scale - before)-th sample is kept."""
+        """Moduli of maps filtered by a bank (J, H, W) and subsampled by 2**(scale - before)."""
         maps = torch.fft.ifft2(_filtered(spectra, bank, 2 ** (scale - before)))
-        # `abs` guards against overflow at ranges that no image has, and takes twice as long.
+        # `abs` guards against overflow, which images cannot cause, and takes twice as long.
         real, imaginary = torch.view_as_real(maps).unbind(dim=-1)
         return (real.square() + imaginary.square()).sqrt_()
 
@@ -122,7 +122,7 @@ class Scattering(nn.Module):
         return averaged
 
     def _averaging(self, size: tuple[int, int], kept: int) -> Tensor:
-        """Gaussian average and subsampling as one matrix, from maps of which every `kept`-th sample was kept."""
+        """Matrix that averages by a Gaussian and subsamples maps that were subsampled by `kept` before."""
         step = 2**self.scales
         _, height, width = self.output_shape
         sides = []
@@ -136,15 +136,15 @@ class Scattering(nn.Module):
 
 
 def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
-    """Spectra times each wavelet's, of the maps of which every `factor`-th sample is kept.
+    """Filter spectra by each wavelet and subsample the maps by `factor`.
 
-    The same as `_fold` of the products, which are never all held at once: torch sums complex numbers over strided axes
-    one at a time, which took 70 % of a transform. Spectra are (..., H, W), complex, and the bank (J, H, W), real;
+    The result is `folded` of the products, without holding all of them: torch is slow at summing complex numbers over
+    strided axes, which took 70 % of a transform. Spectra are (..., H, W), complex, and the bank is (J, H, W), real;
     `factor` divides H and W. The result is (..., J, H/factor, W/factor), complex.
     """
     height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
     pairs = torch.view_as_real(spectra)
-    gains = (bank / factor**2).unsqueeze(-1).expand(*bank.shape, 2)  # of the real and of the imaginary part
+    gains = (bank / factor**2).unsqueeze(-1).expand(*bank.shape, 2)  # for real and imaginary parts
     total: Tensor | None = None
     for row in range(factor):
         for column in range(factor):
@@ -157,7 +157,7 @@ def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
 
 
 def folded(spectra: Tensor, factor: int) -> Tensor:
-    """Spectrum of the map of which every `factor`-th sample is kept, (..., H, W) → (..., H/factor, W/factor)."""
+    """Spectrum of the map subsampled by `factor`, (..., H, W) → (..., H/factor, W/factor)."""
     if factor == 1:
         return spectra
     height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
@@ -166,7 +166,7 @@ def folded(spectra: Tensor, factor: int) -> Tensor:
 
 
 def _margin(side: int, step: int) -> tuple[int, int]:
-    """Reflected margins before and after, at most side - 1 each, that make the total a multiple of `step`."""
+    """Reflection padding before and after, at most side - 1 each, that makes the total a multiple of `step`."""
     before = min(step, side - 1)
     for after in range(before, side):
         if (side + before + after) % step == 0:

@@ -1,4 +1,4 @@
-"""Many networks of one architecture, queried together: one at a time, in threads on a CPU."""
+"""Queries many networks of one architecture together, in threads on a CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _IMAGES_AT_ONCE = 1024
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
-    """Return `function` of each item, in order; without a pool, one after the other.
+    """Apply a function to each item, in the pool's threads if there is one, and return the results in order.
 
-    Where one fails or the wait is interrupted, the others are brought to their end all the same: a step that some took
-    and others did not could not be resumed.
+    If one fails or the wait is interrupted, the others still finish: a step that only some completed could not be
+    resumed.
     """
     if pool is None:
         return [function(item) for item in items]
@@ -34,15 +34,15 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, poo
 
 
 def stack_states(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Return weights and buffers of all networks, each (n, ...), as copies on the CPU; names as in a `state_dict`."""
+    """Stack the state dicts of n networks: copies (n, ...) of each weight and buffer on the CPU."""
     states = [network.state_dict() for network in networks]
     return {name: torch.stack([state[name].detach().cpu() for state in states]) for name in states[0]} if states else {}
 
 
 def fixed_extractor(network: Any) -> nn.Module | None:
-    """The network's `feature_extractor`, where nothing of it is trained and `forward_extracted` takes its outputs.
+    """Return the network's `feature_extractor` if no parameter of it is trained and there is a `forward_extracted`.
 
-    Many other networks have a part of that name, which is trained with the rest.
+    Other networks may have a part of that name that is trained with the rest.
     """
     extractor = getattr(network, "feature_extractor", None)
     if not isinstance(extractor, nn.Module) or not hasattr(network, "forward_extracted"):
@@ -51,14 +51,14 @@ def fixed_extractor(network: Any) -> nn.Module | None:
 
 
 def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
-    """Take a fixed feature extractor out of a network that was built for it, in place.
+    """Remove a stateless feature extractor from a network, in place.
 
-    Without any state `network.feature_extractor` (scattering, for example) is the same in every network of an
-    architecture: computed once for all of them, it no longer dominates the work. One with weights or buffers that a
-    `state_dict` holds stays where it is: it may differ, and would be lost.
+    A `network.feature_extractor` without state (scattering, for example) is the same in every network of an
+    architecture, so it can be computed once for all. An extractor with a `state_dict` is left in place: it may differ
+    between networks, and would be lost.
 
     Returns:
-        The network, which now takes extracted features, and the feature extractor, or None without one.
+        The network, which now takes extracted features, and the feature extractor, or None if it was left in place.
     """
     extractor = getattr(network, "feature_extractor", None)
     if not isinstance(extractor, nn.Module) or isinstance(extractor, nn.Identity) or extractor.state_dict():
@@ -68,23 +68,23 @@ def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module 
 
 
 def with_feature_extractor(network: nn.Module, feature_extractor: nn.Module | None) -> nn.Module:
-    """Return the network as it was before `without_feature_extractor`: a copy, its weights shared."""
+    """Undo `without_feature_extractor` in a shallow copy, which shares the network's weights."""
     if feature_extractor is None:
         return network
     whole = copy.copy(network)
-    # A shallow copy has the original's own table of modules.
+    # A shallow copy shares the original's dict of modules.
     whole._modules = {**network._modules, "feature_extractor": feature_extractor}
     return whole
 
 
 class NetworkStack:
-    """n networks of one architecture, and their logits.
+    """n networks of one architecture, queried together.
 
-    It is not an `nn.Module`, so that a module that holds one does not have the networks in its `state_dict`.
+    It is not an `nn.Module`, which keeps the networks out of the `state_dict` of a module that holds it.
 
     Args:
-        networks: the networks, n of them.
-        feature_extractor: what all of them share (see `without_feature_extractor`): computed once for all networks.
+        networks: the n networks.
+        feature_extractor: computed once for all networks (see `without_feature_extractor`).
 
     Raises:
         ValueError: if there are no networks.
@@ -99,10 +99,10 @@ class NetworkStack:
 
     @classmethod
     def from_states(cls, template: nn.Module, states: Mapping[str, Tensor]) -> NetworkStack:
-        """Rebuild from what `stack_states` gives; a fixed feature extractor of the template is kept once for all.
+        """Rebuild the networks from `stack_states`; they share a stateless feature extractor of the template.
 
         Raises:
-            RuntimeError: if the states are of another architecture than `template`, in PyTorch's own words.
+            RuntimeError: from PyTorch, if the states do not fit the template.
             ValueError: if their first axes differ.
         """
         counts = {len(values) for values in states.values()}
@@ -120,14 +120,14 @@ class NetworkStack:
         return len(self._networks)
 
     def network(self, index: int) -> nn.Module:
-        """Returns one network in eval mode, whose layers are called, so that hooks on them fire."""
+        """Return one whole network in eval mode, whose layers can have hooks."""
         return with_feature_extractor(self._networks[index].eval(), self._feature_extractor)
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits (n, N, c) of images (N, C, H, W) in float32, on their device.
+        """Return float32 logits (n, N, c) for images (N, C, H, W), on their device.
 
-        On a CPU as many threads as torch would use ask one network each, which does not change the result.
+        On a CPU, each of as many threads as torch would use queries one network; the result is the same.
         """
         images = images.detach().float()
         pieces = list(images.split(_IMAGES_AT_ONCE))
@@ -135,14 +135,14 @@ class NetworkStack:
             if self._feature_extractor is not None:
                 extractor = self._feature_extractor
                 if images.device.type != "cpu":
-                    # A copy elsewhere: the feature extractor itself belongs to whole networks on the CPU.
+                    # A copy, since the feature extractor itself belongs to whole networks on the CPU.
                     if self._moved is None or self._moved[0] != images.device:
                         self._moved = (images.device, copy.deepcopy(extractor).to(images.device))
                     extractor = self._moved[1]
                 pieces = [extractor(piece).float() for piece in pieces]
 
             def ask(index: int) -> Tensor:
-                # Neither is inherited by a thread.
+                # Threads do not inherit no_grad.
                 with torch.no_grad():
                     network = self._networks[index].eval().to(images.device)
                     return torch.cat([network(piece) for piece in pieces])
