@@ -1,4 +1,4 @@
-"""The clients of a federation: the questions to them, their answers, and how the server reaches them."""
+"""Federated clients: messages, per-client guarantees, and connections in process or by Flower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client of a federation: a private teacher, its own ledger, and a guarantee that is written locally."""
+"""One client of a federation: a private teacher, its own ledger and a locally written guarantee."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from privacy.identity import Training
 from privacy.mechanisms.noise import NoiseSource
 from privacy.plan import Plan
 
-# What a server may set of a client's annotator. Its target, its ledger, what counts as spent and where noise comes from
-# are the client's own.
+# Annotator settings that a server may choose. Target, ledger, accounting and noise source are the client's own.
 _OF_SERVER = {
     "label": frozenset({"epsilon", "smallest", "delta"}),
     "data": frozenset(
@@ -32,20 +31,20 @@ _OF_SERVER = {
 
 
 class FederatedClient:
-    """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), and what its owner lets it do.
+    """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), with the limits that its owner sets.
 
-    Whatever it answers passes its own annotator, which charges its own ledger first: what leaves it is counted there,
-    regardless of the server and of what becomes of an answer.
+    Each answer passes the client's own annotator, which first charges the client's own ledger. Its accounting does not
+    depend on the server or on how answers are used.
 
     Args:
-        name: By which the server knows it.
+        name: The client's name in the federation.
         teacher: The classifier that was trained on this client's records.
         target_epsilon: ε, for the unit of the client's guarantee, that all runs together may spend; None for no limit.
-        delta: δ of its own figures; None takes the server's, which at a larger one can ask for more than the target.
-        trusts_server: Whether it may send gradients without noise, for the server to add it to the sum.
-        noise: Source of its noise; None is the operating system's generator.
-        ledger: Its ledger's file; None is the private data's own.
-        num_records: Number of its records, where its teacher's file does not say.
+        delta: δ of the client's guarantee; None takes the server's, and a larger δ lets it ask more within the target.
+        trusts_server: Whether the client may send gradients without noise, for the server to add noise to the sum.
+        noise: Source of the client's noise; None is the operating system's generator.
+        ledger: The client's ledger file; None is the one of the private data.
+        num_records: Number of the client's records; None takes it from the teacher's file.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class FederatedClient:
         )
 
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:
-        """Agrees to a run: opens the ledger, writes down all that is planned, and says what it will cost.
+        """Agree to a run: open the ledger, reserve the planned answers and write their guarantee.
 
-        A client that was restarted in the middle of a run continues with the ledger's count of that run.
+        A client that is restarted during a run continues from the ledger's count for that run.
 
         Raises:
-            ClientRefusal: Its owner does not allow that.
-            BudgetExceeded: Not one answer fits into its target.
+            ClientRefusal: The client's owner does not allow these terms.
+            BudgetExceeded: Not even one answer fits into the target.
         """
         self._run = None
         annotator, self._loss = self._annotator_for(terms), GradientTargets(**terms.loss)
@@ -109,7 +108,7 @@ class FederatedClient:
             private_data=self.teacher.private_data,
             ledger=self.teacher.ledger,
             num_records=self.num_records,
-            # The server's run, so that a restarted client counts on.
+            # The server's run, so that a restarted client continues its count.
             state={
                 "run": terms.run,
                 "private_data": self.teacher.private_data,
@@ -120,7 +119,7 @@ class FederatedClient:
             training=self.teacher.training,
         )
         if terms.run in annotator.account.ledger.trained():
-            # In the ledger the run's charges would count as that training's releases: it could not be read again.
+            # The ledger would count the run's charges as that training's releases, and could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()
         self._run, self.folder = (terms, annotator), folder
@@ -150,10 +149,10 @@ class FederatedClient:
 
     @property
     def agreed(self) -> tuple[Terms, Annotator]:
-        """The run's terms, and what answers pass and are charged by.
+        """The run's terms, and the annotator that answers pass.
 
         Raises:
-            ClientRefusal: Nothing was agreed yet.
+            ClientRefusal: No run has begun.
         """
         if self._run is None:
             raise ClientRefusal(f"{self.name} was asked before a run began")
@@ -164,18 +163,18 @@ class FederatedClient:
         return self.agreed[1]
 
     def answer(self, question: Question) -> torch.Tensor:
-        """Fed-FlexPer: what leaves this client in one round, on the CPU; charged before its noise is drawn.
+        """Answer one round (Fed-FlexPer), on the CPU; charged before the noise is drawn.
 
         Returns:
-            Gradients bounded by C, shape (B, c), float32, with noise where the client adds it; or classes, shape (B,).
+            Gradients bounded by C, shape (B, c), float32, with noise if the client adds it; or classes, shape (B,).
 
         Raises:
-            ClientRefusal: The question is not what was agreed: nothing is charged.
-            BudgetExceeded: Its budget does not allow the answer: nothing is charged.
+            ClientRefusal: The question does not fit the terms. Nothing is charged.
+            BudgetExceeded: The budget does not allow the answer. Nothing is charged.
         """
         terms, annotator = self.agreed
         if terms.calls is not None and self._answered >= terms.calls:
-            # A server that continues has seen the planned answers; one that is resumed begins anew.
+            # A server that continues has had all planned answers; one that is resumed calls `begin` again.
             raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
         if not bool(torch.isfinite(question.images).all() and torch.isfinite(question.outputs).all()):
             raise ClientRefusal("images and outputs must be finite")
@@ -184,14 +183,14 @@ class FederatedClient:
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
         if isinstance(annotator, LabelAnnotator):
             assert question.candidates is not None
-            # As of the smallest set, whatever its size: a server that chose sizes by what it was answered would make of
-            # them what no composition of fixed ones covers.
+            # Charged as for the smallest set, whatever the size: composition with fixed parameters would not cover
+            # sizes that a server chose by earlier answers.
             return annotator.annotate(logits, question.candidates).cpu()
         assert isinstance(annotator, GradientAnnotator)
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 
     def guarantee(self) -> Guarantee:
-        """What left this client, and the bound on it, regardless of the server."""
+        """State what left this client and bound it, whatever the server does."""
         terms, annotator = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
         said = annotator.guarantee(
@@ -209,7 +208,7 @@ class FederatedClient:
         return said if said.level == "person" else replace(said, unit="one training record of this client")
 
     def _of_trusted_server(self) -> str:
-        """Guarantee against everyone but a server that adds the noise; its own figure bounds nothing then."""
+        """State the guarantee against everyone but the server that adds the noise."""
         terms, annotator = self.agreed
         delta = annotator.budget.delta
         text = (
@@ -228,12 +227,12 @@ class FederatedClient:
         )
 
     def _write_guarantee(self) -> None:
-        """Writes `guarantee.json` and `guarantee.md` into its folder."""
+        """Write `guarantee.json` and `guarantee.md` into the client's folder."""
         if self.folder is not None:
             self.guarantee().write(self.folder)
 
     def end(self) -> None:
-        """Settles its ledger, and writes what left it."""
+        """Settle the ledger and write the final guarantee."""
         if self._run is not None:
             self._run[1].close()
             self._write_guarantee()

@@ -1,4 +1,4 @@
-"""How the server reaches its clients: the protocol, and clients in its own process. FedDPSD knows no more of either."""
+"""Connections from the server to its clients: the base class that FedDPSD uses, and clients in the same process."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _T = TypeVar("_T")
 
 
 class FederationError(RuntimeError):
-    """Clients with which a federation cannot begin or continue."""
+    """A federation cannot begin or continue with its clients."""
 
 
 class ClientConnection(ABC):
-    """A way to the clients: in the same process (`LocalClients`), or on other machines (`FlowerClients`).
+    """Base class of connections to clients in the same process (`LocalClients`) or elsewhere (`FlowerClients`).
 
-    A client is a `FederatedClient`, or what sends its calls to one as messages. What it does not answer in time, or
-    answers in a way that cannot be used, is an `Absence` and no error: the round continues with the others.
+    A client is a `FederatedClient` or an object that forwards its calls to one as messages. A late or unusable answer
+    is an `Absence`, not an error: the round continues with the other clients.
     """
 
-    #: The file that all teachers came from, where it is one.
+    #: The ensemble that all teachers were loaded from, if they are from one file.
     ensemble: PrivateEnsemble | None = None
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
-        """Reaches all clients, which say who they are; names differ from each other.
+        """Reach all clients and return their introductions, with unique names.
 
         Raises:
             FederationError: A client is missing.
-            TeacherError: A client's teacher is of no use here.
+            TeacherError: A client's teacher cannot be used.
         """
 
     @abstractmethod
@@ -59,11 +59,11 @@ class ClientConnection(ABC):
         """All clients of the federation by name."""
 
     def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
-        """Returns the result of `act` for each of these clients."""
+        """Return the result of `act` for each of these clients, by name."""
         return {name: answer_or_absence(client, act) for name, client in clients.items()}
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """Sends all clients the terms of a run, and returns those that do not take part, by name."""
+        """Send all clients the terms of a run and return those that do not take part, by name."""
         self._out = self._begin(self.reached(), terms, folder)
         return dict(self._out)
 
@@ -75,17 +75,17 @@ class ClientConnection(ABC):
         return out
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """One round: what each client answers, by name."""
+        """Ask all clients one round's question and return their answers by name."""
         asked = {name: client for name, client in self.reached().items() if name not in self._out}
         return {**self._out, **self.each(asked, lambda client: client.answer(question))}
 
     def end(self) -> None:
-        """Lets clients settle their ledgers and write what left them. It may be called more than once."""
+        """Have clients settle their ledgers and write their guarantees. It may be called more than once."""
         self.each(self.reached(), lambda client: client.end())
 
 
 def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
-    """Result of `act` for a client, or why it refuses."""
+    """Return the result of `act` for a client, or an `Absence` if the client refuses."""
     try:
         return act(client)
     except (BudgetExceeded, ClientRefusal) as refusal:
@@ -95,20 +95,20 @@ def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
 class LocalClients(ClientConnection):
     """All clients in the server's own process, each with its own teacher, annotator and ledger: for research.
 
-    The server's part of the process still sees nothing but their answers. It is trusted, of course, not to look: a
-    guarantee against it is only meaningful where clients run on separate machines.
+    The server only uses their answers, but nothing stops it from reading their memory: a guarantee against the server
+    is only meaningful if clients run on separate machines.
 
     Args:
-        teachers: A file for each client, or the one file of a `TeacherEnsemble` that was trained on `Clients`; networks
-            in a script.
-        names: Of the clients, in the order of their teachers. Default: client-0, client-1, ...
-        teacher_network: Builds the teachers where their files hold nothing but weights.
+        teachers: One file per client, or the file of a `TeacherEnsemble` that was trained on `Clients`; networks in a
+            script.
+        names: Names of the clients, in the order of their teachers. Default: client-0, client-1, ...
+        teacher_network: Builds the teachers if their files hold only weights.
         target_epsilon: ε, for the unit of its guarantee, that each client lets all runs spend; null for no limit.
-        noise: Gives each client's source of noise by its number; null is the operating system's generator.
+        noise: Returns a client's noise source, given its index; null is the operating system's generator.
 
     Raises:
-        ValueError: No teachers, or names that are not one for each.
-        TeacherError: Networks with a weight in common that is not frozen, or with all of them.
+        ValueError: There are no teachers, or names are not one per teacher.
+        TeacherError: Networks share a trainable weight, or all of their weights.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LocalClients(ClientConnection):
         self.target_epsilon = target_epsilon
         self.noise = noise
         self.clients: list[FederatedClient] = []
-        #: Whether all teachers are heads on one fixed extractor, whose features are then computed once for all.
+        #: Whether all teachers are heads on one fixed feature extractor, which is then computed once for all.
         self._share_features = False
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
@@ -178,10 +178,10 @@ class LocalClients(ClientConnection):
 
 
 def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> None:
-    """Refuses clients that share records as far as their files say: one record would then move several answers.
+    """Refuse clients whose files say that they share records: one record would then affect several answers.
 
     Raises:
-        TeacherError: Two have the same private data, under any name, or the same weights.
+        TeacherError: Two clients have the same private data, under any name, or the same teacher.
     """
     of: dict[str | bytes, str] = {}
     for name, teacher in zip(names, teachers, strict=True):

@@ -1,4 +1,4 @@
-"""The server's view of its clients' teachers: their descriptions, and no network."""
+"""The server's view of its clients' teachers: their introductions, without any network."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from privacy.neighbours import Unit
 
 
 class Federation(PrivateModel):
-    """The teachers of all clients as the server's ledger knows them. It answers nothing: clients do.
+    """The teachers of all clients as one entry of the server's ledger. It answers no queries: clients do.
 
-    A record is at one client, so that what bounds every client's training bounds it: the largest of their figures,
-    where each of them states one.
+    Each record is at one client, so the training of all teachers is bounded by the largest of the clients' bounds, if
+    each client states one.
 
     Args:
-        introductions: Of all clients.
-        private_data: Public name of what they hold together.
-        num_records: Number of their records together; None: the sum of what they state.
-        of_clients: Whether figures are about whole clients, of which no training by DP-SGD says anything.
-        ensemble: The file that all teachers came from, where it is one.
+        introductions: Introductions of all clients.
+        private_data: Public name of the clients' data together.
+        num_records: Number of the clients' records together; None takes the sum of the numbers that they state.
+        of_clients: Whether guarantees are about whole clients, which DP-SGD training of a teacher does not bound.
+        ensemble: The ensemble that all teachers were loaded from, if they are from one file.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Federation(PrivateModel):
 
     @property
     def ledger(self) -> Path | None:
-        """Ledger of the server: of the ensemble's data if one file holds all teachers, else of the federation."""
+        """The server's ledger: the ensemble's if one file holds all teachers, otherwise the federation's."""
         if self.path is not None:
             return super().ledger
         return ledger_file(self.private_data)
@@ -72,15 +72,15 @@ class Federation(PrivateModel):
 
     @property
     def is_external(self) -> bool:
-        """False: no network is at hand that could be tried."""
+        """False: the server has no network to try."""
         return False
 
     def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
-        """Nothing: no weight is at hand."""
+        """Check nothing: the server has no weights to compare."""
         return []
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """None: clients answer, and their annotators release.
+        """Not available: clients answer, through their annotators.
 
         Raises:
             TeacherError: Always.
@@ -101,7 +101,7 @@ _OWN_LEDGER = (
 
 
 def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
-    """Assumptions that the clients state for their teachers, each once, with the clients that state it."""
+    """Collect the assumptions that clients state for their teachers, each with the clients that state it."""
     said: dict[str, list[str]] = {}
     for introduction in introductions:
         for text in dict.fromkeys(introduction.assumptions):
@@ -111,9 +111,9 @@ def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
 
 
 def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:
-    """One training in the place of all clients': the same for the same clients, bounded where all of them are.
+    """Join the clients' trainings into one, determined by the clients and bounded if all of theirs are.
 
-    A record lies at one client. A person may be at several, so that what bounds one at each bounds none over all.
+    A record is at one client. A person may be at several, so bounds for persons do not carry over.
     """
     ids = sorted(introduction.training for introduction in introductions)
     if "" in ids:
@@ -124,8 +124,8 @@ def _training(introductions: Sequence[Introduction], of_clients: bool) -> Traini
     ]
     joined: Mapping[Release, int] | None = None
     if len(bounds) == len(stated) and not of_clients:
-        # Not the worst client's: which one that is depends on what else is composed.
+        # Which client is the worst depends on what else is composed.
         joined = {OneOf.of(bounds): 1}
-    # A ledger that knows these clients by a bound on records must not apply it to statements about whole clients.
+    # A ledger must not apply a bound for these clients' records to statements about whole clients.
     joint = hashlib.sha256("\n".join([*(["of clients"] if of_clients else []), *ids]).encode()).hexdigest()[:32]
     return Training(joint, kind=f"{len(ids)} clients", releases=joined)

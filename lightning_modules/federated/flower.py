@@ -1,4 +1,4 @@
-"""Clients on other machines, reached by Flower (https://flower.ai, package flwr, the extra `flower`)."""
+"""Clients on other machines, connected by Flower (https://flower.ai, package flwr, the extra `flower`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class _Remote:
-    """A client at the other end of a connection of Flower's; each method sends a message, and waits for its answer."""
+    """A client behind a Flower connection. Each method sends a message and waits for the answer."""
 
     def __init__(self, proxy: Any, *, timeout: float, name: str = "") -> None:
         self.proxy = proxy
@@ -46,7 +46,7 @@ class _Remote:
         return read_introduction(values)
 
     def begin(self, terms: Terms, *, folder: Path | None) -> None:
-        """See `FederatedClient.begin`; writes the guarantee where the owner says."""
+        """See `FederatedClient.begin`; the guarantee is written to the folder that the client's owner has set."""
         self._send(pack("begin", **asdict(terms)))
 
     def answer(self, question: Question) -> torch.Tensor:
@@ -55,7 +55,7 @@ class _Remote:
         return read_answer(answers, values, question)
 
     def end(self) -> None:
-        """Ends its process as well, once it has written what left it."""
+        """End the client, which writes its guarantee, and then its process."""
         from flwr.common import ReconnectIns
 
         with suppress(ClientRefusal):
@@ -64,7 +64,7 @@ class _Remote:
             self.proxy.reconnect(ReconnectIns(seconds=None), timeout=5.0, group_id=None)
 
     def _send(self, message: dict[str, Scalar], arrays: Sequence[bytes] = ()) -> tuple[dict[str, Any], list[bytes]]:
-        """Values and arrays of the answer to a message."""
+        """Send a message and return the values and arrays of its answer."""
         from flwr.common import FitIns, Parameters
 
         if self.proxy is None:
@@ -72,7 +72,7 @@ class _Remote:
         instruction = FitIns(Parameters(tensors=list(arrays), tensor_type=""), dict(message))
         try:
             reply = self.proxy.fit(instruction, timeout=self.timeout, group_id=None)
-        except Exception as error:  # Flower's own have no common class, and say little
+        except Exception as error:  # Flower's errors have no common class and say little
             raise ClientRefusal(f"no answer within {self.timeout:g} s, or its connection was lost") from error
         kind, values = unpack(reply.metrics)
         if kind == "refusal":
@@ -81,25 +81,25 @@ class _Remote:
 
 
 class FlowerClients(ClientConnection):
-    """Clients that connect to this process, each a `LightningCLI client` on the machine where its data are.
+    """Clients that connect over the network, each a `LightningCLI client` on the machine that holds its data.
 
-    It listens from the beginning of a fit to its end. A client whose connection breaks, or that is started anew, may
-    come back under its name: its own ledger knows what it has answered.
+    It listens from the start of a fit to its end. A client that loses its connection or is restarted may reconnect
+    under its name: its own ledger records its answers.
 
-    Flower's long-lived connection is used (`start_grpc_server`, `start_client`) and not its SuperLink, on which the
-    server would send the code that a client runs beside its teacher, in a new process for each question.
+    It uses Flower's long-lived connection (`start_grpc_server`, `start_client`) instead of SuperLink, through which the
+    server would send code for the client to run next to its teacher, in a new process for each question.
 
     Args:
-        num_clients: How many clients the federation is made of.
-        address: `HOST:PORT` that is listened on.
-        timeout: Seconds that a client is given for one message. One that takes longer is left out of the round and
-            disconnected, and may come back.
-        wait: Seconds that all clients are given to connect.
-        certificates: Files of the CA's certificate, of this server's and of its private key, all PEM, for TLS.
-        insecure: Whether to do without TLS: for tests on the loopback interface, or inside an encrypted network.
+        num_clients: Number of clients in the federation.
+        address: `HOST:PORT` to listen on.
+        timeout: Seconds that a client has to answer a message. A slower client is left out of the round and
+            disconnected, and may reconnect.
+        wait: Seconds that all clients have to connect.
+        certificates: PEM files for TLS: the CA's certificate, this server's certificate and its private key.
+        insecure: Do without TLS, for tests on the loopback interface or inside an encrypted network.
 
     Raises:
-        ValueError: A setting that has no meaning, or neither certificates nor `insecure`.
+        ValueError: A setting is invalid, or not exactly one of `certificates` and `insecure` is given.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class FlowerClients(ClientConnection):
 
     def _forget(self) -> None:
         self._known: dict[str, Introduction] = {}
-        #: Name of the client at each of Flower's connections; None where it is none of this federation's.
+        #: Client name of each Flower connection; None if it is not part of this federation.
         self._names: dict[str, str | None] = {}
         self._terms: Terms | None = None
         self._out = {}
@@ -163,12 +163,12 @@ class FlowerClients(ClientConnection):
         self._manager = SimpleClientManager()
         try:
             self._service = start_grpc_server(self._manager, self.address, certificates=files)
-        except (OSError, RuntimeError, SystemExit) as error:  # Flower exits where the address is taken
+        except (OSError, RuntimeError, SystemExit) as error:  # Flower exits if the address is in use
             raise FederationError(f"clients.address {self.address} cannot be listened on: {error}") from error
         rank_zero_info(f"Waiting for {self.num_clients} clients on {self.address}.")
 
     def _present(self) -> dict[str, _Remote]:
-        """Clients that are connected, by name."""
+        """Return the connected clients by name."""
         live = {} if self._service is None else dict(self._manager.all())
         named = [(name, live[one]) for one, name in self._names.items() if name is not None and one in live]
         return {name: _Remote(proxy, timeout=self.timeout, name=name) for name, proxy in named}
@@ -178,13 +178,13 @@ class FlowerClients(ClientConnection):
         return {**gone, **self._present()}
 
     def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
-        """See `ClientConnection.each`; all at the same time. Flower ends a message by itself after `timeout`."""
+        """See `ClientConnection.each`; clients run concurrently, and Flower enforces `timeout`."""
         with ThreadPoolExecutor(max_workers=max(1, len(clients))) as workers:
             answers = workers.map(lambda client: answer_or_absence(client, act), clients.values())
             return dict(zip(clients, answers, strict=True))
 
     def _meet(self) -> None:
-        """Asks new connections who they are, and sends the run's terms to clients that come back during it."""
+        """Introduce new connections, and send the run's terms to clients that connect during it."""
         live = dict(self._manager.all())
         new = {one: _Remote(proxy, timeout=self.timeout) for one, proxy in live.items() if one not in self._names}
         for connection, who in self.each(new, lambda client: client.introduction(**self._shape)).items():
@@ -200,7 +200,7 @@ class FlowerClients(ClientConnection):
                 self._out.update(self._begin({who.name: new[connection]}, self._terms, None))
 
     def _problem_of(self, who: Introduction | Absence) -> str | None:
-        """Why a new connection is not a client of this federation; None if it is one."""
+        """Return why a new connection is not accepted as a client of this federation, or None if it is."""
         if isinstance(who, Absence):
             return who.reason
         if who.name in self._present():
@@ -212,7 +212,7 @@ class FlowerClients(ClientConnection):
         return None
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """See `ClientConnection.begin`. Guarantees are written at the clients, and `folder` is not used."""
+        """See `ClientConnection.begin`. Clients write their own guarantees, and `folder` is not used."""
         self._terms = terms
         return super().begin(terms, folder=None)
 
@@ -221,7 +221,7 @@ class FlowerClients(ClientConnection):
         return super().ask(question)
 
     def end(self) -> None:
-        """See `ClientConnection.end`. Clients end as well, and so do connections that are of none."""
+        """See `ClientConnection.end`. It also ends the clients' processes and any other connection."""
         if self._service is None:
             return
         live = {one: _Remote(proxy, timeout=self.timeout) for one, proxy in self._manager.all().items()}

@@ -1,7 +1,7 @@
-"""Messages between server and clients (DPSD Algorithm 2), and how they travel: plain values as JSON, arrays as bytes.
+"""Messages between server and clients (DPSD Algorithm 2), sent as JSON values and raw array bytes.
 
-Everything that the server sends is public or was released before. What a client sends back is the only thing that
-leaves it. Nothing is pickled, and what comes from another machine is checked here: what is malformed is refused.
+Everything that the server sends is public or was released before. Only its answers leave a client. Nothing is pickled,
+and messages from other machines are checked here and refused if malformed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from privacy.events import Release, release_from_dict
 
 
 class ClientRefusal(ValueError):
-    """A client does not agree to a run's terms, or what it or the server sent is not what was agreed."""
+    """A client does not agree to a run's terms, or a message does not fit them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """How a client describes itself before the first query. All of it is public by its own decision.
+    """A client's description of itself before the first query, which it makes public.
 
     Attributes:
-        name: By which it is known: in messages, logs and guarantees.
-        num_records: Number of its records, where it states one.
-        training: Identity of its teacher's training; empty where its file names none.
-        releases: What that training released of its records, where it was by DP-SGD; None where nothing bounds it.
+        name: Its name in messages, logs and guarantees.
+        num_records: Number of its records, if it states one.
+        training: Identity of its teacher's training; empty if the teacher's file has none.
+        releases: Releases of that training, if it was by DP-SGD; None if nothing bounds it.
         secure: Whether its noise comes from the operating system's generator.
-        assumptions: What any guarantee of something that is computed with its teacher rests on, a sentence each.
-        partition: Identifies its records and their data set (name, classes, settings), where its teacher's file does.
+        assumptions: Assumptions of any guarantee about its teacher's outputs, one sentence each.
+        partition: Identifies its records and their data set (name, classes, settings), if its teacher's file does.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Introduction:
     partition: Partition | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `read_introduction` is the inverse."""
+        """Convert to plain values; `read_introduction` is the inverse."""
         releases = None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()]
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "releases": releases, "assumptions": list(self.assumptions)}
@@ -56,22 +56,22 @@ class Introduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The queries of a run to every client: fixed before the first one, and the same for all.
+    """A run's queries to its clients: fixed before the first one, and the same for all clients.
 
     Attributes:
-        run: Identity of the server's run. A client's ledger counts by it.
-        switch: What is answered: gradients (`data`) or classes (`label`).
-        noise_by: Who adds the noise: each client to what it sends, or the server to the sum, which it then has to be
-            trusted with. Of labels it is always the clients.
-        calls: Questions that the run plans in all; None where no end is known.
-        batch_size: B, images of one question.
+        run: Identity of the server's run, by which clients' ledgers count.
+        switch: What clients answer: gradients (`data`) or classes (`label`).
+        noise_by: Who adds the noise: each client to its answers, or a trusted server to their sum. For labels it is
+            always the clients.
+        calls: Number of questions that the run plans; None if it has no planned end.
+        batch_size: B, the number of images in a question.
         num_classes: c.
         image_shape: (C, H, W).
         mechanism: Settings of the client's annotator, see `FederatedClient`.
-        loss: Settings of `GradientTargets` whose gradient is requested; empty for labels.
-        server_mu: Of noise that the server adds: μ of one of its `calls` releases, for what a client's guarantee says
-            of everyone but the server; their root mean square where the noise was changed. None where clients add
-            their own.
+        loss: Settings of the `GradientTargets` whose gradient is queried; empty for labels.
+        server_mu: μ of each of the `calls` releases if the server adds the noise (their root mean square if its noise
+            was changed), from which a client states its guarantee against everyone but the server. None if clients
+            add the noise.
     """
 
     run: str
@@ -88,15 +88,15 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One round's question (Algorithm 2, line 6): synthetic images, and what the student makes of them.
+    """One round's question (Algorithm 2, line 6): synthetic images and the student's outputs for them.
 
     Attributes:
-        number: Of the round, from 0.
+        number: Number of the round, from 0.
         images: Shape (B, C, H, W), float32.
         outputs: The student's logits, shape (B, c), float32.
-        candidates: Of labels: which classes an answer is chosen from, shape (B, c), bool, only by the
-            student's outputs; None for gradients.
-        features: Of the images, by the fixed extractor that all teachers of this process share; never sent.
+        candidates: For labels, the classes to choose from, shape (B, c), bool, determined by the student's outputs
+            alone; None for gradients.
+        features: The images' features, if all teachers in this process share a fixed feature extractor; never sent.
     """
 
     number: int
@@ -111,7 +111,7 @@ class Absence:
     """Why a client's answer is left out of a round.
 
     Attributes:
-        reason: In words that say nothing about its records.
+        reason: An explanation that reveals nothing about the client's records.
     """
 
     reason: str
@@ -120,22 +120,22 @@ class Absence:
 # --- on the wire ---
 
 Scalar = bool | bytes | float | int | str
-"""What one entry of a Flower configuration may be."""
+"""Type of an entry of a Flower configuration."""
 
 _VERSION = 5
 _TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
 
 
 def pack(kind: str, **values: Any) -> dict[str, Scalar]:
-    """A message of plain values."""
+    """Make a message from plain values."""
     return {"version": _VERSION, "kind": kind, "content": json.dumps(values)}
 
 
 def unpack(config: Mapping[str, Scalar]) -> tuple[str, dict[str, Any]]:
-    """Kind and values of a message.
+    """Return the kind and values of a message.
 
     Raises:
-        ClientRefusal: It is of another version, or cannot be read.
+        ClientRefusal: It has another version, or cannot be read.
     """
     version, kind, content = (config.get(name) for name in ("version", "kind", "content"))
     if version != _VERSION or not isinstance(kind, str):
@@ -150,7 +150,7 @@ def unpack(config: Mapping[str, Scalar]) -> tuple[str, dict[str, Any]]:
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
-    """The values of a tensor of bool, float32 or int64, in C order; the receiver knows shape and type."""
+    """Return the values of a bool, float32 or int64 tensor in C order; the receiver knows shape and type."""
     return tensor.detach().cpu().numpy().astype(_TYPES[tensor.dtype], copy=False).tobytes()
 
 
@@ -158,13 +158,13 @@ def from_bytes(data: bytes, *, shape: Sequence[int], dtype: torch.dtype) -> torc
     """Inverse of `to_bytes`.
 
     Raises:
-        ClientRefusal: They are not as many as this shape takes, or truth values that are neither.
+        ClientRefusal: The number of bytes does not fit the shape, or a bool is neither 0 nor 1.
     """
     expected = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
     if not isinstance(data, bytes) or len(data) != expected:
         raise ClientRefusal(f"an array of shape {tuple(shape)} takes {expected:,} bytes, got {len(data):,}")
     if dtype == torch.bool and any(data.translate(None, b"\x00\x01")):
-        raise ClientRefusal("an array of truth values holds others")
+        raise ClientRefusal("an array of bools holds values other than 0 and 1")
     return torch.from_numpy(np.frombuffer(data, dtype=_TYPES[dtype]).reshape(shape).copy())
 
 
@@ -192,8 +192,8 @@ def _shape(given: Any) -> bool:
 
 
 def _sentences(given: Any) -> bool:
-    # They are printed in the server's guarantee: nothing that could pass for another line of it. The frequencies of a
-    # thousand classes fit.
+    # They are printed in the server's guarantee, so none may look like another line of it. 20,000 characters fit the
+    # frequencies of a thousand classes.
     short = isinstance(given, list) and len(given) <= 20
     return short and all(isinstance(one, str) and 0 < len(one) <= 20_000 and one.isprintable() for one in given)
 
@@ -233,10 +233,10 @@ _RULES = {**_INTRODUCTION, **_TERMS, "number": _whole(0)}
 
 
 def read(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A message's values by these names, each checked.
+    """Return a message's values after checking each against its rule.
 
     Raises:
-        ClientRefusal: A value is missing, unknown or not what it may be.
+        ClientRefusal: A value is missing, unknown or not allowed.
     """
     if odd := set(values) ^ set(names):
         raise ClientRefusal(f"a message must hold {', '.join(names)}: missing or unknown are {sorted(odd)}"[:400])
@@ -247,7 +247,7 @@ def read(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def read_introduction(values: Mapping[str, Any]) -> Introduction:
-    """Parses a client's description of itself; raises a `ClientRefusal` if it is none."""
+    """Parse a client's introduction; raises `ClientRefusal` if it is malformed."""
     known = read(values, list(_INTRODUCTION))
     try:
         if known["releases"] is not None:
@@ -258,13 +258,13 @@ def read_introduction(values: Mapping[str, Any]) -> Introduction:
 
 
 def read_terms(values: Mapping[str, Any]) -> Terms:
-    """The terms of a run, or a `ClientRefusal`; the client decides which settings a server may choose."""
+    """Parse the terms of a run; raises `ClientRefusal` if malformed. `FederatedClient` checks the settings in them."""
     known = read(values, list(_TERMS))
     return Terms(**{**known, "image_shape": tuple(known["image_shape"])})
 
 
 def pack_question(question: Question) -> tuple[list[bytes], dict[str, Scalar]]:
-    """One round's question: images, outputs and, of labels, candidates; and its number."""
+    """Convert a question to array bytes (images, outputs and, for labels, candidates) and a message with its number."""
     tensors = [question.images, question.outputs, *([] if question.candidates is None else [question.candidates])]
     return [to_bytes(tensor) for tensor in tensors], pack("ask", number=question.number)
 
@@ -273,7 +273,7 @@ def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Ter
     """Inverse of `pack_question`, for a client that has agreed to these terms.
 
     Raises:
-        ClientRefusal: It is not a question of theirs.
+        ClientRefusal: The question does not fit the terms.
     """
     outputs = (terms.batch_size, terms.num_classes)
     wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -291,13 +291,13 @@ def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Ter
 
 
 def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Question) -> torch.Tensor:
-    """What a client answered: gradients (B, c), or of labels classes (B,), that the server may use.
+    """Parse a client's answer: gradients (B, c), or classes (B,) for labels.
 
-    That a client sends what is not finite reveals something of its machine and nothing of its records: what a teacher
-    gives that is not finite becomes zeros, or class 0, before it leaves the client.
+    A value that is not finite reveals something about a client's machine, not its records: non-finite outputs of a
+    teacher become zeros, or class 0, before they leave the client.
 
     Raises:
-        ClientRefusal: It is not an answer to this question.
+        ClientRefusal: It is not a valid answer to this question.
     """
     if values.get("number") != question.number or len(arrays) != 1:
         raise ClientRefusal(f"{len(arrays)} arrays, of question {str(values.get('number'))[:20]}: it cannot be used")

@@ -1,6 +1,6 @@
-"""A client's process: it connects to the server, checks what arrives, and answers until the run ends.
+"""A client's process: it connects to the server, checks its messages and answers them until the run ends.
 
-What is answered has passed the client's own annotator. Nothing here imports flwr before it is needed.
+Every answer has passed the client's own annotator. flwr is only imported when needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """One client of a federation on its own machine, as it answers messages; for its settings see `FederatedClient`."""
+    """Answers a server's messages with a `FederatedClient`, whose settings it takes."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Node:
         self._made_for: Mapping[str, Any] | None = None
 
     def answer(self, arrays: Sequence[bytes], config: Mapping[str, Scalar]) -> tuple[list[bytes], dict[str, Scalar]]:
-        """Answers a message: `introduce`, `begin`, `ask` or `end`.
+        """Answer a message: `introduce`, `begin`, `ask` or `end`.
 
-        It raises nothing: an answer that cannot be given is a refusal with its reason, and of errors that are not about
-        the run's terms the server learns only that there was one; the client's own log says which.
+        It never raises: failures are answered with a refusal. Unless the error is about the run's terms or the budget,
+        the server only learns that there was one, and the client's log has the details.
         """
         try:
             kind, values = unpack(config)
@@ -84,12 +84,12 @@ class Node:
             reason = f"{self.name} met an error, which its own log names"
             if isinstance(error, ClientRefusal):  # only about the run's terms
                 reason = str(error)[:1000]
-            elif isinstance(error, BudgetExceeded):  # what other runs have spent, and on what, is not for this server
+            elif isinstance(error, BudgetExceeded):  # its text tells what other runs have spent
                 reason = f"the target_epsilon of {self.name} leaves no room for an answer"
             return [], pack("refusal", reason=reason)
 
     def end(self) -> None:
-        """Settles the ledger, and writes what left this client. It may be called more than once."""
+        """Settle the ledger and write the client's guarantee. It may be called more than once."""
         if self._client is not None:
             self._client.end()
 
@@ -107,7 +107,7 @@ class Node:
         if self._made_for != {"num_classes": terms.num_classes, "image_shape": list(terms.image_shape)}:
             raise ClientRefusal(f"{self.name} was introduced for other images or classes than the run is of")
         client.end()  # what an earlier run reserved
-        # The identity is hexadecimal digits, see `read_terms`: no other folder can be named by it.
+        # `read_terms` only accepts hexadecimal digits, so no other folder can be reached.
         folder = self.folder / terms.run
         client.begin(terms, folder=folder)
         said = client.guarantee()
@@ -121,9 +121,9 @@ class Node:
             raise ClientRefusal(f"{self.name} was asked before it was introduced")
         return self._client
 
-    # --- as Flower calls its clients; no subclass of Flower's, which needs nothing but this method ---
+    # --- Flower's client interface: it needs only this method, and no subclass ---
 
-    #: When the server was last heard of.
+    #: Time of the server's last message.
     heard = 0.0
 
     def fit(self, ins: Any) -> Any:
@@ -144,18 +144,18 @@ def serve(
     patience: float = 600.0,
     pause: float = 1.0,
 ) -> None:
-    """Answers a server at HOST:PORT until it says that the run is over; for the settings see `LightningCLI client`.
+    """Answer a server at HOST:PORT until the run is over; for the settings see `LightningCLI client`.
 
-    However it ends but by SIGKILL, the client's ledger is settled and its guarantee written.
+    Unless it is killed by SIGKILL, the client's ledger is settled and its guarantee written at the end.
 
     Raises:
-        FederationError: flwr is not installed, or no server was reached for so long.
+        FederationError: flwr is not installed, or no server was reached for `patience` seconds.
     """
     require_flower("LightningCLI client")
     import grpc
     from flwr.client import start_client
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # it says three lines for each message
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # it logs three lines for each message
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
     client: Any = node
     node.heard = time.monotonic()
@@ -177,12 +177,12 @@ def serve(
 
 
 def require_flower(whose: str) -> None:
-    """Imports Flower, or says what to install; switches off what it would report to its makers.
+    """Import Flower with its telemetry switched off.
 
     Raises:
-        FederationError: It is missing; `whose` needs it.
+        FederationError: It is not installed; the error says that `whose` needs it and how to install it.
     """
-    # Read when flwr is imported. Who takes part in a federation of private data is not shared with third parties.
+    # Read when flwr is imported: third parties must not learn who takes part in a federation of private data.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     try:
         import flwr  # noqa: F401
