@@ -1,4 +1,4 @@
-"""Sources of a run's images: a generator, a procedural prior, a public pool, or what was released before."""
+"""Sources of a run's images: a generator, procedural images, a public pool, or replay of earlier images."""
 
 from lightning_modules.images.source import Images
 

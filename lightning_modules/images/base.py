@@ -1,4 +1,4 @@
-"""Base of the sources of a run's images."""
+"""Base class of image sources."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from privacy.processes import ProcessesError, share_size
 
 
 class ImageSource(ABC):
-    """Source of the images of each step of a run.
+    """Base class for sources of the images of each step of a run.
 
-    It holds its networks without owning them: a method registers `generator` as its own submodule, so that it is
-    trained, moved and saved with the method.
+    A method registers `generator` as its own submodule, so that it is trained, moved and saved with the method.
 
     Attributes:
-        kind: In one word, as in the settings.
-        rows: Images of each batch that this process makes: all of them, or its share where there are several.
-        generator: What makes images; None where there is none.
-        published: What of it a student's owner may publish, in words.
+        kind: `images.source` in the settings.
+        rows: Number of images of each batch that this process makes: all, or its share of several processes.
+        generator: The generator, or None.
+        published: Names of the parts that a student's owner may publish.
         reset_every: Steps after which the generator is reset; None is never.
-        prior: Procedural images; None where none are drawn.
+        prior: Procedural images, or None.
     """
 
     kind: str
@@ -40,10 +39,10 @@ class ImageSource(ABC):
         return 0
 
     def share(self, batch_size: int, processes: int) -> None:
-        """Fixes the number of images of a batch that this process makes.
+        """Set the number of images of a batch that this process makes.
 
         Raises:
-            ProcessesError: A batch, or the generated half of one, that the processes cannot share evenly.
+            ProcessesError: The processes cannot share a batch, or the generated half of it, evenly.
         """
         self.rows = share_size(batch_size, processes)
         if self.kind == "both" and (batch_size // 2) % processes:
@@ -63,20 +62,20 @@ class ImageSource(ABC):
 
     @abstractmethod
     def images(self, step: int, latents: torch.Tensor | None, draws: Draws) -> torch.Tensor:
-        """A batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
+        """Return a batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
         """Images for display, shape (n, C, H, W) with n at most `count`, determined by the seed."""
 
     def reset(self, step: int, draws: Draws) -> None:
-        """Gives the generator new weights, determined by seed and step, and so equal in all processes."""
+        """Reset the generator to random weights, determined by seed and step and equal in all processes."""
         raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
 
     def assumptions(self) -> list[str]:
-        """Assumptions of a guarantee about this source."""
+        """Assumptions that a guarantee makes about this source."""
         return []
 
     def networks(self) -> dict[str, nn.Module]:
-        """Its published networks, by name."""
+        """Published networks by name."""
         return {}

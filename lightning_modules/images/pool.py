@@ -1,4 +1,4 @@
-"""Images declared public, used instead of synthetic ones, as by PATE."""
+"""Images declared public, used instead of synthetic ones, as in PATE."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _JUDGED = "accuracy on it is of images that the student was trained on"
 
 
 class PoolSource(ImageSource):
-    """Batches drawn with replacement from a pool, whose labels are never read; for the settings see `Images`.
+    """Batches drawn with replacement from a public pool, whose labels are never read; for the settings see `Images`.
 
     Raises:
-        ValueError: Another part, or images of another shape.
+        ValueError: The part is neither `test` nor `train`, or the pool's images have another shape.
 
     Attributes:
         pixels: All images, shape (N, C, H, W); empty until `open`.
-        is_private: Whether these are the private records themselves: then none is stored or drawn.
-        is_judged: Whether they are the images that the student is judged on.
+        is_private: Whether the pool is the private data themselves; then `grid` shows none of it.
+        is_judged: Whether the student is evaluated on the pool's images.
     """
 
     kind = "pool"
@@ -56,16 +56,16 @@ class PoolSource(ImageSource):
         self.is_private = self.is_judged = False
 
     def open(self, *, private: set[str], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
-        """Reads the images.
+        """Read the images.
 
         Args:
-            private: Names of the private data. A name that was given by hand must not make them public.
-            partitions: What files and the data module say of the private data, whatever the name.
-            data: The data module; pictures of a folder become images as its own do.
+            private: Names of the private data. Renaming them must not make them public.
+            partitions: Partitions of the private data according to files and the data module, whatever the name.
+            data: The data module; pictures of a folder are prepared like its own.
 
         Raises:
-            PartitionError: The pool is divided otherwise than the private data, or inside of their folder.
-            ValueError: A folder without pictures, or for images that are not square.
+            PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.
+            ValueError: The folder has no pictures, or is used for images that are not square.
         """
         pool, data = self.pool, innermost(data)
         if isinstance(pool, str):
@@ -87,7 +87,7 @@ class PoolSource(ImageSource):
             rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
 
     def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
-        """Whether these are the private records of data with one of these names or partitions."""
+        """Whether the pool is private data with one of these names or partitions."""
         pool = self.pool
         if self.part != "train" or isinstance(pool, str):
             return False
@@ -118,7 +118,7 @@ class PoolSource(ImageSource):
 
 
 def innermost(data: Any) -> Any:
-    """The data set inside a data module."""
+    """Return the data set that data modules are wrapped around."""
     while hasattr(data, "dataset"):
         data = data.dataset
     return data
@@ -129,11 +129,11 @@ def _folder_of(data: Any) -> Path | None:
 
 
 def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
-    """Images (N, C, H, W) in [-1, 1], each rotated, scaled, shifted, mirrored and changed in contrast by its own draws.
+    """Randomly rotate, scale, shift and mirror images (N, C, H, W) in [-1, 1] and change brightness and contrast.
 
-    7 in 10 are then mixed with the next one, of which they get up to half (mixup, Zhang et al. 2018).
+    Then 7 in 10 are mixed with the next image, of which they get up to half (mixup, Zhang et al. 2018).
     """
-    # torchvision's transforms draw once per batch, and from the global generator.
+    # torchvision's transforms draw once per batch and use the global generator.
     numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
     with torch.autocast(images.device.type, enabled=False), full_float32():
         turn, size, right, down = (0.15 * numbers[:, :4]).unbind(1)

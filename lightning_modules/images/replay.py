@@ -1,4 +1,4 @@
-"""Replay of earlier images and what was released about them, which costs nothing."""
+"""Replay of earlier images and of releases about them, which is post-processing and costs no privacy."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _MOST_BYTES = 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Student steps on earlier images and what was released about them.
+    """Settings for extra student steps on earlier images and releases.
 
-    A released gradient belongs to the student's outputs at that time and cannot be followed later: it would push a
-    student on that has long moved. So the target that it made, y = softmax(outputs - γ·g̃), is kept, to which the
-    cross-entropy has a minimum whatever the student has become; also for `student_target: gradients`. For noisy labels
-    corrected for their noise, `label_evidence` is kept, which the student of each step turns into a target: one made by
-    an earlier student would hold it back.
+    A released gradient is only valid for the student's outputs at that time: later it would push a student that has
+    moved on. So the target that it made, y = softmax(outputs - γ·g̃), is stored, whose cross-entropy has a minimum for
+    any later student; also for `student_target: gradients`. For noisy labels corrected for their noise,
+    `label_evidence` is stored and made into a target with the student's current outputs: a target made with an earlier
+    student's would hold it back.
 
     Attributes:
-        capacity: Number of newest images that are kept; 0 switches replay off. They are part of the run's checkpoints,
-            with 2·C·H·W + 4·c bytes each, and limited to 512 MiB (1,783 images of 3x224x224 pixels), but at least a
-            batch.
-        steps: Number of replay steps in each step of the run, from its second on, each on a new batch of kept images,
+        capacity: Number of newest images to store; 0 turns replay off. They are part of the run's checkpoints, with
+            2·C·H·W + 4·c bytes each, and limited to 512 MiB of images (1,783 images of 3x224x224 pixels), but at least
+            a batch.
+        steps: Number of replay steps in each step of the run, from the second on, each on a new batch of stored images,
             drawn with replacement. The learning-rate schedule does not count them.
         stride: Factor of the step along the released gradient in a replayed target: softmax(outputs - stride·γ·g̃).
-            Above 1 the target depends less on the student of that time, and more on what was released. Targets without
-            a gradient (labels, `gradient_targets.outputs: probabilities`) do not change.
+            Above 1 the target depends less on the student of that time and more on the release. Targets without a
+            gradient (labels, `gradient_targets.outputs: probabilities`) do not change.
     """
 
     capacity: int = 0
@@ -48,10 +48,10 @@ class Replay:
         check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:
-        """Builds the memory for a run with this batch size; None if replay is off.
+        """Build the memory for a run with this batch size; None if replay is off.
 
         Raises:
-            ValueError: It has no room for a batch.
+            ValueError: `capacity` is below the batch size.
         """
         if not self.capacity:
             return None
@@ -63,7 +63,7 @@ class Replay:
 class ReplayMemory:
     """The newest images and targets of a run, on the CPU; the same in every process.
 
-    It is not an `nn.Module`: what it holds grows, and a `state_dict` does not.
+    It is not an `nn.Module`, since its contents grow and a `state_dict` does not.
     """
 
     def __init__(self, settings: Replay, *, batch_size: int) -> None:
@@ -79,8 +79,8 @@ class ReplayMemory:
         return self._kept
 
     def kept_of(self, annotation: Annotation) -> Tensor:
-        """Rows kept of an annotation, (B, c), float32: its evidence, or its targets with the `stride` of a gradient."""
-        if self._evidence != (annotation.evidence is not None):  # a resumed run may have useless rows of the other kind
+        """Rows to store for an annotation, (B, c), float32: its evidence, or its targets extended by `stride`."""
+        if self._evidence != (annotation.evidence is not None):  # a resumed run may hold rows of the other kind
             self._evidence, self._kept, self._next = not self._evidence, 0, 0
         if annotation.evidence is not None:
             return annotation.evidence
@@ -91,11 +91,11 @@ class ReplayMemory:
         return torch.log_softmax(annotation.targets.float().log() - further, dim=1).exp()
 
     def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
-        """Target distributions (n, c) of kept rows, given the student's current detached logits (n, c)."""
+        """Target distributions (n, c) from stored rows and the student's current detached logits (n, c)."""
         return label_posterior(outputs, kept) if self._evidence else kept
 
     def add(self, images: Tensor, targets: Tensor) -> None:
-        """Replaces the oldest by images (B, C, H, W), in half precision, and rows (B, c) of `kept_of`."""
+        """Store images (B, C, H, W), in half precision, and rows (B, c) of `kept_of`; replaces the oldest."""
         if not self._kept:
             room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)
@@ -107,13 +107,13 @@ class ReplayMemory:
         self._kept = min(self._kept + len(images), len(self._images))
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws images (n, C, H, W), float32, and their kept rows (n, c), where n is `batch_size`."""
+        """Draw images (n, C, H, W), float32, and their stored rows (n, c), where n is `batch_size`."""
         rows = torch.randint(self._kept, (self.batch_size,), generator=generator)
         return self._images[rows].float(), self._targets[rows]
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        # Not slices: saving one saves the whole tensor behind it.
+        """State for a checkpoint."""
+        # Saving a slice would save the whole tensor.
         return {
             "images": self._images[: self._kept].clone(),
             "targets": self._targets[: self._kept].clone(),
@@ -126,7 +126,7 @@ class ReplayMemory:
         """Inverse of `state`.
 
         Raises:
-            CheckpointError: It is of another capacity: which images are the oldest, it says by their places.
+            CheckpointError: The capacity differs, so that positions do not tell which images are the oldest.
         """
         capacity = state["capacity"]
         if capacity != self.settings.capacity:

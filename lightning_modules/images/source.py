@@ -1,6 +1,6 @@
 """Sources of a run's images: a generator, a procedural prior, both, or a public pool.
 
-None of them reads private data: only queries about an image cost privacy.
+None of them reads private data; only queries cost privacy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_choice, check_whole_number
 
 _STATISTICS_IMAGES = 512
-#: For a prior with constant pixels in a channel.
+#: Least standard deviation, for a prior with a constant channel.
 _SMALLEST_STD = 1e-3
 
 _Source = Literal["generator", "prior", "both", "pool"]
@@ -33,7 +33,7 @@ _Source = Literal["generator", "prior", "both", "pool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Source of the images; a string stands for the `source`.
+    """Settings of the image source; a plain string is read as the `source`.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
@@ -41,17 +41,17 @@ class Images:
             `init_args`). Default: `StrokePrior`.
         generator: The generator; see `Network`. Default: `DAFLGenerator`. If its attribute `standardised` is true, its
             pixels get the mean and standard deviation of the prior's images.
-        reset_every: Number of steps after which the generator is reset to new random weights; null is never. Trained
-            for long, a generator collapses to a few kinds of images, and a sequence of new ones shows the student many.
-            The state of its optimizer is cleared; its learning-rate schedule continues.
+        reset_every: Number of steps after which the generator is reset to new random weights; null is never. A
+            generator trained for long collapses to a few kinds of images; fresh ones show the student more. The
+            optimizer's state is cleared; the learning-rate schedule continues.
         optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
         lr_scheduler: Builds its schedule, stepped once per student step; null is none.
         pool: Images for `pool`, declared public: a data set, whose labels are never read, or a folder of pictures in
             any layout, prepared like those of the data.
         pool_part: Part of the data set, `test` or `train`. The train part of the private data itself is refused, except
-            by DGD, where it stands for public data and voids the guarantee.
-        pool_varied: Draw random variations of the pool's images (`varied`), with which a few hundred images reveal much
-            more about a teacher. DGD queries the images unchanged.
+            by DGD, where it stands in for public data and voids the guarantee.
+        pool_varied: Draw random variations of the pool's images (`varied`), with which a few hundred images teach the
+            student much more. DGD queries the images unchanged.
     """
 
     source: _Source = "generator"
@@ -86,7 +86,7 @@ class Images:
             raise ValueError(f"images.reset_every must be null for source {self.source!r}, got {self.reset_every}")
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """The source that these settings describe, for images (C, H, W) in batches of `batch_size`."""
+        """Build the source, for images (C, H, W) in batches of `batch_size`."""
         if self.pool is not None:
             drawn: dict[str, Any] = {"part": self.pool_part, "varied": self.pool_varied}
             return PoolSource(self.pool, **drawn, image_shape=image_shape, batch_size=batch_size)
@@ -94,7 +94,7 @@ class Images:
 
 
 class SyntheticSource(ImageSource):
-    """Synthetic images: of a generator, of a procedural prior, or of both."""
+    """Synthetic images from a generator, a procedural prior, or both."""
 
     def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
         if settings.source == "both" and batch_size < 2:
@@ -110,13 +110,13 @@ class SyntheticSource(ImageSource):
         self.published = (*self.networks(), "synthetic images")
 
     def _build_generator(self) -> nn.Module | None:
-        """Builds and checks the generator, whose images have the prior's statistics if it is `standardised`."""
+        """Build and check the generator; scale its images to the prior's statistics if it is `standardised`."""
         if self.kind == "prior":
             return None
         generator = self._built()
         if not hasattr(generator, "latent_dim"):
             raise ValueError(f"images.generator must have a latent_dim, {type(generator).__name__} has none")
-        # `is True`, since a layer of that name would also be true.
+        # `is True`, since a layer of that name is truthy.
         if getattr(generator, "standardised", False) is not True:
             return generator
         mean, std = self._prior_statistics()
@@ -144,7 +144,7 @@ class SyntheticSource(ImageSource):
         return self.rows // 2 if self.kind == "both" else self.rows
 
     def latents(self, step: int, draws: Draws) -> torch.Tensor | None:
-        """z, shape (n, latent_dim), where n is B, or B/2 for `both`; None without a generator."""
+        """Draw z, shape (n, latent_dim), where n is `generated`; None without a generator."""
         if self.generator is None:
             return None
         return self._latents(self.generated, draws.stream(step, "latents"), draws.device)
@@ -159,7 +159,7 @@ class SyntheticSource(ImageSource):
         return torch.cat(parts)
 
     def grid(self, count: int, *, seed: int, device: torch.device) -> torch.Tensor:
-        """Images for display, shape (count, C, H, W), from the same latents each time."""
+        """Draw images for display, shape (count, C, H, W), from the same latents each time."""
         draw = stream(seed, 0, 0, "grid")
         parts = []
         if self.generator is not None:
@@ -177,11 +177,11 @@ class SyntheticSource(ImageSource):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(draws.seed, step, 0, "reset"))
             network.load_state_dict(self._built().state_dict())
-            # A layer's initial statistics last for dozens of steps, in which images would be flat in evaluation mode.
+            # BatchNorm's initial statistics last for dozens of steps and would make images flat in eval mode.
             update_bn([self.latents(step, draws.common)], network)
 
     def assumptions(self) -> list[str]:
-        """Assumptions about priors from outside this project, which nothing here checks."""
+        """State the assumption that priors from outside this project do not depend on private records."""
         prior = self._public_prior
         parts = {type(part) for part in (prior, *getattr(prior, "priors", ()))}
         external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
