@@ -1,4 +1,4 @@
-"""Publishing a finished run: weights, model card, guarantee, ONNX; and loading it."""
+"""Publishes a finished run as a folder (weights, model card, guarantee, ONNX) and loads such folders."""
 
 from lightning_modules.publishing.export import Exported, check_options, export_run
 from lightning_modules.publishing.folder import ExportError

@@ -1,4 +1,4 @@
-"""Writing a finished run down as a folder that may be published."""
+"""Exports a finished run to a folder that may be published."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PREPROCESSING = {
     "range": [-1.0, 1.0],
     "from_0_to_1": "2 * x - 1",
 }
-"""What every network of this project is given."""
+"""Input format of every network of this project."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Files that were written, with the largest difference of their logits from those of the network."""
+    """An export's folder, with the largest difference between each written file's logits and the network's."""
 
     folder: Path
     run: FinishedRun
@@ -42,10 +42,10 @@ class Exported:
 
 
 def check_options(target: Path, *, onnx: bool, force: bool) -> None:
-    """Refuses options with which no run could be exported, before there is one.
+    """Check the options that do not depend on the run.
 
     Raises:
-        ExportError: A folder that must not be replaced, or no package to write ONNX with.
+        ExportError: The folder cannot or must not be replaced, or a package that writes ONNX is missing.
     """
     check_target(target, force=force)
     if onnx:
@@ -63,10 +63,10 @@ def export_run(
     network: str | None = None,
     named: Collection[str] = (),
 ) -> Exported:
-    """Writes the student of a run, or a teacher by DP-SGD, with its guarantee and a model card; whole or not at all.
+    """Export a run's student, or a teacher trained by DP-SGD, with its guarantee and a model card, atomically.
 
     Raises:
-        ExportError: It must not, or cannot, be exported as requested; nothing was written.
+        ExportError: The run must not or cannot be exported as requested. Nothing was written.
     """
     target = Path(to)
     check_options(target, onnx=onnx, force=force)
@@ -74,13 +74,13 @@ def export_run(
     if math.isinf(run.epsilon) and not unprotected:
         raise ExportError(
             f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "
-            "epsilon is infinite). Add --unprotected to export it all the same: its card will begin with that"
+            "epsilon is infinite). Add --unprotected to export it anyway: its model card will begin with that"
         )
     with staged(target, force=force) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
-        loaded = load_as(folder, run.architecture)  # its class was built a moment ago
+        loaded = load_as(folder, run.architecture)  # `read_run` has checked the class
         shape = run.image_shape
         differences = {WEIGHTS: require_agreement(loaded, run.network, image_shape=shape, name=WEIGHTS)}
         if onnx:
@@ -94,12 +94,12 @@ def export_run(
 
 
 def _without_paths(architecture: Any) -> Any:
-    """With `my.py:Net` for that of a file anywhere, whatever its folders are called."""
+    """Shorten `path/to/my.py:Net` to `my.py:Net`."""
     return json.loads(re.sub(r'"[^"]*/([^"/]+\.py:)', r'"\1', json.dumps(architecture)))
 
 
 def _description(run: FinishedRun) -> dict[str, Any]:
-    """All that `load_student` needs. No teacher, no path, no setting of the training."""
+    """`config.json`: what `load_student` needs, without teacher, paths or training settings."""
     return {
         "format": FORMAT,
         "format_version": 1,

@@ -1,4 +1,4 @@
-"""A folder that is published: its description, and how it appears whole or not at all."""
+"""Published folders: reading their description and replacing them atomically."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from typing import Any
 CONFIG = "config.json"
 FORMAT = "private-model-transcription/student"
 
-#: An absolute path of at least one folder and a name.
+#: The folders of an absolute path that has at least one folder and a name.
 _PATH = re.compile(r"(?<![\w.:/<>])(?:/[\w.@+ -]*[\w.@+-])+/(?=[\w.@+-]+)")
 
 
 class ExportError(ValueError):
-    """A run that must not, or cannot, be exported as requested; nothing was written."""
+    """A run must not or cannot be exported as requested. Nothing was written."""
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `config.json` of a published folder says.
+    """Read `config.json` of a published folder.
 
     Raises:
-        ExportError: It is none.
+        ExportError: The folder was not written by an export.
     """
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if values["format"] != FORMAT or values["format_version"] != 1:
             raise ValueError(f"its format is {values['format']!r}, version {values['format_version']!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"{folder} is no folder that `LightningCLI export` has written ({error})") from error
+        raise ExportError(f"{folder} is not a folder written by `LightningCLI export` ({error})") from error
     found: dict[str, Any] = values
     return found
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuses, before any work, a folder that cannot be written or must not be replaced.
+    """Check that a folder can be written, and replaced if it exists.
 
     Raises:
-        ExportError: It holds something else, or an earlier export without `force`; or no folder can be made there.
+        ExportError: It holds other files, or an earlier export and `force` is not set, or it cannot be created.
     """
     above = next(folder for folder in target.absolute().parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise ExportError(f"--to {target}: {above} is no folder that can be written")
+        raise ExportError(f"--to {target}: {above} is not a writable folder")
     if not target.exists() and not target.is_symlink():
         return
     if target.is_symlink() or not target.is_dir():
-        raise ExportError(f"--to must be a folder, and {target} is none")
+        raise ExportError(f"--to must be a folder, and {target} is not one")
     if not any(target.iterdir()):
         return
     try:
         read_description(target)
     except ExportError as error:
-        raise ExportError(f"--to {target}: it holds files that no export has written. Give another folder") from error
+        raise ExportError(f"--to {target}: it holds files that are not an export. Give another folder") from error
     if not force:
         raise ExportError(f"--to {target}: it holds an earlier export. Add --force to replace it")
 
 
 @contextlib.contextmanager
 def staged(target: Path, *, force: bool) -> Iterator[Path]:
-    """Gives an empty folder beside `target`, which takes its place when the block ends without an error.
+    """Yield an empty folder next to `target`, which replaces it if the block ends without an error.
 
     Raises:
         ExportError: See `check_target`.
@@ -91,7 +91,7 @@ def staged(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def without_folders(value: Any) -> Any:
-    """Text, or plain values of texts, in which absolute paths are shortened to the names of files.
+    """Shorten absolute paths to file names, in a text or in the texts within plain values.
 
     >>> without_folders("used by /home/me/ledgers/a.jsonl, /tmp/b.jsonl: see <https://arxiv.org/abs/2304.12528>")
     'used by a.jsonl, b.jsonl: see <https://arxiv.org/abs/2304.12528>'

@@ -1,4 +1,4 @@
-"""The network as ONNX, held against the network itself."""
+"""Exports a network to ONNX and compares its logits with the network's."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lightning_modules.publishing.portable import portable
 ONNX = "student.onnx"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
-"""Largest difference of a logit, absolute and, for logits beyond 1, relative to the largest."""
+"""Largest allowed difference of a logit: absolute or, if the largest logit exceeds 1, relative to it."""
 
-_SIZES = (1, 2, 35)  # any number of images has to do, also more than a scattering transform takes at once
+_SIZES = (1, 2, 35)  # batch sizes, one of them larger than the pieces of a scattering transform
 
 
 def require_onnx() -> None:
-    """Refuses before any work where the extra is missing.
+    """Check that the packages for ONNX are installed.
 
     Raises:
-        ExportError: With what to install.
+        ExportError: One is missing; the error says how to install it.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -39,10 +39,13 @@ def require_onnx() -> None:
 def write_onnx(
     network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int], metadata: Mapping[str, Any] | None = None
 ) -> float:
-    """Writes `student.onnx`, `images` (N, C, H, W) to `logits` (N, c); gives the largest difference from the network's.
+    """Write `student.onnx`, which maps `images` (N, C, H, W) to `logits` (N, c).
+
+    Returns:
+        The largest difference of its logits from the network's.
 
     Raises:
-        ExportError: The extra is missing, the network cannot be exported, or its logits differ.
+        ExportError: A package is missing, the network cannot be exported, or its logits differ.
     """
     require_onnx()
     onnxruntime: Any = importlib.import_module("onnxruntime")
@@ -50,7 +53,7 @@ def write_onnx(
     level = logger.level
     try:
         logger.setLevel(logging.ERROR)
-        # Blocks of a network that switch gradients off would become calls that cannot be saved.
+        # Otherwise no_grad blocks within a network would become calls that cannot be saved.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             given, batch = (torch.zeros(2, *image_shape),), torch.export.Dim("batch")
@@ -61,7 +64,7 @@ def write_onnx(
     except Exception as error:
         raise ExportError(
             f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]}). Leave "
-            "out --onnx: the weights and config.json do without"
+            "out --onnx to export the weights and config.json alone"
         ) from error
     finally:
         logger.setLevel(level)
@@ -77,7 +80,7 @@ def write_onnx(
 
 
 def _forget_origin(model: Any) -> None:
-    """Takes out lines of code and names of folders of this machine."""
+    """Remove source lines and folder names of this machine."""
     graphs = [model.graph, *model.functions.values()]
     model.metadata_props.clear()
     for graph in graphs:
@@ -92,10 +95,10 @@ def _forget_origin(model: Any) -> None:
 def require_agreement(
     exported: Callable[[Tensor], Tensor], network: nn.Module, *, image_shape: tuple[int, int, int], name: str
 ) -> float:
-    """The largest difference of their logits on noise, and on blank images, for batches of several sizes.
+    """Return the largest difference between two networks' logits on noise, in batches of several sizes, and on blanks.
 
     Raises:
-        ExportError: It is above `TOLERANCE`, or a batch of one size is not taken.
+        ExportError: It exceeds `TOLERANCE`, or the exported network fails on a batch.
     """
     draw = torch.Generator().manual_seed(0)
     noise = 2 * torch.rand(max(_SIZES), *image_shape, generator=draw) - 1
@@ -110,6 +113,6 @@ def require_agreement(
                 raise ExportError(f"{name} does not take {len(images)} images: {error}") from error
         difference = float((given - expected).abs().max())
         if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise ExportError(f"{name} gives other logits than the network, by {difference:.3g}: it was not exported")
+            raise ExportError(f"logits of {name} differ from the network's by {difference:.3g}: it was not exported")
         largest = max(largest, difference)
     return largest

@@ -1,4 +1,4 @@
-"""A published network's weights, as safetensors, and loading it with this package."""
+"""Saves and loads a published network's weights as safetensors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WEIGHTS = "student.safetensors"
 
 
 def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
-    """The network of a folder that `LightningCLI export` has written, in eval mode on the CPU.
+    """Load the network of a folder written by `LightningCLI export`, in eval mode on the CPU.
 
-    It maps images (N, C, H, W), float32 in [-1, 1], to logits (N, c). `config.json` names shape and classes.
+    It maps images (N, C, H, W), float32 in [-1, 1], to logits (N, c). `config.json` lists shape and classes.
 
     Args:
-        folder: What was published.
-        trust_code: Import classes that are neither this package's nor of torch or `torchvision.models`: a folder may
-            name any class, and importing one runs its code.
+        folder: The published folder.
+        trust_code: Import classes from outside this package, torch and `torchvision.models`. A folder may name any
+            class, and importing one runs its code.
 
     Raises:
-        ValueError: No such folder, a class that is not trusted or cannot be built, or weights that do not fit it.
+        ValueError: There is no such folder, its class is not trusted or cannot be built, or its weights do not fit.
     """
     where = Path(folder)
     spec = read_description(where)["architecture"]
@@ -38,10 +38,10 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
 
 
 def load_as(where: Path, spec: Network) -> nn.Module:
-    """As `load_student`, for a class that is trusted: an export does not reveal the class's folder on this machine.
+    """As `load_student`, for a trusted class: the exported name of a class leaves out its folder on this machine.
 
     Raises:
-        ExportError: Weights that do not fit it.
+        ExportError: The weights do not fit the class.
     """
     config = read_description(where)
     shape = config["image_shape"]
@@ -56,7 +56,7 @@ def load_as(where: Path, spec: Network) -> nn.Module:
 
 
 def weights_of(network: nn.Module) -> bytes:
-    """Content of the file: parameters, and the buffers that a checkpoint keeps."""
+    """Serialise parameters and persistent buffers as safetensors."""
     state = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in network.state_dict().items()

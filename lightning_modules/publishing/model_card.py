@@ -21,7 +21,7 @@ CARD = "README.md"
 
 
 def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
-    """The card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
+    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
     front = yaml.safe_dump(
         _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True
     )
@@ -62,7 +62,7 @@ _FILES = {
 def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str, Any]:
     tags = ["image-classification", "pytorch"]
     tags += ["data-free-distillation", "knowledge-distillation"] if run.role == "student" else []
-    # A tag is read without the figure beside it.
+    # A tag is read without ε.
     tags += ["differential-privacy"] if run.epsilon <= MEANINGFUL_EPSILON else []
     front: dict[str, Any] = {
         "license": license_name,
@@ -106,7 +106,7 @@ def _warning(run: FinishedRun) -> str:
 
 
 def inline(text: str) -> str:
-    """A user-supplied name in the card's text: on one line, without Markdown or HTML syntax."""
+    """Escape a user-supplied name for the card: one line, without Markdown or HTML syntax."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(text.split()))
 
 

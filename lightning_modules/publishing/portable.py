@@ -1,4 +1,4 @@
-"""A network in operations that every runtime has: what is exported in place of one that is fast to train."""
+"""Rewrites networks for export, using only operations that every runtime has."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from lightning_modules.networks.scattering import Scattering, folded
 
 
 def portable(network: nn.Module) -> nn.Module:
-    """A copy for export, in eval mode on the CPU, that computes the same and takes any number of images.
+    """Copy a network for export: in eval mode on the CPU, with the same outputs, for any number of images.
 
-    Scattering is computed without complex numbers, it and features of patches or kernels without pieces of a fixed
-    size.
+    Scattering is computed without complex numbers; scattering, patches and kernels process a batch in one piece.
     """
     found = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
     return _replaced(found)
@@ -34,7 +33,7 @@ def _replaced(module: nn.Module) -> nn.Module:
 
 
 class InOnePiece(nn.Module):
-    """Features of patches, or of a convolutional kernel network, of any number of images in one piece."""
+    """Patch features, or a convolutional kernel network, computed for any number of images in one piece."""
 
     def __init__(self, features: Patches | Kernels) -> None:
         super().__init__()
@@ -47,10 +46,10 @@ class InOnePiece(nn.Module):
 
 
 class PortableScattering(Scattering):
-    """`Scattering` by matrix products only, in float64: Fourier transforms of such sizes are small matrices.
+    """`Scattering` with Fourier transforms as matrix products in float64: at these sizes the matrices are small.
 
-    ONNX runtimes differ in how they transform, by more than the features of a blank image allow: normalised by group,
-    rounding errors of 1e-6 become logits that are off by 1e-3.
+    Fourier transforms of ONNX runtimes differ by too much for blank images: group normalisation amplifies rounding
+    errors of 1e-6 to differences of 1e-3 in logits.
     """
 
     def __init__(self, scattering: Scattering) -> None:
@@ -59,7 +58,7 @@ class PortableScattering(Scattering):
         self.margins, self.output_shape, self.norm = scattering.margins, scattering.output_shape, scattering.norm
         height, width = scattering._wavelets(0).shape[-2:]
         for scale in range(self.scales):
-            # Sizes of the maps that are kept after a wavelet of this scale.
+            # Sizes of the maps after subsampling at this scale.
             for direction, sign in (("forward", -1), ("backward", 1)):
                 for axis, side in (("rows", height >> scale), ("columns", width >> scale)):
                     for part, matrix in zip(("real", "imaginary"), _fourier(side, sign), strict=True):
@@ -68,7 +67,7 @@ class PortableScattering(Scattering):
                 self.register_buffer(name, scattering.get_buffer(name).double())
 
     def scattered(self, images: Tensor) -> Tensor:
-        """See `Scattering.scattered`; of all images at once."""
+        """See `Scattering.scattered`; all images at once."""
         return self._transform(images.double()).to(images.dtype)
 
     def _spectrum(self, maps: Tensor, scale: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +79,7 @@ class PortableScattering(Scattering):
         return (real.square() + imaginary.square()).sqrt()
 
     def _transformed(self, real: Tensor, imaginary: Tensor | None, direction: str, scale: int) -> tuple[Tensor, Tensor]:
-        """Fourier transform along both axes of maps (..., H, W), as real and imaginary part."""
+        """Fourier transform of maps (..., H, W) along both axes, as real and imaginary parts."""
         columns = [self.get_buffer(f"{direction}_columns_{part}_{scale}") for part in ("real", "imaginary")]
         rows = [self.get_buffer(f"{direction}_rows_{part}_{scale}") for part in ("real", "imaginary")]
         # The matrices are symmetric.
@@ -91,7 +90,7 @@ class PortableScattering(Scattering):
 
 
 def _fourier(side: int, sign: int) -> tuple[Tensor, Tensor]:
-    """Real and imaginary part of the Fourier matrix, (side, side); inverse for sign 1."""
+    """Real and imaginary parts of the Fourier matrix, (side, side); sign 1 gives its inverse."""
     steps = torch.arange(side)
     angles = 2 * math.pi / side * ((steps[:, None] * steps) % side).double()
     scale = 1 / side if sign > 0 else 1.0

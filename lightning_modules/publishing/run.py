@@ -1,4 +1,4 @@
-"""The run that is to be published: its network, what was measured, and the guarantee that covers it."""
+"""Reads a finished run for export: its network, its record and the guarantee that covers it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from privacy.plan import Charge
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """The parts of a run that may be recorded elsewhere.
+    """The parts of a run that may be published.
 
     Attributes:
-        network: The student, or a teacher by DP-SGD, in eval mode.
-        architecture: Its name and all its arguments.
-        pictures: How the run's data made images of picture files: `resize` and `bits` of `Preparation`.
+        network: The student, or a teacher trained by DP-SGD, in eval mode.
+        architecture: Name and all arguments of the network.
+        pictures: How the run's data prepared pictures: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
-        method: Class that trained it.
-        guarantee: `guarantee.json` of the run; `page` is `guarantee.md`.
-        record: Its `result.json`; None where there is none of this state, so that nothing is known to be measured.
+        method: Class that trained the network.
+        guarantee: The run's `guarantee.json`; `page` is `guarantee.md`.
+        record: The run's `result.json`; None if there is none for the checkpoint's step.
     """
 
     network: nn.Module
@@ -68,7 +68,7 @@ class FinishedRun:
 
     @property
     def epsilon(self) -> float:
-        """ε for the unit that is stated; `inf` where nothing bounds it."""
+        """ε for the stated unit; `inf` if nothing bounds it."""
         return float(self.stated["epsilon"])
 
     @property
@@ -81,16 +81,16 @@ class FinishedRun:
 
 
 def read_run(given: str | Path, *, network: str | None = None, named: Collection[str] = ()) -> FinishedRun:
-    """Reads what is to be published.
+    """Read a run for export.
 
     Args:
-        given: A run's folder, or a checkpoint of one.
-        network: Name of the network's class where a script has built it, so that the checkpoint does not say, or where
-            it is of another package: code that a checkpoint names is not run.
-        named: What this command names besides, see `require_known_code`.
+        given: A run's folder, or a checkpoint inside it.
+        network: Class name of the network, if a script built it, so that the checkpoint does not name it, or if it is
+            from another package: code that a checkpoint names is not run.
+        named: Other names given in this command, see `require_known_code`.
 
     Raises:
-        ExportError: It is not a run, is of a private teacher, is still running, or went on after its guarantee.
+        ExportError: It is not a run, is of a private teacher, is still running, or continued after its guarantee.
     """
     checkpoint, folder = _places(Path(given))
     content = _read(checkpoint)
@@ -133,7 +133,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
 
 
 def _places(given: Path) -> tuple[Path, Path | None]:
-    """Checkpoint, and the run's folder if it is known without reading the checkpoint."""
+    """Return the checkpoint, and the run's folder if it is known without reading the checkpoint."""
     if given.is_file():
         beside = given.resolve().parent
         return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
@@ -142,7 +142,7 @@ def _places(given: Path) -> tuple[Path, Path | None]:
         places.append(
             Path(settings.get("dirpath") or given / "checkpoints", f"{settings.get('filename') or 'last'}.ckpt")
         )
-    only = list((given / "checkpoints").glob("*.ckpt"))  # of a Trainer's own, named by its step
+    only = list((given / "checkpoints").glob("*.ckpt"))  # Lightning's default names it by step
     found = next((place for place in places + (only if len(only) == 1 else []) if place.is_file()), None)
     if found is None:
         raise ExportError(
@@ -208,7 +208,7 @@ def _guarantee(folder: Path) -> tuple[dict[str, Any], str]:
 def _refuse_uncovered(
     content: Mapping[str, Any], stated: Mapping[str, Any], *, role: str, folder: Path, record: Mapping[str, Any] | None
 ) -> None:
-    """Refuses a guarantee that is of another run, or from before what the checkpoint holds."""
+    """Refuse a guarantee that is of another run, or older than the checkpoint."""
     late = (
         f"the checkpoint's fit went on after {folder / 'public/guarantee.json'} was written and did not come to its "
         "end: what that states does not cover it. Resume the fit to its end"
@@ -241,9 +241,9 @@ def _refuse_uncovered(
 
 
 def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float:
-    """What the checkpoint's own charges about its teacher cost at the least, whatever else a guarantee covers.
+    """Lower bound on ε from the checkpoint's charges about its teacher alone.
 
-    As many queries may have been made with less noise, by a branch of the run that the guarantee does not know.
+    It catches a branch of the run that the guarantee does not know and that made as many queries with less noise.
     """
     releases: Counter[Release] = Counter()
     for values, count in state.get("charges", ()):
@@ -308,14 +308,14 @@ def _filled(
 def _of_data(
     spec: Any, partition: Mapping[str, Any], num_classes: int, *, named: Collection[str]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Class names, of the data or else of the teacher's, or numbers; and how pictures become images."""
+    """Return class names, from the data, else from the teacher's data, else numbers; and how pictures are prepared."""
     data: Any = None
     try:
         require_known_code(spec, named=named)
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(LightningDataModule, "data")
         data = parser.instantiate_classes(parser.parse_object({"data": spec})).data
-    except Exception:  # whatever a data module wants that is not here
+    except Exception:  # a data module may need anything that is not here
         data = None
     names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
     names = names or partition.get("class_names")
@@ -331,7 +331,7 @@ def _of_data(
 def _record(
     folder: Path, content: Mapping[str, Any], stated: Mapping[str, Any], *, steps: int
 ) -> Mapping[str, Any] | None:
-    """Figures that were measured of this very state."""
+    """Read `result.json` if it was measured at the checkpoint's step."""
     seed = content.get("distillation", {}).get("draw_seed")
     try:
         record: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -356,10 +356,10 @@ def _savers(folder: Path) -> list[dict[str, Any]]:
 
 
 def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    """The same with what it took from the data, so that it can be called with its arguments and nothing more.
+    """Add the arguments that the network takes from the data, so that it can be built without the data.
 
     Raises:
-        ExportError: It names no class.
+        ExportError: The name does not exist.
     """
     try:
         target = network.target
@@ -375,10 +375,10 @@ def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple
         if key in parameters or (key == "num_classes" and open_ended):
             arguments[key] = network.arguments.get(key, value)
     if arguments.get("weights") is not None and name.startswith("torchvision."):
-        # The published weights take their place, and nothing has to be fetched for them.
+        # The published weights replace them, so nothing has to be downloaded.
         arguments["weights"] = None
         if name.endswith((".googlenet", ".inception_v3")):
-            arguments.setdefault("transform_input", True)  # what these two do where they are given weights
+            arguments.setdefault("transform_input", True)  # their default if given weights
     if arguments.get("pretrained") and name.startswith("timm."):
         arguments["pretrained"] = False
     return Network(name=name, arguments=arguments)

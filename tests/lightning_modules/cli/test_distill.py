@@ -178,8 +178,8 @@ def test_a_pool_of_the_private_records_is_in_the_planned_cost(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--to", "taken"), "--to taken: it holds files that no export has written"),
-        (("--to", "teachers/digits.ckpt/public"), r"--to \S+: \S+ckpt is no folder that can be written"),
+        (("--to", "taken"), "--to taken: it holds files that are not an export"),
+        (("--to", "teachers/digits.ckpt/public"), r"--to \S+: \S+ckpt is not a writable folder"),
         (("--noise-multiplier", "0"), "set --noise-multiplier above 0, or add --unprotected"),
     ],
 )

@@ -351,7 +351,7 @@ def test_what_is_there_is_not_replaced_unasked(runs: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["role"] == "teacher"
     (runs / "mine").mkdir()
     (runs / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(ExportError, match="files that no export has written"):
+    with pytest.raises(ExportError, match="files that are not an export"):
         run_export("dp", "--force", to="mine")
     assert (runs / "mine" / "letter.txt").read_text() == "dear"
     assert not list(runs.glob(".*.part")) and not list(runs.glob(".*.old"))

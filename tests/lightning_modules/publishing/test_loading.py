@@ -99,8 +99,8 @@ def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "is no folder that"),
-        (lambda folder: (folder / "config.json").write_text('{"format": "another"}'), "is no folder that"),
+        (lambda folder: (folder / "config.json").unlink(), "is not a folder written by"),
+        (lambda folder: (folder / "config.json").write_text('{"format": "another"}'), "is not a folder written by"),
         (lambda folder: (folder / "student.safetensors").unlink(), "cannot be read"),
         (
             lambda folder: (folder / "student.safetensors").write_bytes(
