@@ -1,4 +1,4 @@
-"""Procedural priors: images that are drawn only from a random generator, and so cost no privacy."""
+"""Procedural priors: images drawn from a random generator alone, which cost no privacy."""
 
 from lightning_modules.priors.base import ImagePrior, check_sample
 from lightning_modules.priors.dead_leaves import DeadLeavesPrior

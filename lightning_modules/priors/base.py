@@ -1,8 +1,8 @@
-"""Procedural images: inputs for a teacher that need no data at all.
+"""Procedural images: queries that need no data.
 
 A prior encodes public knowledge about what the private images look like ("pen strokes, centred in a frame") and reads
-no data set, so its images cost no privacy. In trials they beat learnt generators by far at equal steps, because every
-image is sharp from the first step on.
+no data set, so its images cost no privacy. In experiments they beat learnt generators by far at equal steps, because
+every image is sharp from the first step on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lightning_modules.precision import full_float32
 
 
 class ImagePrior(ABC):
-    """Draws images from nothing but a random generator."""
+    """Base class of priors, which draw images from a random generator alone."""
 
     @abstractmethod
     def sample(
@@ -33,17 +33,17 @@ class ImagePrior(ABC):
         Args:
             batch_size: number B of images.
             image_shape: channels, height, width (C, H, W).
-            generator: the only source of randomness; equal states draw equal images. It may live on another device than
+            generator: the only source of randomness; equal states give equal images. It may be on another device than
                 the images.
-            device: where the images are drawn and returned.
+            device: device of the returned images.
         """
 
 
 class RowPrior(ImagePrior):
-    """Draws each image from its own row of random numbers: all rows are one draw from the generator.
+    """Base class of priors that draw each image from its own row of random numbers, drawn all at once.
 
-    The first images of a draw do therefore not depend on how many are drawn, and a CPU generator gives the same images
-    on every device up to rounding.
+    The first images of a batch therefore do not depend on its size, and a CPU generator gives the same images on every
+    device up to rounding.
     """
 
     @abstractmethod
@@ -52,12 +52,12 @@ class RowPrior(ImagePrior):
 
     @property
     def seeds(self) -> int:
-        """Number of generators of its own, whose seeds are drawn before the rows."""
+        """Number of additional generators, whose seeds are drawn before the rows."""
         return 0
 
     @abstractmethod
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """One image for each row, (B, C, H, W), or (B, H, W) for all channels alike; cut to [-1, 1] by the caller."""
+        """Draw one image per row: (B, C, H, W), or (B, H, W) for equal channels; the caller clips them to [-1, 1]."""
 
     def sample(
         self,
@@ -75,7 +75,7 @@ class RowPrior(ImagePrior):
         check_sample(batch_size, image_shape)
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
             where = generator.device
-            # Seeds before rows: how many numbers come before the rows does not depend on how many images are drawn.
+            # Seeds come first: their number does not depend on the batch size.
             seeds = torch.randint(2**62, (self.seeds,), generator=generator, device=where).tolist()
             uniform = torch.rand(batch_size, self.numbers(image_shape), generator=generator, device=where)
             rows = RandomRows(uniform.to(device), [torch.Generator(where).manual_seed(seed) for seed in seeds])
@@ -85,7 +85,7 @@ class RowPrior(ImagePrior):
 
 
 def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
-    """Checks the arguments that every prior takes.
+    """Check the arguments that every prior takes.
 
     Raises:
         ValueError: if `batch_size` or a size in `image_shape` is not positive.
@@ -97,18 +97,18 @@ def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
 
 
 def between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1], moved to an interval."""
+    """Map uniform numbers from [0, 1] to an interval."""
     return interval[0] + (interval[1] - interval[0]) * uniform
 
 
 class RandomRows:
-    """Takes numbers from uniform rows (B, N), the next columns each time.
+    """Hands out random numbers, one row (N,) per image, column by column.
 
-    A row belongs to one image, so that the first images of a draw do not depend on how many are drawn.
+    Since each image has its own row, the first images of a batch do not depend on its size.
 
     Args:
         uniform: (B, N), values in [0, 1).
-        own: generators of the prior's own, see `RowPrior.seeds`; an attribute.
+        own: the prior's additional generators, see `RowPrior.seeds`; kept as an attribute.
     """
 
     def __init__(self, uniform: Tensor, own: Sequence[torch.Generator] = ()) -> None:
@@ -118,31 +118,31 @@ class RandomRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
+        """Device of the numbers."""
         return self._numbers.device
 
     def only(self, chosen: Tensor) -> RandomRows:
-        """The rows at these positions (n,), from their next numbers on."""
+        """Select the rows at positions (n,), which continue with the same column."""
         rows = RandomRows(self._numbers[chosen])
         rows._next = self._next
         return rows
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """(B, *shape), uniform between two values.
+        """Return uniform numbers (B, *shape) between two values.
 
         Raises:
-            ValueError: if fewer numbers are left than requested: an image would else repeat its own.
+            ValueError: if fewer numbers are left than requested.
         """
         count = 1
         for size in shape:
             count *= size
         if self._next + count > self._numbers.shape[1]:
-            raise ValueError(f"{count} random numbers asked for, {self._numbers.shape[1] - self._next} are left")
+            raise ValueError(f"{count} random numbers requested, {self._numbers.shape[1] - self._next} are left")
         taken = self._numbers[:, self._next : self._next + count]
         self._next += count
         return low + (high - low) * taken.reshape(len(taken), *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """(B, *shape), standard normal, by the inverse of its distribution function: one uniform number each."""
+        """Return standard normal numbers (B, *shape), each from one uniform number by the inverse CDF."""
         quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
         return quantiles

@@ -1,4 +1,4 @@
-"""Random colours as photographs have them: channels that go together, and palettes that change smoothly."""
+"""Random colours like those of photographs: correlated channels and smooth palettes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def palette_numbers(channels: int) -> int:
 
 
 def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
-    """Colours (B, N, C) in [0, 1] along an image's own random palette, whose spectrum falls with the frequency as 1/k.
+    """Colours (B, N, C) in [0, 1] from a random palette per image, whose spectrum decays with frequency k as 1/k.
 
-    A palette has one curve of brightness, which all channels share, and one of tint for each channel, usually weaker:
-    in photographs brightness varies far more than hue.
+    A palette has a brightness curve, which all channels share, and a usually weaker tint curve per channel: in
+    photographs brightness varies far more than hue.
 
     Args:
-        rows: numbers of each image, see `palette_numbers`.
-        at: (B, N), positions; a whole turn is 1.
+        rows: random numbers of each image, see `palette_numbers`.
+        at: (B, N), positions along the palette, whose period is 1.
         channels: C.
     """
     mean = rows.uniform(1, low=0.15, high=0.85) + rows.uniform(channels, low=-0.5, high=0.5) * rows.uniform(1) ** 2
@@ -46,16 +46,16 @@ def tone_numbers(channels: int) -> int:
 
 
 def tone(rows: RandomRows, fields: Tensor) -> Tensor:
-    """Images (B, C, H, W) in [0, 1] of fields: random tints, mean and contrast, with photographs' colour covariance.
+    """Turn fields into images (B, C, H, W) in [0, 1] with random tints, mean and contrast and correlated channels.
 
     Args:
-        rows: numbers of each image, see `tone_numbers`.
-        fields: (B, C + 1, H, W), independent, of mean 0 and standard deviation 1; the first is brightness.
+        rows: random numbers of each image, see `tone_numbers`.
+        fields: (B, C + 1, H, W), independent, with mean 0 and standard deviation 1; the first is brightness.
     """
     channels = fields.shape[1] - 1
     mixing = rows.normal(channels, channels) / math.sqrt(channels)
     strength = rows.uniform(1, low=0.1, high=0.7)[:, 0]
-    # One brightness that all channels share, and weaker differences between them.
+    # Channels share the brightness and differ by weaker tints.
     tints = strength[:, None, None, None] * torch.einsum("bij,bjhw->bihw", mixing, fields[:, 1:])
     colours = fields[:, :1] + tints
     mean = rows.uniform(1, low=0.25, high=0.75) + rows.uniform(channels, low=-0.2, high=0.2)

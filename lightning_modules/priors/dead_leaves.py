@@ -1,4 +1,4 @@
-"""Dead leaves: shapes of every size that occlude one another."""
+"""Dead leaves: shapes of all sizes that occlude one another."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _PER_LEAF = 12
 
 
 class DeadLeavesPrior(RowPrior):
-    """Discs, rectangles and triangles that occlude one another, sizes by a power law, colours of one palette.
+    """Discs, rectangles and triangles that occlude one another, with power-law sizes and colours of one palette.
 
-    The public knowledge it encodes, and no more: a photograph is made of surfaces with sharp edges that hide what lies
-    behind them, there are as many small things as a scale-free world has (density r^-3 of sizes: Lee, Mumford and Huang
-    2001), their colours belong together, and surfaces are shaded and sometimes textured. It knows no object.
+    It encodes only this public knowledge: photographs show surfaces with sharp edges that occlude what is behind them;
+    sizes are scale-free (density r^-3: Lee, Mumford and Huang 2001); colours in an image are related; surfaces are
+    shaded and sometimes textured. It knows no objects.
 
-    As pre-training images: Baradad et al. (2021), "Learning to See by Looking at Noise". Their leaves are painted until
-    nothing of the ground shows; here `leaves` are painted over one ground, the last of them being the nearest.
+    Baradad et al. (2021), "Learning to See by Looking at Noise", use such images for pre-training. Their leaves cover
+    the image; here `leaves` leaves are painted on a background, the last one in front.
 
-    Its defaults were chosen by looking. Sizes are fractions of the image's shorter side, so that the same ones serve
-    8x8 and 64x64 pixels.
+    Defaults were chosen by inspection. Sizes are fractions of the image's shorter side, so that they fit 8x8 as well as
+    64x64 pixels.
 
     Attributes:
-        leaves: number of leaves of one image.
+        leaves: number of leaves in an image.
         size: smallest and largest radius.
-        power: of the density of radii, 3 in photographs.
+        power: exponent of the density of radii, 3 in photographs.
         texture: probability that a leaf is striped.
     """
 
@@ -43,7 +43,6 @@ class DeadLeavesPrior(RowPrior):
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
         channels, height, width = image_shape
-        # One turn of the palette is more than one image has: neighbours in hue, not every colour at once.
         at = rows.uniform(self.leaves + 1)
         colours = palette(rows, at, channels=channels)[..., None, None]
         numbers = rows.uniform(self.leaves + 1, _PER_LEAF - 1)
@@ -54,14 +53,14 @@ class DeadLeavesPrior(RowPrior):
         for leaf in range(self.leaves + 1):
             mask, paint = self._leaf(numbers[:, leaf], x, y, side, room=(width / side, height / side))
             if leaf == 0:
-                mask = torch.ones_like(mask)  # the ground
+                mask = torch.ones_like(mask)  # the background
             image = image + mask[:, None] * (colours[:, leaf] * paint[:, None] - image)
         return 2 * image - 1
 
     def _leaf(
         self, numbers: Tensor, x: Tensor, y: Tensor, side: int, *, room: tuple[float, float]
     ) -> tuple[Tensor, Tensor]:
-        """Where one leaf of each image is, with edges one pixel wide, and its shading: both (B, H, W)."""
+        """Mask of one leaf per image, with edges one pixel wide, and its shading, both (B, H, W)."""
         columns = numbers[:, :, None, None].unbind(1)
         kind, center_x, center_y, turn, size, aspect, slope, striped, pitch, phase, strength = columns
         radius = self._radius(size)
@@ -80,7 +79,7 @@ class DeadLeavesPrior(RowPrior):
         return mask, 1 + 0.5 * (slope - 0.5) * along.clamp(-1, 1) + amount * stripes
 
     def _radius(self, uniform: Tensor) -> Tensor:
-        """Radii whose density is r^-power between the two sizes, by the inverse of its distribution function."""
+        """Radii with density r^-power between the two sizes, by the inverse CDF."""
         low, high = self.size
         slope = 1 - self.power
         radius: Tensor = (low**slope + uniform * (high**slope - low**slope)) ** (1 / slope)

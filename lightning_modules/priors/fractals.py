@@ -1,4 +1,4 @@
-"""Noise with the spectrum of photographs, and fractals of iterated maps."""
+"""Noise with the spectrum of photographs, and fractals of iterated function systems."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.colours import palette, palette_numbers, tone, tone_numbers
 
 _MAPS = 4  # most affine maps of one fractal
-_WALKERS, _STEPS, _SETTLE = 128, 40, 8  # points that walk side by side, their steps, and the first ones not drawn
-_SMOOTH_FROM = 16  # pixels a side
+_WALKERS, _STEPS, _SETTLE = 128, 40, 8  # parallel walkers, steps of each, and initial steps that are not drawn
+_SMOOTH_FROM = 16  # pixels per side
 
 
 class FractalPrior(RowPrior):
-    """Colour noise with a 1/f^α amplitude spectrum, and at times an iterated function system's fractal on it.
+    """Colour noise with a 1/f^α amplitude spectrum, in some images behind the fractal of an iterated function system.
 
-    The public knowledge it encodes, and no more: the amplitudes of photographs fall with the frequency as 1/f^α with α
-    around 1 (Field 1987), their colour channels go together, and natural shapes repeat themselves at smaller scales. It
-    knows no object.
+    It encodes only this public knowledge: amplitudes of photographs decay with frequency as 1/f^α with α around 1
+    (Field 1987), colour channels are correlated, and natural shapes are self-similar. It knows no objects.
 
-    Noise of this kind is the *spectrum* model of Baradad et al. (2021), "Learning to See by Looking at Noise"; fractals
-    are those of Kataoka et al. (2020), "Pre-training without Natural Images": 2 to 4 affine maps, drawn by the chaos
-    game. Maps are made contracting as Anderson and Farrell (2022), "Improving Fractal Pre-training", by their singular
-    values, so that none has to be thrown away.
+    The noise is the *spectrum* model of Baradad et al. (2021), "Learning to See by Looking at Noise"; the fractals are
+    those of Kataoka et al. (2020), "Pre-training without Natural Images": 2 to 4 affine maps, drawn by the chaos game.
+    Maps are made contracting by their singular values, as in Anderson and Farrell (2022), "Improving Fractal
+    Pre-training", so that none has to be rejected.
 
-    Defaults: α as in Baradad et al.; the rest by looking.
+    The default α is that of Baradad et al.; other defaults were chosen by inspection.
 
     Attributes:
         exponent: smallest and largest α; 0 is white noise.
-        fractal_probability: probability that an image has a fractal before the noise.
+        fractal_probability: probability that an image has a fractal in front of the noise.
     """
 
     exponent = (0.5, 3.5)
@@ -53,16 +52,16 @@ class FractalPrior(RowPrior):
             rows = rows.only(drawn)
             trace = _trace(rows, height, width)
             ink = (trace * (1.5 + rows.uniform(1, 1))).clamp(0, 1)[:, None]
-            # Colour follows how often a place is visited, as in the usual pictures of fractals.
+            # Colours show how often a pixel is visited, as usual for fractals.
             colours = palette(rows, trace.flatten(1), channels=channels).mT.unflatten(2, (height, width))
             image[drawn] = image[drawn] * (1 - ink) + colours * ink
         return 2 * image - 1
 
 
 def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
-    """Filters white noise (B, K, H, W) to amplitudes of 1/f^α, and to mean 0 and standard deviation 1 in each field.
+    """Filter standard normal noise (B, K, H, W) to a 1/f^α amplitude spectrum, mean 0 and standard deviation 1.
 
-    The noise is standard normal, and α one number for each image, (B,). A field that has a single pixel becomes 0.
+    `exponent` has one α per image, (B,). A field with a single pixel becomes 0.
     """
     height, width = white.shape[-2:]
     down = torch.fft.fftfreq(height, device=white.device)
@@ -75,9 +74,9 @@ def power_law_noise(white: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
-    """How often the chaos game visits each pixel, (B, H, W), between 0 and 1 on a logarithmic scale.
+    """Frequency with which the chaos game visits each pixel, (B, H, W), between 0 and 1 on a logarithmic scale.
 
-    Visits are counted in whole numbers, whose sum does not depend on the order: the same on every device.
+    Visits are counted as integers, whose sum does not depend on their order or the device.
     """
     turn, back = rows.uniform(_MAPS, high=2 * math.pi), rows.uniform(_MAPS, high=2 * math.pi)
     stretch = rows.uniform(_MAPS, 2, low=0.2, high=0.8)
@@ -88,7 +87,7 @@ def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
     matrices = _rotation(turn) @ (stretch[..., None] * _rotation(back))
     choice = (rows.uniform(_WALKERS, _STEPS) * count[:, :, None]).long().clamp(max=_MAPS - 1)
     batch = torch.arange(len(choice), device=choice.device)[:, None]
-    # One row for each of a map's six numbers, which are then taken in one go: most of the time goes into this.
+    # One row per coefficient, gathered by a single index_select: this takes most of the time.
     maps = torch.cat([matrices.flatten(2), shift], 2).flatten(0, 1).T.contiguous()
     x, y = torch.zeros(2, len(choice), _WALKERS, device=choice.device)
     visited = []
@@ -105,7 +104,7 @@ def _trace(rows: RandomRows, height: int, width: int) -> Tensor:
     place = batch * height * width + row * width + column
     visits = torch.bincount(place.flatten(), minlength=len(choice) * height * width).float().view(-1, height, width)
     if min(height, width) >= _SMOOTH_FROM:
-        # A few thousand points leave gaps where a fractal is thin: dust instead of a line.
+        # A few thousand points leave gaps where a fractal is thin.
         visits = functional.avg_pool2d(visits[:, None], 3, 1, 1)[:, 0]
     seen = torch.log1p(visits)
     return seen / seen.amax((1, 2), keepdim=True)

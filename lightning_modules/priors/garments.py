@@ -1,4 +1,4 @@
-"""Clothes, shoes and bags as soft-edged shapes with shading and texture; see `silhouettes`."""
+"""Clothes, shoes and bags as soft-edged shapes with shading and texture; used by `silhouettes`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from lightning_modules.priors.base import RandomRows
 
 NUMBERS = 96
-"""Random numbers of one image's shapes."""
+"""Number of random numbers for the shapes of an image."""
 
 GRAIN = 28
-"""Side of the square of random numbers that one image's textures are made of."""
+"""Side of the square of random numbers for the textures of an image."""
 
-_SIDE = 28  # the side that edges and textures are stated for
+_SIDE = 28  # image side at which edges were tuned
 
 
 class Sheet:
-    """Coordinates in [-1, 1] (x to the right, y down), a row of random numbers per image, and soft-edged shapes.
+    """Draws soft-edged shapes in coordinates in [-1, 1] (x to the right, y down), with a row of numbers per image.
 
     Masks and images are (B, H, W), values in [0, 1].
 
@@ -43,15 +43,15 @@ class Sheet:
         self.sharp = 1.8 * _SIDE
 
     def between(self, low: float, high: float) -> Tensor:
-        """The next random number of each image, uniform between two values, (B, 1, 1)."""
+        """Draw a uniform number between two values per image, (B, 1, 1)."""
         return self._rows.uniform(1, 1, low=low, high=high)
 
     def chance(self, probability: float) -> Tensor:
-        """1 with this probability, else 0, (B, 1, 1)."""
+        """Draw 1 with this probability and otherwise 0 per image, (B, 1, 1)."""
         return (self.between(0, 1) < probability).float()
 
     def constant(self, value: float) -> Tensor:
-        """One value for each image, (B, 1, 1)."""
+        """Return the value for each image, (B, 1, 1)."""
         return torch.full((self._images, 1, 1), value, device=self._rows.device)
 
     def edge(self, depth: Tensor) -> Tensor:
@@ -59,23 +59,23 @@ class Sheet:
         return torch.sigmoid(self.sharp * depth)
 
     def trapezoid(self, center: Tensor, top: Tensor, bottom: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-        """Half width `upper` at the top and `lower` at the bottom."""
+        """Mask of a trapezoid with half width `upper` at the top and `lower` at the bottom."""
         share = ((self.y - top) / (bottom - top).clamp_min(1e-3)).clamp(0, 1)
         half = upper + (lower - upper) * share
         return self.edge(half - (self.x - center).abs()) * self.edge(self.y - top) * self.edge(bottom - self.y)
 
     def ellipse(self, center: tuple[Tensor, Tensor], radii: tuple[Tensor, Tensor], power: Tensor) -> Tensor:
-        """A superellipse: power 2 is round, 8 nearly a box."""
+        """Mask of a superellipse: power 2 is round, 8 nearly a box."""
         far = ((self.x - center[0]) / radii[0]).abs() ** power + ((self.y - center[1]) / radii[1]).abs() ** power
         return self.edge((1 - far.clamp_min(1e-9) ** (1 / power)) * torch.minimum(radii[0], radii[1]))
 
     def blotches(self, cells: int, corner: int) -> Tensor:
-        """A smooth random field of `cells` cells a side, about in [-1, 1]; equal corners give equal fields."""
+        """Smooth random field of `cells` cells per side, about in [-1, 1]; equal corners give equal fields."""
         part = self._grain[:, :, corner : corner + cells, corner : corner + cells]
         return F.interpolate(part, self.size, mode="bicubic", align_corners=False)[:, 0]
 
     def paint(self) -> Tensor:
-        """Brightness with shading and grain, and at times stripes, checks or blotches."""
+        """Brightness with shading and grain and, in some images, stripes, checks or blotches."""
         base = 1.05 - 0.85 * self.between(0, 1) ** 1.5  # most photographs of clothing are bright
         slope = self.between(-0.15, 0.15) * self.x + self.between(-0.15, 0.15) * self.y
         ripple = torch.sin(self.between(2, 9) * self.x + self.between(-2, 2) * self.y + self.between(0, 6))
@@ -99,23 +99,23 @@ class Sheet:
         return (base + slope + folds + strength * pattern + grain).clamp(0.05, 1)
 
     def brightness(self) -> Tensor:
-        """One random brightness for each image, (B, H, W)."""
+        """Draw one brightness per image, (B, H, W)."""
         return self.between(0, 1).expand(-1, *self.size)
 
 
 def over(below: Tensor, mask: Tensor, paint: Tensor) -> Tensor:
-    """`paint` laid over `below` where `mask` is."""
+    """Lay `paint` over `below` where `mask` is 1."""
     return below * (1 - mask) + paint * mask
 
 
 def _sleeve(sheet: Sheet, begin: tuple[Tensor, Tensor], angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance along a sleeve from the shoulder, and across it to the outside; both sides at once."""
+    """Distances along a sleeve from the shoulder and across it outwards, for both sleeves."""
     across, down = sheet.x.abs() - begin[0], sheet.y - begin[1]
     return across * torch.sin(angle) + down * torch.cos(angle), across * torch.cos(angle) - down * torch.sin(angle)
 
 
 def top(sheet: Sheet) -> Tensor:
-    """T-shirts, pullovers, coats, shirts, and what lies between."""
+    """T-shirts, pullovers, coats, shirts and anything between them."""
     above, below = sheet.constant(-0.95), sheet.constant(0.97)
     x = sheet.x.abs()
     shoulder, neck, drop = sheet.between(0.4, 0.66), sheet.between(0.12, 0.32), sheet.between(0.03, 0.25)
@@ -139,7 +139,7 @@ def top(sheet: Sheet) -> Tensor:
     cloth = torch.maximum(body, sleeve)
     image = cloth * paint
 
-    # Where the arm lies on the body: the shadow of the arm, of the body's side, a darker sleeve; darker sides.
+    # Where a sleeve overlaps the body: shadows of sleeve and body, a darker sleeve; darker sides.
     shadow = torch.exp(-(((off + thick) / 0.05) ** 2)) * sleeve * (along > 0.3 * wide)
     image = image * (1 - sheet.between(-0.2, 0.95).clamp_min(0) * shadow)
     side = torch.exp(-(((half - x) / 0.05) ** 2)) * body * sleeve
@@ -147,7 +147,7 @@ def top(sheet: Sheet) -> Tensor:
     image = image * (1 - sheet.between(-0.3, 0.3) * sleeve * (1 - body))
     image = image * (1 - sheet.between(-0.1, 0.4).clamp_min(0) * (x / half.clamp_min(0.1)).clamp(0, 1) ** 6)
 
-    # Neckline: round or pointed, the inside of the back visible or not; a collar at times.
+    # Neckline: round or pointed, with or without the inside of the back and a collar.
     depth = torch.where(sheet.chance(0.5) > 0, sheet.between(0.03, 0.2), sheet.between(0.1, 0.75))
     reach = x / neck
     down = sheet.y - above
@@ -158,7 +158,7 @@ def top(sheet: Sheet) -> Tensor:
     back = sheet.chance(0.6) * sheet.between(0.1, 0.8) * sheet.edge(down - sheet.between(0, 0.12))
     image = over(image, inside, back * paint)
 
-    # An opening down the middle: a line, or two fronts with something between; buttons.
+    # An opening down the middle: a line or a gap; buttons.
     middle = (sheet.x - sheet.between(-0.05, 0.05)).abs()
     gap = sheet.between(0.0, 0.05) + sheet.chance(0.3) * sheet.between(0.0, 0.25) * share
     opening = sheet.edge(gap - middle) * body * sheet.edge(down - 0.6 * depth)
@@ -302,4 +302,4 @@ def anything(sheet: Sheet) -> Tensor:
 
 
 PAINTERS: tuple[Callable[[Sheet], Tensor], ...] = (top, dress, trousers, shoe, bag, anything)
-"""What `SilhouettePrior` draws, in the order of its shares: sheets of B images to ink (B, H, W) in [0, 1]."""
+"""Items of `SilhouettePrior` in the order of its shares; each maps a `Sheet` of B images to ink (B, H, W)."""

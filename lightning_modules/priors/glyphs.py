@@ -1,4 +1,4 @@
-"""Characters of any script: pen strokes whose framing, number, thickness and contrast are unknown."""
+"""Characters of any script: pen strokes of varying number, framing, thickness and contrast."""
 
 from __future__ import annotations
 
@@ -14,44 +14,42 @@ from lightning_modules.setting_checks import check_choice
 
 _Polarity = Literal["bright", "dark", "either"]
 
-_POINTS = 40  # per stroke: closer than a thin pen's width where a stroke crosses the whole image
+_POINTS = 40  # per stroke: closer than a thin pen's width even if a stroke crosses the whole image
 
-#: A narrow bundle of strokes is widened this much more than the rest at most: a bar stays a bar.
+#: Largest ratio of the scales of width and height, so that a bar stays a bar.
 _MOST_STRETCH = 2.5
 
 
 class GlyphPrior(RowPrior):
-    """Characters without data, broad in everything that is not known of the private ones beforehand.
+    """Characters without data, varied in everything that is not known about the private ones.
 
-    Where `StrokePrior` knows the box and the pen of the data sets that it was made for, this prior has every image
-    another: few strokes or many, long or short, straight or bent, at times closed to a loop; thin, thick or soft; faint
-    or at full contrast; filling the frame to its edges or small in it, in the middle or not. It shows a teacher more
-    than it was trained on, and a student loses little by that, but a lot by never seeing what its data look like. Its
-    defaults were chosen on data made for the purpose out of MNIST (digits cropped to 16x16 pixels, overlaid ones), not
-    on those that it is meant for.
+    While `StrokePrior` assumes the box and the pen of the data sets that it was made for, images of this prior vary:
+    few or many strokes, long or short, straight or bent, sometimes closed to a loop; thin, thick or soft; faint or at
+    full contrast; filling the frame or small in it, centred or not. A student loses little if many images are unlike
+    the private ones, but a lot if none is like them. Defaults were chosen on data derived from MNIST for this purpose
+    (digits cropped to 16x16 pixels, overlaid digits), not on the data sets that the prior is meant for.
 
-    Lengths are fractions, so that the same ones serve any size. Below 28 pixels images are drawn larger and
-    averaged over each pixel's area. All channels carry the same ink.
+    Lengths are fractions, so that they fit any size. Below 28 pixels images are drawn larger and averaged over each
+    pixel's area. All channels carry the same ink.
 
     Args:
-        polarity: `bright` ink on dark ground, `dark` ink on bright ground, or `either`, half of each.
+        polarity: `bright` ink on a dark ground, `dark` ink on a bright ground, or `either`, half of each.
 
     Raises:
         ValueError: for another polarity.
 
     Attributes:
-        strokes: fewest and most strokes of one image.
+        strokes: smallest and largest number of strokes in an image.
         reach: shortest and longest reach of an image's strokes, as a fraction of the plane that their first points lie
-            in: short ones leave many separate parts.
-        join_probability: probability that a stroke starts where the one before ended.
+            in; short strokes leave many separate parts.
+        join_probability: probability that a stroke starts where the previous one ended.
         loop_probability: probability that a stroke ends where it started.
-        pen_width: smallest and largest width of the pen as fractions of the box's shorter side; evenly on a
-            logarithmic scale.
-        blur: smallest and largest width of a stroke's soft edge as fractions of the image's shorter side; likewise.
+        pen_width: smallest and largest pen width as fractions of the box's shorter side, log-uniform.
+        blur: smallest and largest width of a stroke's soft edge as fractions of the image's shorter side, log-uniform.
         slant: largest horizontal shear in either direction.
         side: smallest and largest width and height of the box as fractions of the image's.
-        fill_probability: probability that the box is the whole image, as in data that were cropped to their content.
-        ink: smallest and largest contrast of those half of the images that are not at full contrast.
+        fill_probability: probability that the box is the whole image, as in data cropped to their content.
+        ink: smallest and largest contrast of the half of the images that are not at full contrast.
     """
 
     strokes = (1, 8)
@@ -98,7 +96,7 @@ class GlyphPrior(RowPrior):
         path, extent = (path - low[:, None]) * scale[:, None], extent * scale
         length = ((speed * scale[:, None]).norm(dim=2) * step).masked_fill(hidden, 0)
 
-        # A quarter lie in the middle of the frame by their box, a quarter by their centre of mass, the rest anywhere.
+        # A quarter are centred in the frame by their box, a quarter by their centre of mass, the rest lie anywhere.
         mass = (path * length[..., None]).sum(1) / length.sum(1).clamp_min(1e-9)[:, None]
         least = pen[:, None] / 2
         most = torch.maximum(frame - extent - least, least)
@@ -114,7 +112,7 @@ class GlyphPrior(RowPrior):
         moves = rows.uniform(most, 3, 2, low=-1, high=1) * rows.uniform(1, 1, 1, low=self.reach[0], high=self.reach[1])
         joined = rows.uniform(most, 1) < self.join_probability
         end = torch.where(rows.uniform(most, 1) < self.loop_probability, 0.0, moves[:, :, 2])
-        # From straight to as bent as its control points happen to make it.
+        # From straight to fully bent by its control points.
         bend = rows.uniform(most, 1).sqrt()
         bends = [end * share + (moves[:, :, at] - end * share) * bend for at, share in ((0, 1 / 3), (1, 2 / 3))]
         begins = [starts[:, 0]]

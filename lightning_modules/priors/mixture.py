@@ -1,4 +1,4 @@
-"""A prior of priors: each image drawn by one of them."""
+"""A mixture of priors: each image is drawn by one of them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _CONTRAST = (0.1, 1.5)
 
 
 class MixturePrior(RowPrior):
-    """Draws each image from one of several priors, and at times blends two such images.
+    """Draws each image from one of several priors and blends some pairs of images.
 
-    Which prior an image is of, and how it is blended, are one row of one draw from `generator`; each prior draws its
-    share from a separate generator, seeded by that draw.
+    The choice of a prior and the blending come from the image's row of random numbers; each prior draws its images from
+    its own generator, seeded from `generator`.
 
     Args:
         priors: the priors, one or more.
-        weights: relative frequencies, one per prior. Default: all alike.
+        weights: relative frequencies, one per prior. Default: equal.
         blend_probability: probability that an image is blended with another one of the mixture: half of the time as a
             weighted mean (mixup, Zhang et al. 2018), half of the time along a straight cut (after CutMix, Yun et al.
             2019).
-        jitter: probability that an image is given another contrast, 0.1 to 1.5 times its own, and another mean.
+        jitter: probability that an image gets another contrast, 0.1 to 1.5 times its own, and another mean.
 
     Raises:
-        ValueError: for a setting out of its range.
+        ValueError: if a setting is out of range.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MixturePrior(RowPrior):
         return torch.where(changed < self.jitter, between(_CONTRAST, contrast) * deviations + 2 * mean - 1, images)
 
     def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
-        """One image of the mixture for each row, (B, C, H, W)."""
+        """Draw one image of the mixture per row, (B, C, H, W)."""
         limits = torch.tensor(self.weights).cumsum(0).to(rows.device)
         kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
         images = torch.empty(len(kind), *image_shape, device=rows.device)
@@ -89,7 +89,7 @@ class MixturePrior(RowPrior):
         return images
 
     def _share(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """Share of the second image in each pixel, (B, 1, H, W)."""
+        """Weight of the second image in each pixel, (B, 1, H, W)."""
         cut, amount, turn = rows.uniform(3)[:, :, None, None, None].unbind(1)
         _, height, width = image_shape
         y = ((torch.arange(height, device=cut.device) + 0.5) / height * 2 - 1)[:, None]

@@ -10,23 +10,22 @@ from lightning_modules.priors.base import RandomRows, RowPrior
 from lightning_modules.priors.garments import GRAIN, NUMBERS, PAINTERS, Sheet
 
 _SEEN = 0.08
-"""Ink from which on a pixel belongs to what is drawn."""
+"""Least ink of a pixel that belongs to the object."""
 
 
 class SilhouettePrior(RowPrior):
     """Photographs of clothing without data: soft-edged silhouettes with shading and texture on a dark ground.
 
-    The public knowledge it encodes, and no more: what is worn is a **top** (a mirrored torso with or without sleeves
-    that hang down beside it, a neckline, perhaps a collar, an opening, buttons, a print, pockets), a **dress** (narrow,
-    waisted), **trousers** (two mirrored legs), a **shoe** (a sole, a shape that is higher at the heel, perhaps a shaft,
-    straps or a heel), a **bag** (a rounded box with a handle), or **anything** (mirrored unions of superellipses). Each
-    is drawn with random measures, so that most images lie between such things. It does not know how many classes
-    there are. As in FashionMNIST's published recipe, the longest side fills the frame and the picture is sharpened.
+    It encodes only this public knowledge: an item is a **top** (a symmetric torso with or without sleeves that hang
+    beside it, a neckline, perhaps a collar, an opening, buttons, a print, pockets), a **dress** (narrow, waisted),
+    **trousers** (two symmetric legs), a **shoe** (a sole, a shape that rises towards the heel, perhaps a shaft, straps
+    or a heel), a **bag** (a rounded box with a handle), or **anything** (symmetric unions of superellipses).
+    Measurements are random, so that most images lie between such items. It does not know the number of classes. As in
+    FashionMNIST's published recipe, the longest side fills the frame and the picture is sharpened.
 
-    Its defaults were chosen by looking at FashionMNIST's images beside drawn ones, and at how well students of a
-    teacher did on its test images, class by class: more tops, and tops with long sleeves, since a first version left
-    shirts and coats apart badly. Those data are public. Tuning settings on private data is an unaccounted
-    access to them.
+    Defaults were chosen by comparing images with FashionMNIST's, and by how well students did on its test images, class
+    by class: more tops, and tops with long sleeves, since with a first version students confused shirts and coats.
+    Those data are public. Tuning settings on private data is an unaccounted access to them.
 
     All channels carry the same ink.
 
@@ -57,11 +56,11 @@ class SilhouettePrior(RowPrior):
 
 
 def _fill_frame(ink: Tensor) -> Tensor:
-    """Centres what is drawn, (B, H, W), and scales it so that its longest side fills the frame."""
+    """Centre objects (B, H, W) and scale them so that their longest side fills the frame."""
     seen = ink > _SEEN
     down, height = _span(seen.any(dim=2))
     across, width = _span(seen.any(dim=1))
-    scale = torch.maximum(height, width).clamp_min(0.3)  # a speck stays one
+    scale = torch.maximum(height, width).clamp_min(0.3)  # a speck is not enlarged to the frame
     theta = torch.zeros(len(ink), 2, 3, device=ink.device)
     theta[:, 0, 0], theta[:, 0, 2] = scale, across
     theta[:, 1, 1], theta[:, 1, 2] = scale, down
@@ -70,7 +69,7 @@ def _fill_frame(ink: Tensor) -> Tensor:
 
 
 def _span(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre in [-1, 1] and share of the side that lines (B, L) of booleans take; 0 and 1 where none is true."""
+    """Centre in [-1, 1] and relative length of the true part of rows (B, L); 0 and 1 if none is true."""
     length = seen.shape[1]
     at = torch.arange(length, device=seen.device)
     low = torch.where(seen, at, length).amin(dim=1)
@@ -81,7 +80,7 @@ def _span(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sharpened(ink: Tensor, amount: Tensor) -> Tensor:
-    """Unsharp masking of (B, H, W) by `amount` (B, 1, 1), where there is ink."""
+    """Unsharp masking of images (B, H, W) by `amount` (B, 1, 1), where there is ink."""
     kernel = torch.tensor([0.25, 0.5, 0.25], device=ink.device)
     soft = F.conv2d(ink[:, None], torch.outer(kernel, kernel)[None, None], padding=1)[:, 0]
     return ink + amount * (ink - soft) * (ink > _SEEN / 2)

@@ -10,30 +10,28 @@ from torch import Tensor
 from lightning_modules.priors.base import RandomRows, RowPrior, between
 from lightning_modules.priors.pen import along_curves, on_canvas, pen_ink
 
-_POINTS = 32  # per curve: closer than a thin pen's width where the pen is fastest
+_POINTS = 32  # per curve: closer than a thin pen's width even where the pen is fastest
 
 
 class StrokePrior(RowPrior):
     """Handwriting without data: a few joined cubic Bezier curves, drawn with a round pen.
 
-    The public knowledge it encodes, and no more: a character is bright ink on a dark ground, made of one to
-    `max_curves` smooth strokes that usually touch; it is slanted, is usually not wider than tall, is scaled to a box
-    of a known size and put there by its centre of mass. It does not know how many classes there are or what any of
-    them looks like.
+    It encodes only this public knowledge: a character is bright ink on a dark ground, made of one to `max_curves`
+    smooth strokes that usually touch; it is slanted, usually not wider than tall, scaled to a box of known size and
+    centred by its centre of mass. It does not know the number of classes or what any of them looks like.
 
-    Its defaults were chosen by looking: at the mean ink of MNIST and of the 8x8 digits, and at how well students of a
-    teacher did on their test images. Those data are public. Tuning settings on private data is an unaccounted
-    access to them.
+    Defaults were chosen by the mean ink of MNIST and of the 8x8 digits, and by how well students did on their test
+    images. Those data are public. Tuning settings on private data is an unaccounted access to them.
 
-    Lengths are fractions of the box, so that the same ones serve 8x8 and 28x28 pixels. Pixels are anti-aliased:
-    below 28 pixels the image is drawn larger and averaged over each pixel's area. All channels carry the same ink.
+    Lengths are fractions of the box, so that they fit 8x8 as well as 28x28 pixels. Pixels are anti-aliased: below 28
+    pixels images are drawn larger and averaged over each pixel's area. All channels carry the same ink.
 
     Attributes:
-        max_curves: most curves of one image; each image has 1 to this many with equal probability.
-        join_probability: probability that a curve starts where the one before ended.
-        pen_width: smallest and largest width of the pen, as fractions of the box.
-        blur: smallest and largest width of the soft edge of a stroke, as fractions of the box; never softer than lets a
-            thin stroke fade to nothing.
+        max_curves: largest number of curves; each image has 1 to this many with equal probability.
+        join_probability: probability that a curve starts where the previous one ended.
+        pen_width: smallest and largest pen width, as fractions of the box.
+        blur: smallest and largest width of a stroke's soft edge, as fractions of the box; limited so that ink reaches 0
+            far from thin strokes.
         slant: largest horizontal shear in either direction (0.5 leans by half the height).
         aspect: smallest and largest width of the ink as a fraction of its height.
     """
@@ -49,12 +47,12 @@ class StrokePrior(RowPrior):
         return 9 * self.max_curves + 5
 
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        # As the handwritten data sets are described: the 8x8 digits fill the image, MNIST's a box of 20 of 28 pixels.
+        # As documented for the data sets: the 8x8 digits fill the image, MNIST's a box of 20 of 28 pixels.
         box = 1.0 if min(image_shape[1:]) < 16 else 20 / 28
         return 2 * on_canvas(image_shape, lambda size: self._ink(rows, size, box)) - 1
 
     def _ink(self, rows: RandomRows, size: tuple[int, int], box: float) -> Tensor:
-        """In [0, 1], of shape (B, H, W)."""
+        """Ink in [0, 1], shape (B, H, W)."""
         curves, device = self.max_curves, rows.device
         numbers = rows.uniform(9 * curves + 5)
         controls = numbers[:, : 8 * curves].reshape(-1, curves, 4, 2).clone()
@@ -83,7 +81,7 @@ class StrokePrior(RowPrior):
         scale = room * torch.stack([ratio, torch.ones_like(ratio)], 1) / ratio.clamp_min(1)[:, None] / extent
         path = (path - low[:, None]) * scale[:, None]
         extent = extent * scale
-        # A point's ink is the length of curve that it stands for: where the pen moves fast the points lie far apart.
+        # A point's ink is the length of curve that it stands for, since points are farther apart where the pen is fast.
         length = ((speed * scale[:, None]).norm(dim=2) * step.repeat(curves)).masked_fill(hidden, 0)
 
         mass = (path * length[..., None]).sum(1) / length.sum(1).clamp_min(1e-9)[:, None]

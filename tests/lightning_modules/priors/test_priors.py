@@ -138,7 +138,7 @@ def test_bad_settings_are_named(kind: Any, settings: dict[str, Any], named: str)
 def test_a_row_that_is_used_up_is_refused() -> None:
     rows = RandomRows(torch.rand(2, 5))
     rows.uniform(2, 2)
-    with pytest.raises(ValueError, match="2 random numbers asked for, 1 are left"):
+    with pytest.raises(ValueError, match="2 random numbers requested, 1 are left"):
         rows.normal(2)
 
 
