@@ -56,7 +56,7 @@ def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- results: run -->\n<!-- end results -->\nafter\n")
     options = ["--results", str(tmp_path)]
-    with pytest.raises(SystemExit, match="not as results/ has it"):
+    with pytest.raises(SystemExit, match="out of date with results/"):
         render([str(document), *options, "--check"])
     render([str(document), *options])
     text = document.read_text()

@@ -1,1 +1,1 @@
-"""What `LightningCLI attack` does: shadow pipelines of a run, and the report."""
+"""`LightningCLI attack`: shadow pipelines of a run, and the report."""

@@ -1,9 +1,9 @@
-"""`LightningCLI attack RUN`: what an attacker gets from a run's model, and from others of its recipe.
+"""`LightningCLI attack RUN`: attacks a run's model and shadow models of the same recipe.
 
-A research command: it trains on the private data again and again and looks at every model. What it writes, in
-RUN/private/attack, is as private as the data, charged to no ledger, and never part of an export. Membership is attacked
-in shadow pipelines: the run's whole recipe, its teacher's training included, on random halves of the private records,
-with planted canaries. Inversion is attacked in the run's own model.
+This research command repeatedly trains on the private data and inspects every model. Its outputs, in
+RUN/private/attack, are as private as the data, are charged to no ledger and are never exported. Membership inference
+attacks shadow pipelines, which repeat the run's whole recipe, its teacher's training included, on random halves of the
+private records with planted canaries. Inversion attacks the run's own model.
 
 Choose the number of shadows beforehand: adding shadows until a claim fails invalidates the confidence.
 """
@@ -62,7 +62,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     """The command `attack RUN [--attacks NAME ...] [--shadows N]`.
 
     Raises:
-        AttackError: A run that cannot be attacked, or settings with which there is nothing to learn.
+        AttackError: The run cannot be attacked, or an option is out of range.
     """
     options = _parser().parse_args(list(args))
     if options.shadows < _LEAST_SHADOWS:
@@ -106,7 +106,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         save_figure(figure(inverted), folder / "attack.png")
     write_atomically(folder / "attack.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     text = page(facts, leaks, inverted)
-    print(f"{text}\nPrivate, like everything beside it: {write_atomically(folder / 'attack.md', text)}")
+    print(f"{text}\nPrivate, like all files next to it: {write_atomically(folder / 'attack.md', text)}")
     if failed := [leak for leak in leaks if leak.audited is not None and leak.audited.fails]:
         sys.exit(f"error: the claim fails for the {failed[0].model}, by {failed[0].attack}")
 
@@ -116,8 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     names = [*MEMBERSHIP, INVERSION]
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0). The data must be there.")
     parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="Default: all.")
-    parser.add_argument("--shadows", type=int, default=64, help="How often the recipe is carried out; at least 8.")
-    parser.add_argument("--records", type=int, default=2000, help="Private records that the attacks are measured on.")
+    parser.add_argument("--shadows", type=int, default=64, help="Times that the recipe is repeated; at least 8.")
+    parser.add_argument("--records", type=int, default=2000, help="Private records to measure the attacks on.")
     parser.add_argument("--canaries", type=int, default=64, help="Planted records; half mislabelled, half noise.")
     parser.add_argument("--teacher", default=None, metavar="RUN", help="Folder or configuration of the teacher's fit.")
     return parser
@@ -128,10 +128,10 @@ def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> An
 
 
 def _model_of(place: Path, cli: Any) -> nn.Module:
-    """The run's model with its weights.
+    """Load the run's model with its weights.
 
     Raises:
-        AttackError: It has no checkpoint, or one that does not fit.
+        AttackError: There is no checkpoint, or it does not fit.
     """
     file = place / "checkpoints" / "last.ckpt"
     if not file.is_file():
@@ -145,7 +145,7 @@ def _model_of(place: Path, cli: Any) -> nn.Module:
 
 
 def _guarantee(place: Path) -> dict[str, float | None]:
-    """Record-level and published ε that the run states."""
+    """Read the record-level and the published ε of a run's guarantee."""
     file = place / "public" / "guarantee.json"
     if not file.is_file():
         return {"epsilon": math.inf, "published": None}
@@ -158,7 +158,7 @@ def _guarantee(place: Path) -> dict[str, float | None]:
 
 
 def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]:
-    """The same attacks on networks that know some of the records by heart."""
+    """Attack overfitted networks, on which a working attack must succeed."""
     rows = [np.flatnonzero(asked.kinds == kind)[:_CONTROL_RECORDS] for kind in ("record", "held out")]
     records, population = (asked.records.at(torch.from_numpy(part)) for part in rows)
     models = train_shadows(
@@ -170,13 +170,13 @@ def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]
 
 def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
     answers, claim = pipelines.answers(role, count, asked), pipelines.claim(role, count)
-    # Other neighbours than one record more or less are not what is audited.
+    # The audit is for add-or-remove neighbours of one record only.
     if claim is None or level_of(claim["unit"]) == "person" or "add-or-remove" not in str(claim["relation"]):
         epsilon = math.inf
     else:
         epsilon = float(claim["epsilon"])
     delta = 1e-5 if claim is None else float(claim["delta"])
-    # All of them hold together: kinds of records, attacks and roles.
+    # Bonferroni over kinds of records, attacks and roles.
     confidence = 1 - 0.05 / (3 * len(names) * len(pipelines.recipe))
     leaks = []
     for name in names:
@@ -189,8 +189,8 @@ def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[s
 
 
 def _of_run(model: nn.Module, pipelines: Pipelines, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
-    """The run's own model: its training records against those that were held out, which no shadow has seen either."""
-    # Coins for what was held out as well: scores by twice as many models are spread less, and would be told by that.
+    """Attack the run's own model: tell its training records from held-out ones, which no shadow has seen either."""
+    # Coins for held-out records too: scores from twice as many models vary less, which would give records away.
     shadows = pipelines.answers(list(pipelines.recipe)[-1], count, asked)
     shadows = replace(shadows, members=pipelines.coins(count, asked))
     own, known = answers_of(model, asked.records), (~shadows.members).sum(axis=0) >= 2
@@ -198,7 +198,7 @@ def _of_run(model: nn.Module, pipelines: Pipelines, asked: Asked, names: Sequenc
     members = (asked.kinds == "record")[rows]
     leaks = []
     for name in names:
-        offline = "lira-offline" if name == "lira" else name  # the other would need shadows that saw what was held out
+        offline = "lira-offline" if name == "lira" else name  # online LiRA needs shadows that saw the held-out records
         if offline != name and offline in names:
             continue
         scores = MEMBERSHIP[offline](own, shadows)[rows]
@@ -210,7 +210,7 @@ def _inverted(model: nn.Module, data: Shadowed, asked: Asked, facts: dict[str, A
     classes, shape = data.num_classes, data.image_shape
     private = asked.records.at(torch.from_numpy(asked.kinds == "record"))
     test = data.dataset.records("test")
-    # By ids: files come class by class.
+    # Ordered by ids, since files are sorted by class.
     images, labels = test.__getitems__(torch.argsort(id_fraction(test.ids, purpose="asked"))[: 2 * _JUDGED])
     public, half = Records(images, labels), torch.arange(len(images)) % 2 == 0
     judge = overfitted(public.at(half), num_classes=classes)

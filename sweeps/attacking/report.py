@@ -1,4 +1,4 @@
-"""The report of an attack: a page and a figure."""
+"""Report of the attacks: a Markdown page and a figure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from privacy.attacks import AttackResult, AuditResult, InversionResult, Records
 from privacy.formatting import lower_bound, round_up
 
 CONTROL = "control"
-"""A network that knows its records by heart."""
+"""Name of the overfitted control network."""
 _NAMES = {"record": "average", "mislabelled": "mislabelled canaries", "noise": "noise canaries"}
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What one membership attack found out about one kind of record in one kind of model.
+    """Result of one membership attack on one kind of record in one kind of model.
 
     Attributes:
-        model: `control`, the role of shadow models, or `this run`.
-        kind: Of the records: `record`, `mislabelled` or `noise`.
-        attack: Its name.
-        result: What it reached.
-        audited: The bound on ε that it gives; None where members were not drawn by coins.
+        model: `control`, the role of the shadow models, or `this run`.
+        kind: Kind of the records: `record`, `mislabelled` or `noise`.
+        attack: Name of the attack.
+        result: Its scores.
+        audited: The lower bound on ε that it gives; None if members were not drawn at random.
     """
 
     model: str
@@ -38,14 +38,14 @@ class Leak:
 
     @property
     def at_most(self) -> float | None:
-        """The largest ε that so many models and records could have refuted."""
+        """Largest ε that this number of models and records could refute."""
         if self.audited is None:
             return None
         return self.result.at_most(delta=self.audited.delta, confidence=self.audited.confidence)
 
     @property
     def broken(self) -> bool:
-        """Whether it is an attack on the control that is no better than chance."""
+        """Whether it is an attack on the control and not better than chance."""
         return self.model == CONTROL and self.result.auc_interval()[0] <= 0.5
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class Inverted:
 
     @property
     def broken(self) -> bool:
-        """Whether it is of the control and draws the class asked for less than twice as often as chance."""
-        # Half of the way is enough of two classes, where twice as often is always.
+        """Whether it attacks the control and draws the requested class less than twice as often as by chance."""
+        # For two classes, where twice chance is 1, half way from chance to 1 is enough.
         chance = 1 / len(self.drawn.labels.unique())
         return self.model == CONTROL and self.result.accuracy < min(2 * chance, (1 + chance) / 2)
 
@@ -81,7 +81,7 @@ class Inverted:
 
 
 def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:
-    """The report in Markdown."""
+    """Write the report in Markdown."""
     lines = [
         f"# What an attacker gets from {facts['run']}",
         "",
@@ -160,7 +160,7 @@ def _inverted_row(one: Inverted) -> str:
 
 
 def figure(inverted: Sequence[Inverted]) -> Figure:
-    """Inverted images, an attack a panel, a class a column."""
+    """Draw inverted images, with a panel per attack and a column per class."""
     attacks = list(dict.fromkeys(one.attack for one in inverted))
     rows = len(inverted) // len(attacks)
     drawn, panels = plt.subplots(

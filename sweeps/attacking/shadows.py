@@ -1,6 +1,6 @@
 """Shadow pipelines: a run's recipe, its teacher's included, on random halves of the private records.
 
-Each has the run's own seed, which is no secret: its first weights, and a student's images, are the run's as well.
+Each has the run's own seed, which is no secret, and with it the same initial weights and images for the student.
 """
 
 from __future__ import annotations
@@ -40,27 +40,26 @@ from sweeps.runner.queue import Store
 
 _NO_RECIPE = ("root", "download", "verify", "num_workers", "eval_batch_size", "workers", "seed_everything")
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
-"""Ends of the names of callbacks that write where the configuration says, which would be one file for all runs, or that
-fill the screen."""
+"""Ends of the names of callbacks that write to configured files, which all runs would share, or that print progress."""
 _HELD = ("teacher", "teachers", "baseline", "clients")
-"""Settings that give a fit models which were trained before."""
+"""Settings that give a fit models that were trained before."""
 PRIVATE = Path("private", "attack")
-"""Where attacks write, in a run's folder."""
+"""Folder of an attack's outputs within a run's folder."""
 _SHADOWED = f"{Shadowed.__module__}.{Shadowed.__name__}"
 
 
 class AttackError(ValueError):
-    """A run that cannot be attacked, or settings with which there is nothing to learn."""
+    """A run cannot be attacked, or an option is out of range."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The records that models are asked about: private ones, canaries, and the population.
+    """The records that models are queried with: private ones, canaries, and held-out ones as the population.
 
     Attributes:
         records: All of them, in this order.
         ids: (N,), their ids.
-        kinds: (N,), of each: `record`, `mislabelled`, `noise` or `held out`.
+        kinds: (N,), their kinds: `record`, `mislabelled`, `noise` or `held out`.
     """
 
     records: Records
@@ -77,7 +76,7 @@ class Asked:
 
     @staticmethod
     def of(data: Shadowed, *, records: int) -> Asked:
-        """Takes a share of the private records, by their ids, and as many that no training has seen."""
+        """Choose `records` private records by their ids, the canaries, and as many held-out records."""
         data.dataset.setup("fit")
         private, held_out = (
             part.at(torch.argsort(id_fraction(part.ids, purpose="asked"))[:records])
@@ -100,10 +99,10 @@ class Pipelines:
     """Shadow pipelines of one recipe.
 
     Attributes:
-        recipe: Configurations of the fits by role, in order: a teacher, and a student of it; or one of them.
-        canaries: How many are planted.
-        folders: Of each role, where its shadows are kept: a teacher's where all its students find them. Private.
-        asked: Digest of the records that models are asked about.
+        recipe: Configurations of the fits by role, in order: a teacher and its student, or one model.
+        canaries: Number of planted canaries.
+        folders: Folder of each role's shadows; a teacher's are shared by all its students. Private.
+        asked: Digest of the records that models are queried with.
     """
 
     recipe: Mapping[str, Mapping[str, Any]]
@@ -112,13 +111,13 @@ class Pipelines:
     asked: str = ""
 
     def store(self, role: str) -> Store:
-        """Shadows of one role: those of other settings, records or libraries are elsewhere."""
-        # A commit is no setting: most change nothing here, and `attack.json` names those of all shadows.
+        """Store of one role's shadows, one per combination of settings, records and library versions."""
+        # Commits do not count: most change nothing here, and `attack.json` names those of all shadows.
         configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
         return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, versions()])[:16])
 
     def shadowed(self, number: int) -> dict[str, Any]:
-        """Configuration of the fit on private data, for one shadow."""
+        """Configuration of one shadow's fit on private data."""
         config: dict[str, Any] = json.loads(json.dumps(next(iter(self.recipe.values()))))
         data = config["data"]
         inside = data.get("init_args") or {}
@@ -134,24 +133,24 @@ class Pipelines:
         return config
 
     def train(self, count: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
-        """Makes those of the first `count` shadows that are not there yet by `run`, and asks each."""
+        """Train those of the first `count` shadows that are missing and query each."""
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
                 print(f"[attack] shadow {number + 1} of {count}", flush=True)
 
     def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> bool:
-        """Makes one, unless it is there, or another process has it or its teacher."""
+        """Make one shadow, unless it exists or another process is making it or its teacher; whether it did."""
         name, first = f"shadow-{number:05d}", next(iter(self.recipe))
         store, teachers = self.store(role), self.store(first)
         folder, teacher, ledgers = store.folder(name), teachers.folder(name), store.root / "ledgers" / name
         with store.claim(name) as claim:
             if not claim or store.done(name) or (role != first and not teachers.done(name)):
                 return False
-            # What a shadow that was killed has left is not gone on with: it begins from nothing.
+            # A shadow that was killed starts again from scratch.
             for left in (folder, ledgers):
                 shutil.rmtree(left, ignore_errors=True)
             config = self.shadowed(number)
-            # Not in the folder itself, which loggers expect to be empty when a fit begins.
+            # Not in the fit's own folder, which loggers expect to be empty at the start.
             line = ["fit", f"--config={store.root}/given/{name}.json", f"--trainer.default_root_dir={folder}"]
             if role != first:
                 config = dict(self.recipe[role])
@@ -162,7 +161,7 @@ class Pipelines:
             with _apart(ledgers):
                 model = run(line).model
             answers = answers_of(model, asked.records)
-            if role != first:  # weights of teachers are for students to come
+            if role != first:  # teachers' weights are kept for later students
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
             store.finish(name, claim=_claim_of(folder), commit=commit())
@@ -171,10 +170,10 @@ class Pipelines:
         return True
 
     def answers(self, role: str, count: int, asked: Asked) -> Shadows:
-        """Answers of all shadows of one role.
+        """Load the answers of all shadows of one role.
 
         Raises:
-            AttackError: Some are not finished: another process has them.
+            AttackError: Some are not finished, since another process is making them.
         """
         self.notes(role, count)
         found = []
@@ -184,36 +183,36 @@ class Pipelines:
         return Shadows.of(found, self.coins(count, asked) & (asked.kinds != "held out"))
 
     def coins(self, count: int, asked: Asked) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Those of each shadow and record, (K, N): heads of a record that is not held out make it a member."""
+        """Toss a coin per shadow and record, (K, N): with heads, a record that is not held out is a member."""
         heads = [id_fraction(asked.ids, purpose=f"shadow-{number}") < 0.5 for number in range(count)]
         return np.asarray(torch.stack(heads).numpy())
 
     def notes(self, role: str, count: int) -> list[dict[str, Any]]:
-        """Record of each shadow of one role.
+        """Load the notes of each shadow of one role.
 
         Raises:
-            AttackError: Some are not finished: another process has them.
+            AttackError: Some are not finished, since another process is making them.
         """
         found = [self.store(role).done(f"shadow-{number:05d}") for number in range(count)]
         if missing := found.count(None):
-            raise AttackError(f"{missing} shadow(s) are still made by another process: the same command goes on")
+            raise AttackError(f"another process is still making {missing} shadow(s): run the same command again later")
         return [note for note in found if note is not None]
 
     def claim(self, role: str, count: int) -> dict[str, Any] | None:
-        """Record-level claim that all shadows of one role satisfy; None if one of them has none."""
+        """Largest record-level claim of one role's shadows, which holds for all; None if a shadow has none."""
         claims: list[Any] = [note["claim"] for note in self.notes(role, count)]
         return None if None in claims else max(claims, key=lambda claim: float(claim["epsilon"]))
 
 
 def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, Path]]:
-    """Configurations of the fits that a run comes from, by role, without what writes elsewhere; and where shadows lie.
+    """Return the configurations of a run's fits by role, without callbacks that write elsewhere, and shadows' folders.
 
     Args:
         run: Folder of a finished fit.
-        teacher: Folder or configuration file of its teacher's fit, where the teacher's checkpoint lies outside of it.
+        teacher: Folder or configuration file of its teacher's fit, if the teacher's checkpoint is outside of it.
 
     Raises:
-        AttackError: Not such a folder, or a teacher that cannot be trained again from what is known.
+        AttackError: It is no such folder, or the teacher's training cannot be repeated.
     """
     config = _prepared(run)
     path = (config["model"].get("init_args") or {}).get("teacher")
@@ -238,7 +237,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
 
 
 def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
-    """Refuses a configuration that is not what a teacher's checkpoint was trained with, as far as the file says."""
+    """Refuse a configuration that differs from the one recorded in a teacher's checkpoint."""
     try:
         content = read_checkpoint(file, command="test")
     except CheckpointError:
@@ -250,7 +249,7 @@ def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
     differing = {name: values for name, values in found.items() if name.rpartition(".")[2] not in _NO_RECIPE}
     epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     most = config["trainer"].get("max_epochs")
-    if most is not None and 0 <= most < epochs:  # a fit of fewer may have been stopped early
+    if most is not None and 0 <= most < epochs:  # with fewer epochs the fit may have been stopped early
         differing["trainer.max_epochs"] = epochs, most
     if differing:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
@@ -258,7 +257,7 @@ def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:
-    """Refuses a fit that holds other finished models: those have seen all records, whatever a shadow's coins say."""
+    """Refuse a fit that holds other finished models, which have seen all records, whatever a shadow's coins."""
     for name, value in flat(config["model"].get("init_args") or {}).items():
         holds = name.removesuffix(".path").rpartition(".")[2] in _HELD and value not in (None, "student")
         if holds and name not in but:
@@ -302,7 +301,7 @@ def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _apart(ledgers: Path) -> Iterator[None]:
-    """Ledgers of its own, as a student must not be charged for others, and none of what a fit says to its user."""
+    """Use separate ledgers, so that students are not charged for others, and suppress a fit's output."""
     before = {LEDGERS: os.environ[LEDGERS]} if LEDGERS in os.environ else {}
     os.environ[LEDGERS] = str(ledgers.resolve())
     logging.disable(logging.WARNING)
@@ -317,10 +316,10 @@ def _apart(ledgers: Path) -> Iterator[None]:
 
 
 def _claim_of(folder: Path) -> dict[str, Any] | None:
-    """Record-level guarantee of a run by itself; None if it has none."""
+    """Return the claim of a run by itself; None if it has none."""
     found = sorted(folder.rglob("guarantee.json"))
     if not found:
         return None
     guarantee = json.loads(found[0].read_text(encoding="utf-8"))["guarantee"]
-    # The ledger also counts what killed processes have begun.
+    # The ledger also counts work that killed processes had begun.
     return {"epsilon": guarantee["epsilon_of_run"], **{name: guarantee[name] for name in ("delta", "unit", "relation")}}

@@ -1,11 +1,11 @@
-"""Tables in documents, rendered from the records in `results/`: no figure is typed by hand.
+"""Renders tables in documents from the records in `results/`, so that no figure is typed by hand.
 
-A document holds a block such as
+A document has blocks such as
 
     <!-- results: demo_teacher demo_prior -->
     <!-- end results -->
 
-whose inside `LightningCLI render README.md` writes, and `LightningCLI render --check README.md` compares.
+which `LightningCLI render README.md` fills and `LightningCLI render --check README.md` checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
-    """A Markdown table of records, one row each, with the provenance they share below it.
+    """Render records as a Markdown table, one row each, with their provenance below.
 
     Raises:
         RunnerError: A record is missing.
@@ -50,7 +50,7 @@ def results_table(names: Sequence[str], folder: Path) -> str:
 
 
 def render_text(text: str, folder: Path) -> str:
-    """`text` with every results block and every computed privacy table written anew."""
+    """Render every block of a text again."""
 
     def body(block: re.Match[str]) -> str:
         head, kind, names, tail = block.groups()
@@ -70,12 +70,12 @@ def render(args: Sequence[str]) -> None:
     )
     parser.add_argument("files", type=Path, nargs="+", help="Documents.")
     parser.add_argument("--results", type=Path, default=Path("results"), help="Folder of the records.")
-    parser.add_argument("--check", action="store_true", help="Change nothing; fail where a document is out of date.")
+    parser.add_argument("--check", action="store_true", help="Change nothing; fail if a document is out of date.")
     options = parser.parse_args(list(args))
     texts = {file: file.read_text(encoding="utf-8") for file in options.files}
     made = {file: render_text(text, options.results) for file, text in texts.items()}
     stale = [file for file in texts if made[file] != texts[file]]
     if options.check and stale:
-        sys.exit(f"error: not as results/ has it, run `LightningCLI render {' '.join(map(str, stale))}`")
+        sys.exit(f"error: out of date with results/, run `LightningCLI render {' '.join(map(str, stale))}`")
     for file in stale:
         write_atomically(file, made[file])

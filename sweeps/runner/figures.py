@@ -1,4 +1,4 @@
-"""Figures of a spec: accuracy over one of its axes, and below it both ε of every point; or over the ε reached."""
+"""Figures of a spec: accuracy over one of its axes with both ε below, or accuracy over the ε reached."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
 
 _Line = list[tuple[float, float, float, Row | None]]
-"""Points of one line: x, mean and standard deviation of accuracy, and the row; None where a paper prints it."""
+"""Points of one line: x, mean and standard deviation of accuracy, and the row; None for a paper's figure."""
 
 
 def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
-    """Accuracy over the axis `figure.x`, a line for each combination of the other axes, what the paper prints dashed.
+    """Plot accuracy over the axis `figure.x`, with a line per combination of the other axes and the paper's dashed.
 
-    A panel below has the ε of each point, record-level and published. A paper that counts one label of the whole run,
-    or one row of one batch, draws its figure at one ε: what that leaves out grows along the axis. Over the ε that was
-    reached there is no panel, and no point of an infinite ε; over a record-level one stands what other papers print
-    for the same data sets without public images.
+    A panel below shows the record-level and the published ε of each point: where a paper accounts for one label of the
+    whole run, or one row of one batch, its ε is constant while the record-level one grows along the axis. A figure over
+    the ε reached has no such panel and omits infinite ε; over the record-level ε it adds other papers' figures for the
+    same data sets without public images.
     """
     axis = spec.figure["x"]
     along = spec.figure.get("along", axis)
@@ -72,7 +72,7 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
 
 
 def _elsewhere(datasets: Collection[str]) -> list[Reported]:
-    """Figures of other papers at a record-level ε, without public images."""
+    """Return other papers' figures at a record-level ε, without public images."""
     return [
         entry
         for entry in reported()

@@ -1,4 +1,4 @@
-"""One fit as configuration files and what overrides them: its digest, and the command line that makes it."""
+"""One fit as configuration files and overrides, with its digest and its command line."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from lightning_modules.runtime.paths import find_config
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _MOST_BYTES = 1 << 20
-"""Of a file of settings; larger ones hold weights or data."""
+"""Largest size of a settings file; larger files hold weights or data."""
 
 
 class RunnerError(ValueError):
-    """A file, a name or an option that pipelines and tables cannot follow."""
+    """A file, a name or an option of a pipeline or table is invalid."""
 
 
 def hashed(content: Any) -> str:
-    """SHA-256 of plain values, as 64 hexadecimal digits; the order of keys does not count."""
+    """SHA-256 of plain values as 64 hexadecimal digits, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_record(name: str, folder: Path) -> dict[str, Any]:
-    """The record `folder/name.json` that a document names.
+    """Read the record `folder/name.json` that a document names.
 
     Raises:
         RunnerError: It is missing.
@@ -48,9 +48,9 @@ class Fit:
 
     Attributes:
         name: Its name.
-        config: Configuration files, later ones override earlier ones.
-        set: Dotted parameters that override the files. `{name}` stands for the folder of another fit, its parent. They
-            are applied in the order of their names, so that a part comes after the whole.
+        config: Configuration files; later ones override earlier ones.
+        set: Dotted parameters that override the files. `{name}` stands for the folder of another fit, the parent.
+            They are applied in the order of their names, so that a part comes after the whole.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Fit:
         return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
 
     def digest(self, parents: Mapping[str, str]) -> str:
-        """One hash of all settings that decide its outcome; of the code a record has the commit.
+        """Hash all settings that determine the fit's outcome, but not the code, whose commit is in the record.
 
-        It is taken of parsed values: a comment, white space or the order of keys in a file makes nothing run again, and
-        be charged again. Two configurations that differ never have one digest; equal ones that are written differently
-        may be two fits.
+        The hash is of parsed values: a changed comment, white space or order of keys does not make a fit run, and be
+        charged, again. Different configurations always have different digests; equal ones that are written differently
+        may differ as well.
 
         Raises:
             OSError: A configuration file cannot be read.
@@ -76,7 +76,7 @@ class Fit:
         return hashed([["fit"], files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
-        """The arguments of the command line that makes it."""
+        """Command-line arguments that make the fit."""
         line = ["fit"]
         for config in self.config:
             line += ["--config", config]
@@ -103,7 +103,7 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) -> Any:
-    """Values with the files of settings that they name parsed in their place."""
+    """Replace names of settings files by their parsed contents, and add a hash to names of Python files."""
     if isinstance(value, Mapping):
         return {str(key): _content(item, folder, above) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -118,15 +118,15 @@ def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) ->
 
 
 def _holds_settings(file: Path) -> bool:
-    """Whether the parser would take settings from it: YAML, or the description of a class under any name.
+    """Whether the parser would read settings from a file: YAML, or a class description with any ending.
 
-    A record that a fit writes is neither: it must not change the digest of the fit that wrote it.
+    A record written by a fit is neither, and must not change that fit's digest.
     """
     try:
         if not file.is_file() or file.stat().st_size > _MOST_BYTES:
             return False
         content = _read(str(file.resolve()), file.stat().st_mtime_ns)
-    except (OSError, ValueError, yaml.YAMLError):  # also what is too long for a name
+    except (OSError, ValueError, yaml.YAMLError):  # or the text is too long for a file name
         return False
     return file.suffix in (".yaml", ".yml") or (isinstance(content, Mapping) and "class_path" in content)
 

@@ -1,6 +1,6 @@
-"""Where each figure holds: tables for `docs/privacy.md`, computed by the code that accounts for runs.
+"""Tables of guarantees for `docs/privacy.md`, computed by the code that accounts for runs.
 
-Every figure is at δ = 1e-5 and record-level unless it is called published.
+Every ε is record-level at δ = 1e-5 unless it is called published.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ANSWER_SIGMA = 63.99
 _GENERATOR = Unbounded("generator trained against the private teacher")
 
 Counts = Mapping[Release, int]
-"""What is released about a record."""
+"""Releases about a record, with their numbers."""
 
 
 def methods_table() -> str:
-    """Methods by kinds of teacher, at one reference setting a row."""
+    """Record-level ε of methods by kinds of teacher, with one reference setting per row."""
     dp: Counts = {SampledGaussian(1.0, 0.01): 1000}
     votes: Counts = {LaplaceVotes(40.0): 400}
-    #: One private teacher, n teachers on disjoint shards. Of a DP-SGD teacher what is made of its responses costs less.
+    #: Releases with one private teacher, and with n teachers on disjoint shards; None: not applicable.
     rows: list[tuple[str, Counts | None, Counts | None]] = [
         (f"DPDFD, DPSD data switch: `per_sample`, σ={_SIGMA:g}, {_STEPS} steps of {_ROWS} (generator against the "
          "student, or prior)", _gradients("per_sample"), None),
@@ -65,7 +65,7 @@ def methods_table() -> str:
             return _cell({**dp, **votes})
         if one is None or "Algorithm 3" in name:
             return _cell(None)
-        # What is computed from the teacher's responses is post-processing of its training as well: either bound holds.
+        # Responses are also post-processing of the teacher's DP-SGD training: either bound holds.
         return short_figure(min(_epsilon(one), _epsilon(dp)))
 
     lines = ["| method and setting | one private teacher | n teachers on disjoint shards | DP-SGD teacher (alone: "
@@ -76,7 +76,7 @@ def methods_table() -> str:
 
 
 def papers_table() -> str:
-    """ε by the papers' theorems at the papers' settings, against the record-level figure of the same run."""
+    """Published ε by the papers' theorems at the papers' settings, with the record-level ε of the same run."""
     rows: list[tuple[str, float, Counts]] = []
     releases: tuple[GradientReleases, ...] = ("per_sample", "per_sample_full", "batch_mean")
     for norm_bound, steps in ((1e-3, 59680), (5e-3, 139273)):
@@ -116,5 +116,5 @@ def _cell(counts: Counts | None) -> str:
 
 
 def short_claim(value: float) -> str:
-    """A paper's figure for a table: four digits, or a whole number from 1000 on; rounded to the nearest."""
+    """Format a published ε for a table: four digits, or a whole number from 1000 on, rounded to nearest."""
     return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""What attackers got from the fits of a pipeline, as tables for documents and one figure for both questions."""
+"""Results of attacks on the fits of a pipeline, as tables for documents and a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAWN = ("gradient", "data-free", "background", "generative")
 
 
 def leaks_table(names: Sequence[str], folder: Path) -> str:
-    """Membership as Markdown: for each model the AUC of each attack, and what the best refutes."""
+    """Render membership attacks as Markdown: each model's AUC per attack, and the largest ε refuted."""
     lines = [
         f"| data | model | accuracy | {' | '.join(f'AUC, {name}' for name in _SHOWN)} | LiRA, TPR at 1 % FPR | "
         "ε refuted: average, mislabelled, noise | ε record-level | ε published |",
@@ -49,9 +49,9 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
 
 
 def inversions_table(names: Sequence[str], folder: Path) -> str:
-    """Inversion as Markdown: how much of what each attack drew is recognised, and is nearer to training images.
+    """Render inversion attacks as Markdown: shares of images that are recognised, and nearer to training images.
 
-    Where the figures come from stands below `leaks_table`.
+    The provenance is below `leaks_table`.
     """
     lines = [
         f"| data | model | {' | '.join(f'{name}: recognised, nearer' for name in _DRAWN)} |",
@@ -77,7 +77,7 @@ def _provenance(content: Mapping[str, Any]) -> str:
 
 
 def leaks_figure(content: Mapping[str, Any]) -> Figure:
-    """ROC of LiRA on average records, and the ε that is refuted beside the claims, each model a colour."""
+    """Plot the ROC of LiRA on average records, and the ε refuted next to the claims, with one colour per model."""
     figure, (roc, bounds) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for number, (name, run) in enumerate(content["runs"].items()):
         found = [one for one in run["leaks"] if one["model"] == run["role"]]

@@ -1,8 +1,8 @@
-"""Fits in order, each in its own folder, done once: `LightningCLI pipeline sweeps/demo.yaml`.
+"""Makes fits in order, each once and in its own folder: `LightningCLI pipeline sweeps/demo.yaml`.
 
-A fit is skipped where its configuration (its values: a comment is none) and its parents are what they were when it
-finished; one that was interrupted resumes from its last checkpoint. What is run again charges the private data again,
-so it is named first. `sweeps.runner.spec` says what a file may hold.
+A fit is skipped if the values of its configuration and its parents are unchanged since it finished; an interrupted fit
+resumes from its last checkpoint. Fits that run again are announced first, since they charge the private data again.
+`sweeps.runner.spec` describes the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     """The command `pipeline FILE [--jobs N]`.
 
     Raises:
-        RunnerError: The file makes no sense, or a fit failed in another process; errors in this one pass through.
+        RunnerError: The file is invalid, or a fit failed in another process; errors in this one pass through.
     """
     parser = argparse.ArgumentParser(
         prog="LightningCLI pipeline",
@@ -68,9 +68,9 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
 
 
 def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
-    """Finished fits as a table, the meaning of its columns, and the paths of figures and guarantees.
+    """Summarise finished fits: a table, the meaning of its columns, and the paths of figures and guarantees.
 
-    With a `title` the curves of all students become a figure in the pipeline's `folder`.
+    With a `title`, the curves of all students are plotted to a figure in the pipeline's `folder`.
     """
     files = {name: place / "result.json" for name, place in folders.items()}
     records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
@@ -93,7 +93,7 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
 
 
 def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A Markdown table of records by name, one row each."""
+    """Render records by name as lines of a Markdown table, one row each."""
     lines = [
         "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -108,7 +108,7 @@ def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _claim(record: Mapping[str, Any]) -> str | None:
-    """Published ε of a record, if there is a claim."""
+    """Format the published ε of a record; None without a claim."""
     if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None
     return short_claim(value)

@@ -1,13 +1,13 @@
-"""Makes fits: each once, parents first, going on where an interrupted one stopped, in this process or in several.
+"""Makes fits in one or several processes: each once, parents first, resuming interrupted ones.
 
-Pipelines and tables keep what they make in a `Store`. Several processes may share one: `--jobs N` gives the
-same command to N - 1 more.
+Pipelines and tables keep their fits in a `Store`, which several processes may share: `--jobs N` starts N - 1 more with
+the same command.
 
-**On one machine** a claim is `flock`, which the kernel takes back when the last process that holds it ends, however it
-ends. **On a network file system** several machines can share a folder where it passes `flock` on to its server: NFSv4
-(Linux turns it into a lock of the server, unless mounted with `local_lock=flock` or `all`), CephFS, GPFS, and Lustre
-mounted with `flock`. A dead machine's locks are free when the server's lease runs out (90 s for NFS as it comes).
-NFSv3 without `lockd` and Lustre with `localflock` lock each machine by itself: two machines would then make one fit.
+**On one machine** a claim is an `flock`, which the kernel releases when the last process that holds it ends, however it
+ends. **On a network file system** several machines can share a folder if `flock` is forwarded to the server: NFSv4
+(Linux turns it into a server lock, unless mounted with `local_lock=flock` or `all`), CephFS, GPFS, and Lustre mounted
+with `flock`. A dead machine's locks are released when the server's lease expires (90 s by default for NFS). NFSv3
+without `lockd` and Lustre with `localflock` only lock within a machine: two machines could then make the same fit.
 """
 
 from __future__ import annotations
@@ -39,25 +39,24 @@ from privacy.files import write_atomically
 from sweeps.runner.fit import Fit, RunnerError
 
 CLAIMS = "claims"
-"""Folder of the claims, beside those of the fits."""
+"""Folder of the claims, next to the folders of the fits."""
 CHECKPOINTS = ("checkpoints/last.ckpt", "*/*/checkpoints/last.ckpt")
 STALE = ("done.json", "result.json", "public/guarantee.json", "public/guarantee.md")
 MAKING = "TRANSCRIPTION_FIT"
-"""Environment variable: the fit that is being made, for the processes that Lightning starts to help with it."""
+"""Environment variable: name of the fit being made, for the processes that Lightning starts for it."""
 BEGUN = "TRANSCRIPTION_BEGUN"
-"""Environment variable: when the command began that this process helps."""
+"""Environment variable: start time of the command that this process helps."""
 PROGRAM = ("-m", "lightning_modules")
 POLL_SECONDS = 0.5
 
 Run = Callable[[Sequence[str]], Any]
-"""Takes the arguments of one command."""
+"""Runs a command, given its arguments."""
 
 
 class Store:
-    """Folders of fits: which are finished, failed or being made, and where an interrupted one resumes.
+    """Folders of fits, with their state: finished, failed, being made, or resumable.
 
-    A fit is claimed by a lock that the operating system drops when its holder dies, so that a
-    claim is never stale.
+    A claim is a lock that the operating system releases when its holder dies, so it is never stale.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -67,12 +66,12 @@ class Store:
         return self.root / name
 
     def done(self, name: str) -> dict[str, Any] | None:
-        """Its notes from when it finished, or None."""
+        """Return the notes of a finished fit, or None."""
         return _read(self.folder(name) / "done.json")
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Holds the fit until the block ends; False if another process holds it."""
+        """Hold the fit until the block ends; False if another process holds it."""
         path = self._beside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
@@ -87,35 +86,35 @@ class Store:
             os.close(handle)
 
     def _beside(self, name: str, ending: str = "") -> Path:
-        # Not in the fit's own folder, which loggers expect to be empty when a fit begins.
+        # Not in the fit's own folder, which loggers expect to be empty at the start.
         return self.root / CLAIMS / f"{name}{ending}"
 
     def resumable(self, task: Task, made: Mapping[str, Any]) -> Path | None:
-        """The last checkpoint, also in the folder of a W&B run, where it is of this configuration and these parents."""
+        """Return the last checkpoint (also in a W&B run's folder) if it is of this configuration and these parents."""
         if _read(self._beside(task.name, ".json")) != {"digest": task.digest, "parents": dict(made)}:
             return None
         found = [path for pattern in CHECKPOINTS for path in self.folder(task.name).glob(pattern) if path.is_file()]
         return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def begin(self, task: Task, made: Mapping[str, Any]) -> None:
-        """Notes what is begun, so that its checkpoint can be identified."""
+        """Note the configuration and parents of a fit that begins, so that its checkpoint can be identified."""
         note = {"digest": task.digest, "parents": dict(made)}
         write_atomically(self._beside(task.name, ".json"), json.dumps(note))
 
     def clear(self, name: str) -> None:
-        """Removes what must not be taken for the work of another configuration."""
+        """Remove files that could be mistaken for another configuration's."""
         for pattern in (*STALE, *CHECKPOINTS):
             for path in self.folder(name).glob(pattern):
                 path.unlink(missing_ok=True)
         self._beside(name, ".json").unlink(missing_ok=True)
 
     def finish(self, name: str, **note: Any) -> None:
-        """Marks it as done, in one step."""
+        """Mark the fit as done, atomically."""
         write_atomically(self.folder(name) / "done.json", json.dumps({"time": time.time(), **note}))
         (self.folder(name) / "failed.json").unlink(missing_ok=True)
 
     def fail(self, name: str, error: BaseException | str) -> str:
-        """Notes why it failed, and gives that in a line."""
+        """Note why the fit failed and return the reason in one line."""
         trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         note = {"time": time.time(), "error": text, "traceback": trace}
@@ -123,12 +122,12 @@ class Store:
         return text
 
     def failure(self, name: str, since: float) -> str | None:
-        """Why it failed, in any process, after a time in seconds since the epoch."""
+        """Return why the fit failed in any process after a time (seconds since the epoch), or None."""
         note = _read(self.folder(name) / "failed.json") or {"time": -math.inf}
         return str(note["error"]) if note["time"] >= since else None
 
     def notes(self) -> list[dict[str, Any]]:
-        """Notes of all finished fits, each with its folder as `folder`."""
+        """Return the notes of all finished fits, each with its folder's name as `folder`."""
         paths = sorted(self.root.glob("*/done.json"))
         return [{**note, "folder": path.parent.name} for path in paths if (note := _read(path)) is not None]
 
@@ -143,16 +142,16 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Task:
-    """One fit that is to be made.
+    """A fit to make.
 
     Attributes:
-        name: Of its folder in the store.
-        fit: What is run.
-        digest: Of everything that decides its outcome.
+        name: Name of its folder in the store.
+        fit: The fit.
+        digest: Hash of everything that determines its outcome.
         parents: Name of the task behind each placeholder in the fit's settings.
-        label: What distinguishes it from the others, for people.
-        needs_record: Whether it has failed where it leaves no `result.json`.
-        note: Kept with it when it is done.
+        label: A description that tells it from other fits.
+        needs_record: Whether it counts as failed if it leaves no `result.json`.
+        note: Values stored with the finished fit.
     """
 
     name: str
@@ -165,12 +164,12 @@ class Task:
 
 
 class Plan:
-    """Fits, parents before children, each once.
+    """Fits to make, each once and after its parents.
 
     Args:
-        tasks: The fits; those of a name that is there already are left out.
+        tasks: The fits; duplicates by name are left out.
         store: Their folders.
-        title: Of all of them together, for people.
+        title: A title for messages.
     """
 
     def __init__(self, tasks: Iterable[Task], store: Store, *, title: str = "") -> None:
@@ -181,7 +180,7 @@ class Plan:
             self.tasks.setdefault(task.name, task)
 
     def current(self, name: str) -> dict[str, Any] | None:
-        """Record of the fit, if it was made from this configuration and its current parents; else None."""
+        """Return the notes of a fit if it was made from this configuration and its current parents, else None."""
         task, note = self.tasks[name], self.store.done(name)
         if note is None or note.get("digest") != task.digest:
             return None
@@ -189,17 +188,17 @@ class Plan:
         return note if note.get("parents") == made and None not in made.values() else None
 
     def made_of(self, task: Task) -> dict[str, Any]:
-        """Identifies the current result of each parent, by placeholder."""
+        """Identify the current result of each parent, by placeholder."""
         return {alias: (self.current(name) or {}).get("made") for alias, name in task.parents.items()}
 
     def command(self, name: str) -> list[str]:
-        """Command line of one of its fits, which resumes an interrupted one."""
+        """Command-line arguments of a fit; they resume it if it was interrupted."""
         task, store = self.tasks[name], self.store
         places = {alias: str(store.folder(parent)) for alias, parent in task.parents.items()}
         return task.fit.command(store.folder(name), places, resume=store.resumable(task, self.made_of(task)))
 
     def made_before(self) -> list[str]:
-        """Lines that name what was made before of another configuration, and would be made and charged again."""
+        """List fits that were made from another configuration and would be made, and charged, again."""
         lines, notes = [], self.store.notes()
         for name, task in self.tasks.items():
             if self.current(name) is not None:
@@ -213,7 +212,7 @@ class Plan:
                 if task.note and note["folder"] not in self.tasks and task.note.items() <= note.items()
             ]
             if alike:
-                lines.append(f"{task.fit.name} ({task.label}): made before, of another configuration, as {alike[0]}")
+                lines.append(f"{task.fit.name} ({task.label}): made before, from another configuration, as {alike[0]}")
         return lines
 
 
@@ -222,9 +221,9 @@ class Progress:
     """Progress of a plan.
 
     Attributes:
-        done: Fits that are finished.
-        failed: Why others failed, or their parents did, by name.
-        left: Fits that are not.
+        done: Number of finished fits.
+        failed: Reason why a fit or its parent failed, by name.
+        left: Number of fits still to make.
     """
 
     done: int
@@ -246,33 +245,33 @@ def run_plan(
     after: Callable[[Mapping[str, str]], None] = lambda failed: None,
     strict: bool = False,
 ) -> Progress:
-    """Makes what is missing, always the first of the plan that can be made; waits for what other commands are making.
+    """Make the missing fits, always the first one that can be made, and wait for those that other commands are making.
 
     Args:
         plan: The fits.
-        run: Takes the arguments of one command.
-        jobs: Fits at a time: all but one in other processes.
-        command: The arguments that make this plan, for these.
-        say: Takes lines for the user.
-        after: Called with what has failed when fits have ended.
+        run: Runs a command, given its arguments.
+        jobs: Number of fits at a time, all but one of them in other processes.
+        command: Arguments with which the other processes make this plan.
+        say: Prints a line for the user.
+        after: Called after each fit with the failures so far.
         strict: Let the first error of a fit through.
 
     Raises:
-        RunnerError: Fewer than one job.
-        KeyboardInterrupt: The user stops everything.
-        SIGTERMException: The system does.
+        RunnerError: `jobs` is below 1.
+        KeyboardInterrupt: The user interrupts the command.
+        SIGTERMException: The process is terminated.
     """
     if jobs < 1:
         raise RunnerError(f"--jobs must be 1 or more, got {jobs}")
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:
-        # Started by Lightning, by the same command line, for a fit on several devices; the first process has the claim.
+        # Lightning starts the same command for a fit on several devices; the first process has the claim.
         run(plan.command(os.environ[MAKING]))
         return Progress(0, {}, len(plan.tasks))
     for line in plan.made_before():
-        say(f"[{plan.title}] {line}: it is made again, and whatever it asks of private data is charged again")
+        say(f"[{plan.title}] {line}: it is made again, and its queries to private data are charged again")
     course = _Course(plan, run, say=say, after=after, strict=strict)
     if jobs == 1 and BEGUN not in os.environ:
-        with feature_memory():  # of several processes each would hold its own
+        with feature_memory():  # with several processes each would hold its own
             return course.run()
     with _helpers(plan, command, jobs, course.begun):
         return course.run()
@@ -280,12 +279,12 @@ def run_plan(
 
 @contextmanager
 def _helpers(plan: Plan, command: Sequence[str], jobs: int, begun: float) -> Iterator[None]:
-    """Runs the same command in other processes of this machine, which end if the block fails."""
+    """Run the same command in other processes of this machine, which are terminated if the block fails."""
 
     def ended(*_: Any) -> None:
         raise SIGTERMException
 
-    # By which a process finds this project also from a checkout that is not installed.
+    # Lets processes find this project even if it is not installed.
     sources = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     most = torch.get_num_threads()
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sources)}
@@ -333,7 +332,7 @@ class _Course:
                 if not self._go_on():
                     time.sleep(POLL_SECONDS)
             except KeyboardInterrupt:
-                self.say(f"[{self.plan.title}] interrupted: the same command goes on")
+                self.say(f"[{self.plan.title}] interrupted: run the same command to continue")
                 raise
         return self.progress()
 
@@ -342,7 +341,7 @@ class _Course:
         return Progress(done=done, failed=self.failed, left=len(self.left))
 
     def _go_on(self) -> bool:
-        """Makes the first fit that can be made; whether there is no need to wait for another command."""
+        """Make the first fit that can be made; return whether there is no need to wait for another command."""
         plan = self.plan
         for name in list(self.left):
             parents = list(plan.tasks[name].parents.values())
@@ -359,7 +358,7 @@ class _Course:
         return not self.left
 
     def _make(self, name: str) -> str | None:
-        """Makes one missing fit; returns why it failed, empty if it is made, None if another process makes it."""
+        """Make one fit; return why it failed, "" if it is made, or None if another process is making it."""
         plan, store, task = self.plan, self.plan.store, self.plan.tasks[name]
         made = plan.made_of(task)
         mark = {"digest": task.digest, "parents": made}
@@ -373,18 +372,18 @@ class _Course:
             if store.resumable(task, made) is None:
                 store.clear(name)
             store.begin(task, made)
-            # W&B writes elsewhere where the folder that it is given does not exist.
+            # W&B writes elsewhere if its folder does not exist.
             store.folder(name).mkdir(parents=True, exist_ok=True)
             label = f" ({task.label})" if task.label else ""
             self.say(f"[{plan.title}] {task.fit.name}{label}: {store.folder(name)}")
             try:
                 self._run(name)
             except SystemExit as error:
-                # Lightning turns an interruption into an exit and ignores the ones that follow.
+                # Lightning turns an interruption into an exit and ignores further ones.
                 if isinstance(error.__context__, KeyboardInterrupt):
                     raise KeyboardInterrupt from error
                 if self.strict or isinstance(error, SIGTERMException):
-                    raise  # the process has to end, and the next one resumes the fit
+                    raise  # the process must end; the next one resumes the fit
                 return store.fail(name, f"the command ended with status {error.code}; its message is above")
             except Exception as error:
                 failure = store.fail(name, error)
@@ -401,7 +400,7 @@ class _Course:
             return ""
 
     def _run(self, name: str) -> None:
-        """Makes one fit. It says nothing but warnings: of many fits, that is enough."""
+        """Make one fit, which only logs warnings."""
         handler = signal.getsignal(signal.SIGINT)
         os.environ[MAKING] = name
         logging.disable(logging.INFO)
@@ -411,8 +410,8 @@ class _Course:
             logging.disable(logging.NOTSET)
             os.environ.pop(MAKING, None)
             end_wandb_run()
-            collect()  # a fit is held by cycles, which Python looks for by number and not by weight: six held 9 GB
-            # A background process ignores it from the start: nothing to restore then.
+            collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
+            # A background process ignores SIGINT from the start: then there is nothing to restore.
             if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
                 signal.signal(signal.SIGINT, handler)
 

@@ -1,4 +1,4 @@
-"""Tables and figures from the records in `results/tables`: a page and figures for each, and an index of all."""
+"""Renders the records in `results/tables`: a page with figures for each table, and an index of all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ The seeds of a table share its private teachers, except in `records`, `records-i
 
 
 def render_table(spec: Spec, *, results: Path) -> Path:
-    """Writes and gives the page of a table, and for a figure `figure.png` beside the records of each preset."""
+    """Write a table's page and return its path; for a figure also write `figure.png` next to each preset's records."""
     measured = _measured(spec, results)
     for preset, rows in measured.items() if spec.kind == "figure" else ():
         save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
@@ -49,7 +49,7 @@ def render_table(spec: Spec, *, results: Path) -> Path:
 
 
 def render_index(document: Path, *, results: Path, write: bool = True) -> list[Path]:
-    """Renders each installed table that has records, and the page that leads to them; gives pages found out of date."""
+    """Render each installed table that has records, and the index page; return the pages that were out of date."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
         if not (measured := _measured(spec, results)):
@@ -69,7 +69,7 @@ def render_index(document: Path, *, results: Path, write: bool = True) -> list[P
 
 
 def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
-    """The rows of each preset that has records."""
+    """Read the rows of each preset that has records."""
     return {
         preset: read_rows(spec, preset, results)
         for preset in spec.presets
@@ -78,9 +78,9 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
 
 
 def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
-    """A table's page: ours beside the paper's, competitors, footnotes and where figures come from.
+    """Render a table's page: our figures next to the paper's, competitors, footnotes and provenance.
 
-    `brief` leaves out pictures, and what others print.
+    `brief` leaves out pictures and figures that are only printed in papers.
     """
     lines = [f"# {spec.title}", "", *([spec.note.strip(), ""] if spec.note.strip() else [])]
     for preset, rows in measured.items():
@@ -97,7 +97,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
     if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
-    # ε of labels is shown only where it is all that is protected.
+    # ε of labels is only shown if only labels are protected.
     of_labels = any(row.largest("epsilon_label") is not None for row in rows)
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _bound)} if of_labels else {}
@@ -145,7 +145,7 @@ class _Notes:
 
 
 def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
-    """Measured rows of other tables at the same points, each with its record-level ε."""
+    """List measured rows of other tables at the same points, each with its record-level ε."""
     columns = _columns(rows)
     methods: dict[str, dict[str, str]] = {}
     for entry in spec.compare_with:
@@ -161,13 +161,13 @@ def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) ->
 
 
 def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """Figures of the same table for other methods at the same points, and anchors from other papers."""
+    """List the same printed table's figures of other methods at the same points, and anchors from other papers."""
     columns, own = _columns(rows), _methods(spec, rows)
     units = {row.printed.unit for row in rows if row.printed is not None}
     units = units or {entry.unit for entry in reported() if entry.method == spec.method}
     methods: dict[str, dict[str, str]] = {}
     for entry in (*spec.printed(), *(row for row in reported() if not row.paper)):
-        # A bound for labels beside one for records would compare nothing.
+        # ε for labels and for records cannot be compared.
         if entry.method in own or (not entry.paper and units and entry.unit not in units):
             continue
         for dataset, epsilon in columns:
@@ -179,7 +179,7 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
 
 
 def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """Figures of the same table at points that have no row here: other data sets, budgets, teachers."""
+    """List the same printed table's figures at points without a row here: other data sets, budgets, teachers."""
     columns, own = _columns(rows), _methods(spec, rows)
     shown = {row.printed for row in rows}
     left = [
@@ -219,7 +219,7 @@ def _columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _methods(spec: Spec, rows: Sequence[Row]) -> set[str | None]:
-    """The methods that are run here, as the paper names them."""
+    """Names of the methods that are run here, as in the paper."""
     return {dict(row.labels).get("method", spec.method) for row in rows}
 
 
@@ -243,7 +243,7 @@ def _ours(row: Row) -> str:
 
 
 def _shares(values: Sequence[float]) -> str:
-    """Each of two seeds; from three on mean and standard deviation."""
+    """Format the values of up to two seeds, or the mean and standard deviation of more."""
     if len(values) > 2:
         return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f} %"
     return f"{' / '.join(f'{100 * value:.2f}' for value in values)} %" if values else "–"

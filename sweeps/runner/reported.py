@@ -19,14 +19,14 @@ class Reported:
     """One printed figure.
 
     Attributes:
-        paper: The paper's method, or empty for others.
-        table: Table or figure, as the paper numbers it; by its content where two versions number it differently.
-        dataset: As printed, a misprint included: the footnote says so.
-        method: As the paper names it; `Teacher` is the model that is not private.
-        setting: What else distinguishes this row from its neighbours.
-        epsilon: The paper's ε; None where none is printed or legible.
+        paper: Name of the paper's method; empty for other papers.
+        table: Table or figure as numbered in the paper; named by its content if versions number it differently.
+        dataset: Data set as printed, including misprints, which a footnote points out.
+        method: Method as named in the paper; `Teacher` is the model without privacy.
+        setting: Anything else that distinguishes this row from its neighbours.
+        epsilon: The paper's ε; None if not printed or not legible.
         unit: What ε is claimed to protect: `record`, `label`, or empty.
-        delta: δ; None where none is stated.
+        delta: δ; None if not stated.
         accuracy: Between 0 and 1.
         notes: Keys of `footnotes`.
         source: Where the figure is printed.
@@ -45,7 +45,7 @@ class Reported:
     source: str
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` match those that are wanted."""
+        """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` equal the wanted ones, if given."""
         if "epsilon" in wanted and (self.epsilon is None or self.epsilon != float(wanted["epsilon"])):
             return False
         named = wanted.keys() & {"dataset", "method", "setting", "unit"}
@@ -54,14 +54,14 @@ class Reported:
 
 @cache
 def reported() -> tuple[Reported, ...]:
-    """Every printed figure."""
+    """Read all printed figures."""
     names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
     return tuple(_figure(row) for name in names if name != FOOTNOTES for row in _rows(name))
 
 
 @cache
 def footnotes() -> dict[str, str]:
-    """Texts by key."""
+    """Read the footnotes' texts by key."""
     return {row["footnote"]: row["text"] for row in _rows(FOOTNOTES)}
 
 

@@ -1,4 +1,4 @@
-"""The rows of a table: the records of each point of its grid, and the printed figure beside them."""
+"""Rows of a table: the records of each grid point and the printed figure for it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Row:
 
     Attributes:
         labels: Value of each axis.
-        records: Those of its seeds that finished.
-        errors: Why others did not.
-        printed: The paper's figure for it, if there is one.
-        outdated: Whether a record is of a configuration that has changed since.
+        records: Records of the seeds that finished.
+        errors: Errors of the seeds that failed.
+        printed: The paper's figure, if there is one.
+        outdated: Whether the configuration has changed since a record was made.
     """
 
     labels: tuple[tuple[str, str], ...]
@@ -40,22 +40,22 @@ class Row:
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over seeds, from three seeds on: two are better shown as they are."""
+        """Sample standard deviation over seeds; None for fewer than three, which are shown individually."""
         return stdev(self.values("accuracy")) if len(self.records) > 2 else None
 
     def values(self, name: str) -> list[float]:
-        """A figure of each seed, between 0 and 1, such as test accuracy; empty if a record lacks it."""
+        """Values of a measure over seeds, such as test accuracy; empty if a record lacks it."""
         found = [record.get(name) for record in self.records]
         return [] if None in found else [float(str(value)) for value in found]
 
     def largest(self, name: str) -> float | None:
-        """Largest value of a figure over seeds; infinite if any is. An infinite published ε is no claim."""
+        """Largest value of a measure over seeds, or None. An infinite published ε is no claim and does not count."""
         found = [float(record[name]) for record in self.records if record.get(name) is not None]
         return max((value for value in found if value < math.inf or name != "epsilon_published"), default=None)
 
 
 def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
-    """The grid of the preset, in order, with every record in `results` that belongs to one of its points."""
+    """Read the grid of a preset, in order, with the records in `results` of each point."""
     paths = sorted((results / spec.name / preset / "records").glob("*.json"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])

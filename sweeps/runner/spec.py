@@ -1,43 +1,43 @@
-"""A file of fits: a pipeline, which makes each of its fits, or a table, which makes its last fit on a grid.
+"""Files of fits: a pipeline makes each of its fits, a table makes its last fit on a grid.
 
     title: DPDFD under two budgets
     fits:                       # in order; parents before the fits whose settings name them
       teacher: {config: sweeps/teacher_mnist.yaml, set: {trainer.max_epochs: 3}}
       student: {config: sweeps/dpdfd_mnist.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
 
-That is a pipeline. `config` is a file or a list, later files override earlier ones; `folder` says where it lies, and
-`kind: figure` draws the curves of its students. With `axes` and `presets` it is a table or figure of a grid of cells:
+This is a pipeline. `config` is a file or a list, in which later files override earlier ones; `folder` is its folder,
+and `kind: figure` plots the curves of its students. With `axes` and `presets` it is a table or a figure of a grid:
 
     paper: DPDFD
-    reported: Table 1           # rows of sweeps/reported that stand beside ours: of one table, or a list of them
+    reported: Table 1           # tables of sweeps/reported to show next to ours: one, or a list of them
     method: DPDFD
     axes:                       # each value changes some fits' configuration files or parameters
-      dataset:                # `config` in place of a fit's own files, `also` on top of them
+      dataset:                # `config` replaces a fit's own files, `also` is added to them
         MNIST: {}
         FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
         "1": {student: {model.annotator.budget.target_epsilon: 1.0}}
-    skip:                       # points of the grid that have no meaning; a preset may leave out more
+    skip:                       # points of the grid to leave out; a preset may skip more
       - {dataset: FashionMNIST, epsilon: "10"}
-    unprinted:                  # points whose figure the paper does not print, though axes of those names select one
+    unprinted:                  # points whose figure the paper does not print, though their axes would select one
       - {alpha: "0.1"}
-    exceptions:                 # what a combination of values changes, after each of them; a preset may have its own
+    exceptions:                 # changes by a combination of values, after those of each; a preset may add its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
-    measures: [teacher_accuracy] # further figures of the records that are shown: this one, or auroc
+    measures: [teacher_accuracy] # further measures to show: this one, or auroc
     presets:
       cpu:
         seeds: [0, 1, 2]
-        axes: {epsilon: ["1"]}  # a list selects values; a mapping selects them and changes more
+        axes: {epsilon: ["1"]}  # a list selects values; a mapping selects them and adds changes
         set: {student: {trainer.max_epochs: 15}}
 
 A figure has `figure: {x: AXIS}`, an axis of numbers; or, over the ε reached, `figure: {x: epsilon_record, along: AXIS}`
-(or `epsilon_published`), whose lines run along that axis: without it each point stands by itself.
+(or `epsilon_published`), whose lines follow that axis; without `along` the points are not connected.
 
-Without `presets` there is one, `full`, of the whole grid and the file's `seeds`.
+Without `presets` there is one, `full`, with the whole grid and the file's `seeds`.
 
-Axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed figure
-beside a cell, and no other axis does: `unprinted` names the points that would get another's. Only the last fit takes
-the cell's seed, and those named in `seeded`: other parents are made once, with the seed of their file.
+Only axes named `dataset`, `epsilon`, `setting`, `method` or `unit` (what ε is claimed to protect) select the printed
+figure of a cell; `unprinted` lists the points that would get another point's. Only the last fit and those named in
+`seeded` get the cell's seed; other parents are made once, with the seed of their file.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ OF_TABLES = {
 }  # fmt: skip
 OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip"}
 MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
-"""Figures of a record beside its accuracy that a table may show, each with its heading."""
+"""Measures of a record, besides its accuracy, that a table may show, with their headings."""
 REACHED = {"epsilon_record": "record-level ε", "epsilon_published": "published ε (a claim)"}
-"""ε of a record that a figure may have on its axis, each with its label."""
+"""Kinds of ε that may be on a figure's axis, with their labels."""
 QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False}
 SMOKE = (
     "Smoke test on scikit-learn's digits, far too short to learn: accuracies near chance, 10 %, only show that "
@@ -74,19 +74,19 @@ SMOKE = (
 )
 
 Patch = Mapping[str, Mapping[str, Any]]
-"""What an axis value or a preset changes: fit name → parameter → value, where `config` and `also` name files."""
+"""Changes by an axis value or a preset: fit name → parameter → value, where `config` and `also` are files."""
 Axes = Mapping[str, Mapping[str, Patch]]
 Point = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured figure of a table.
+    """One measurement of a table.
 
     Attributes:
         labels: Value of each axis.
         seed: Seed of the measured fit.
-        tasks: What is made for it, parents before children, the measured fit last.
+        tasks: Its fits, parents before children, the measured fit last.
     """
 
     labels: Point
@@ -99,7 +99,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """File name of its record."""
+        """File name of the cell's record, without its ending."""
         # PATE and PATE+ are two methods.
         labels = [value.replace("+", "plus") for value in self.labels.values()]
         words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
@@ -108,7 +108,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """Size of everything, and deviations from the paper; the spec's own exceptions and skips come first."""
+    """Seeds, grid and changes of one preset; the spec's own exceptions and skips come first."""
 
     name: str
     seeds: Sequence[int]
@@ -121,16 +121,16 @@ class Preset:
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipeline, a table or a figure: what the module's example says, read and checked.
+    """A checked pipeline, table or figure; see the module's examples.
 
     Attributes:
         name: File name without its ending; `make table-<name>` or `make figure-<name>`.
-        command: What `LightningCLI tables run` calls it: its name where it is installed, or its file.
+        command: Argument of `LightningCLI tables run`: its name if it is installed, otherwise its file.
         kind: `pipeline`, `table` or `figure`.
-        tables: The names in `sweeps/reported` of the paper's tables that have these cells.
+        tables: Names in `sweeps/reported` of the paper's tables with these cells.
         method: The method's name there.
         figure: For figures of a grid: `x`, `along`, `log` and `label`.
-        compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, labels to choose by.
+        compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, the labels to select.
     """
 
     name: str
@@ -152,10 +152,10 @@ class Spec:
 
     @classmethod
     def read(cls, path: str | Path) -> Spec:
-        """Reads a file by path, or a table by the name of one that is installed.
+        """Read a file by path, or an installed table by name.
 
         Raises:
-            RunnerError: Unknown keys, axes, values, fits or files.
+            RunnerError: A key, axis, value, fit or file is unknown.
         """
         file, where = _locate(str(path)), str(path)
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -208,17 +208,17 @@ class Spec:
         )
 
     def preset(self, name: str) -> Preset:
-        """A preset by name.
+        """Return a preset by name.
 
         Raises:
-            RunnerError: There is none of that name.
+            RunnerError: There is no such preset.
         """
         if name not in self.presets:
             raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
         return self.presets[name]
 
     def printed(self) -> list[Reported]:
-        """Printed figures of its tables, each from the first table that has it."""
+        """Return the printed figures of the paper's tables, each from the first table that has it."""
         found: dict[tuple[Any, ...], Reported] = {}
         for table in self.tables:
             for row in reported():
@@ -227,21 +227,21 @@ class Spec:
         return list(found.values())
 
     def is_printed(self, labels: Point) -> bool:
-        """Whether the paper may print a figure of this point of the grid."""
+        """Whether the paper may print a figure for this point of the grid."""
         return bool(self.tables) and not any(point.items() <= labels.items() for point in self.unprinted)
 
     def pipeline(self) -> list[Task]:
-        """The fits of a pipeline, each in a folder of its name.
+        """Return the fits of a pipeline, each in a folder of its name.
 
         Raises:
-            RunnerError: It is a table, or refers to a fit before it.
+            RunnerError: It is a table, or a fit refers to a later one.
         """
         if self.presets:
             raise RunnerError(f"{self.name} is a table: LightningCLI tables run {self.command}")
         return self._tasks(self.fits, {"pipeline": self.name}, by_digest=False)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """The grid in order, innermost the seeds: the preset's, unless others are given."""
+        """Return the cells of the grid in order, for each point all seeds (default: the preset's)."""
         chosen = self.preset(preset)
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
         cells = [
@@ -252,7 +252,7 @@ class Spec:
         ]
         if len({cell.name for cell in cells}) < len(cells):
             raise RunnerError(
-                f"{self.name}: two cells of preset {preset} would write one record; name their values apart"
+                f"{self.name}: two cells of preset {preset} would write the same record: rename their values"
             )
         return cells
 
@@ -294,7 +294,7 @@ class Spec:
 
 
 def _lineage(tasks: Sequence[Task]) -> list[Task]:
-    """The last of some tasks and its parents, in order."""
+    """Return the last task and its ancestors, in order."""
     wanted = {tasks[-1].name}
     for task in reversed(tasks):
         wanted |= set(task.parents.values()) if task.name in wanted else set()
@@ -302,7 +302,7 @@ def _lineage(tasks: Sequence[Task]) -> list[Task]:
 
 
 def list_specs() -> list[Spec]:
-    """The tables and figures that are installed."""
+    """Read the installed tables and figures."""
     return [Spec.read(name) for name in _installed()]
 
 

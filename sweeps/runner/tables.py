@@ -1,4 +1,4 @@
-"""The command `tables`: list tables and figures, measure what is missing, render what is there."""
+"""The command `tables`: list tables and figures, measure missing cells, render records."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import Cell, Spec, list_specs
 
 TEACHER = "teacher_accuracy"
-"""One of `MEASURES`: a record is without it unless its fit has looked at the teacher."""
+"""One of `MEASURES`; only in a record if its fit has evaluated the teacher."""
 RESULTS = "results/tables"
 
 
 def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[tuple[Spec, Cell]]:
-    """Cells for the first seed of every table in the order given, then for the second seed of every table, and so on.
+    """Order cells by seed: the first seed of every table in the order given, then the second one of every table, ...
 
-    An interrupted run has a figure in as many tables as possible, rather than every seed of a few.
+    An interrupted run then has results in many tables instead of all seeds of a few.
     """
     found = []
     for spec in specs:
@@ -49,9 +49,9 @@ def run_tables(
     command: Sequence[str] = (),
     say: Any = print,
 ) -> Progress:
-    """Runs what is missing in `folder`; records and rendered tables follow each fit into `results`.
+    """Run missing fits in `folder`; after each one, update records and rendered tables in `results`.
 
-    The other arguments are those of `run_plan`. A fit that many cells need comes where it is first needed.
+    The other arguments are those of `run_plan`. A fit that several cells need runs when it is first needed.
     """
     plan = Plan([task for _, cell in cells for task in cell.tasks], Store(folder), title=f"tables {preset}")
     left = [*cells]
@@ -72,19 +72,19 @@ def run_tables(
 
 
 def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
-    """Copies the record of a cell whose fit has ended."""
+    """Copy the record of a cell whose fit has ended."""
     if error is not None:
-        # An earlier figure of a cell that now fails is not this cell's.
+        # An earlier record of a cell that now fails is outdated.
         record: dict[str, Any] = {"error": error, "seed": cell.seed}
     else:
         record = _result(plan, cell.task.name)
         parent = cell.task.parents.get("teacher")
         if TEACHER in spec.measures and TEACHER not in record and parent is not None:
-            # As its own fit has measured it: the student's needs no look at its teacher for it.
+            # Measured by the teacher's own fit, so that the student's need not evaluate its teacher.
             record[TEACHER] = _result(plan, parent)["accuracy"]
     place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.task.digest}
     path = results / spec.name / preset / "records" / f"{cell.name}.json"
-    # First, and not what the record of another table says of its own place.
+    # `place` comes first in the file, and overrides that of a record from another table.
     write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -111,23 +111,23 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="Run the missing cells of tables as one plan, first seeds first, and render them. "
-        "Interrupted, the same command goes on.",
+        "If interrupted, run the same command to continue.",
     )
-    run.add_argument("names", nargs="*", help="Names or files; none are all that are installed.")
+    run.add_argument("names", nargs="*", help="Names or files. Default: all installed tables.")
     run.add_argument(
         "--preset",
         help="smoke (digits), cpu, or paper (as printed). Default: smoke, or the first of a file without it.",
     )
-    run.add_argument("--seeds", type=int, nargs="+", default=None, help="In place of the preset's.")
-    run.add_argument("--folder", default="runs/tables", help="Where fits lie, shared by all tables.")
+    run.add_argument("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
+    run.add_argument("--folder", default="runs/tables", help="Folder of the fits, shared by all tables.")
     run.add_argument(
         "--results",
-        help=f"Where records and rendered tables go. Default: {RESULTS}, and of smoke tests `results` beside the fits.",
+        help=f"Folder of records and rendered tables. Default: {RESULTS}; for smoke tests `results` next to the fits.",
     )
     run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     run.add_argument("--dry-run", action="store_true", help="Show what would be run; run nothing.")
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
-    render.add_argument("--check", action="store_true", help="Write nothing; fail where a page is out of date.")
+    render.add_argument("--check", action="store_true", help="Write nothing; fail if a page is out of date.")
     return parser
 
 
@@ -196,5 +196,5 @@ def _render(options: argparse.Namespace) -> None:
     document = Path("docs/results.md")
     stale = render_index(document, results=Path(RESULTS), write=not options.check)
     if options.check and stale:
-        sys.exit(f"error: {stale[0]} is not as the records in {RESULTS} have it, run `LightningCLI tables render`")
+        sys.exit(f"error: {stale[0]} is out of date with the records in {RESULTS}, run `LightningCLI tables render`")
     print(document)

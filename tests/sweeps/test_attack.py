@@ -136,7 +136,7 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
         assert claim["relation"] == "add-or-remove of one training record"
         answers = pipelines.answers(role, 1, asked)
         assert answers.confidences.shape == (1, 44, 5) and not answers.members[0, 24:].any()
-    with pytest.raises(AttackError, match="still made by another process"):
+    with pytest.raises(AttackError, match="another process is still making"):
         pipelines.notes("teacher", 2)
     assert {path.name for path in runs.iterdir()} == {"ledgers", "t", "s", "t.yaml", "s.yaml"}
     assert {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()} == ledgers
@@ -188,7 +188,7 @@ def test_a_killed_attack_goes_on_and_a_false_claim_fails(
     # The run's own model has a claim that holds, and it was trained for one step.
     assert abs(content["leaks"][-2]["auc"] - 0.5) < 0.15
     assert "**fails**" in Path("t/private/attack/attack.md").read_text()
-    assert "Private, like everything beside it" in capsys.readouterr().out
+    assert "Private, like all files next to it" in capsys.readouterr().out
 
 
 def test_a_model_that_saw_nothing_of_either_kind_is_no_better_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:

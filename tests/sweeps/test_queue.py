@@ -93,7 +93,7 @@ def test_what_changed_is_made_again_with_what_builds_on_it_and_is_named_first() 
     lines: list[str] = []
     made(of=plan(value=2), say=lines.append)
     assert ran() == ["teacher", *CELLS] and not any(resumed == "True" for *_, resumed in said("begun"))
-    assert "teacher: its configuration" in lines[0] and "is charged again" in lines[0]
+    assert "teacher: its configuration" in lines[0] and "are charged again" in lines[0]
     # A parent that is made again makes its children again, also where nobody changed a setting.
     Path("store/teacher/done.json").unlink()
     made(of=plan(value=2))
@@ -129,7 +129,7 @@ def test_an_interruption_ends_everything_and_the_next_run_goes_on_from_the_check
     lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         made(fit(errors={"cell1": error}), say=lines.append)
-    assert lines[-1].endswith("the same command goes on")
+    assert lines[-1].endswith("run the same command to continue")
     assert ran() == ["teacher", "cell0", "cell1"] and not list(Path("store").glob("*/failed.json"))
     made()
     assert [(cell, resumed) for _, cell, _, resumed in said("begun")][:2] == [("cell1", "True"), ("cell2", "False")]
