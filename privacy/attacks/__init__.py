@@ -1,9 +1,9 @@
-"""What an attacker gets from a finished classifier: whose records it was trained on, and what they look like.
+"""Membership inference and model inversion attacks on finished classifiers.
 
-Membership attacks give each record a score, and `AttackResult` says how well the scores tell members apart. Inversion
-attacks give images, and `InversionResult` says how much of the private classes is in them. Every attack stands beside
-the same attack on a model that has learnt its records by heart (`overfitted`): one that fails there proves nothing.
-An attack that fails is no proof of privacy in any case: a better one may exist.
+Membership attacks score records, and `AttackResult` measures how well the scores tell members apart. Inversion attacks
+draw images, and `InversionResult` measures how much of the private classes they show. Run each attack on an
+`overfitted` model as well: one that fails there proves nothing. A failed attack never proves privacy, since a better
+one may exist.
 """
 
 from __future__ import annotations

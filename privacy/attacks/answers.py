@@ -1,4 +1,4 @@
-"""What classifiers answer about records, asked once: all that a membership attack looks at."""
+"""Answers of classifiers about records, the input of membership attacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Records:
         return len(self.labels)
 
     def at(self, rows: Tensor) -> Records:
-        """Records at positions (M,), or selected by a mask (N,)."""
+        """Select records by positions (M,) or by a mask (N,)."""
         return Records(self.images[rows], self.labels[rows])
 
 
@@ -51,15 +51,15 @@ class Answers:
 
 @dataclass(frozen=True)
 class Shadows:
-    """The same of K models, and on which records each was trained.
+    """Answers of K models, and which records each was trained on.
 
     Attributes:
-        confidences: (K, N, Q) float64.
-        correct: (K, N, Q) bool.
-        members: (K, N) bool. Records of which no model has seen are the population: known to be no members.
+        confidences: (K, N, Q) float64, see `Answers`.
+        correct: (K, N, Q) bool, see `Answers`.
+        members: (K, N) bool. Records that no model has seen are the population, known to be non-members.
 
     Raises:
-        ValueError: Shapes that do not fit together.
+        ValueError: The shapes do not fit together.
     """
 
     confidences: NDArray[np.float64]
@@ -78,26 +78,26 @@ class Shadows:
         return len(self.members)
 
     def answers(self, model: int) -> Answers:
-        """Those of one model."""
+        """Answers of one model."""
         return Answers(self.confidences[model], self.correct[model])
 
     def at(self, models: slice) -> Shadows:
-        """Some of the models."""
+        """Select models."""
         return Shadows(self.confidences[models], self.correct[models], self.members[models])
 
     @staticmethod
     def of(answers: list[Answers], members: NDArray[np.bool_]) -> Shadows:
-        """Puts together what models answered; `members` is (K, N)."""
+        """Stack the answers of K models; `members` is (K, N)."""
         return Shadows(
             np.stack([one.confidences for one in answers]), np.stack([one.correct for one in answers]), members
         )
 
 
 def moved(images: Tensor) -> Tensor:
-    """The image, and the image moved by a quarter of a pixel each way: (N, C, H, W) to (5, N, C, H, W).
+    """Images and their shifts by a quarter of a pixel in each direction: (N, C, H, W) to (5, N, C, H, W).
 
-    Whole pixels would be other images to a model that was trained without augmentation. Edges are repeated, pixels
-    interpolated.
+    Pixels are interpolated and edges repeated. To a model trained without augmentation, shifts by whole pixels would be
+    other images.
     """
     height, width = images.shape[2:]
     padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
@@ -108,9 +108,9 @@ def moved(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def answers_of(model: nn.Module, records: Records) -> Answers:
-    """Asks a model, images (N, C, H, W) to logits (N, c), about N records and what they look like `moved`.
+    """Query a model, from images (N, C, H, W) to logits (N, c), with N records and their shifts (`moved`).
 
-    In eval mode, on the device of its parameters.
+    It runs in eval mode on the device of its parameters.
     """
     was, device = model.training, next((value.device for value in model.parameters()), torch.device("cpu"))
     model.eval()
@@ -124,7 +124,7 @@ def answers_of(model: nn.Module, records: Records) -> Answers:
         confidences.append((logits.gather(2, own).squeeze(2) - others).T)
         correct.append((logits.argmax(dim=2) == part.labels).T)
     model.train(was)
-    # A network that answers with non-finite values fits nothing.
+    # No Gaussian or regression can be fitted to non-finite values.
     scaled = np.nan_to_num(torch.cat(confidences).numpy(), nan=-1e6, posinf=1e6, neginf=-1e6)
     return Answers(scaled, torch.cat(correct).numpy())
 
@@ -136,16 +136,16 @@ def train_shadows(
     count: int,
     population: Records | None = None,
 ) -> Shadows:
-    """Trains models on random halves of the records, each record included by a fair coin, and queries all of them.
+    """Train models on random halves of the records, by a fair coin per record, and query each with all records.
 
     Args:
-        train: From records to a trained model: a teacher, or a student that was made of one.
-        records: What halves are taken of, N.
+        train: Trains a model on records: a teacher, or a student distilled from one.
+        records: The N records to take halves of.
         count: Number of models, K, at least 2.
-        population: Further records of the same kind that no model is trained on; the answers on them come last.
+        population: Further records of the same kind that no model is trained on; their answers come last.
 
     Raises:
-        ValueError: Fewer than 2 models.
+        ValueError: `count` is below 2.
     """
     check_count("count", count, minimum=2)
     coins = np.random.default_rng(0).random((count, len(records))) < 0.5

@@ -12,7 +12,7 @@ from privacy.attacks.answers import Records
 from privacy.attacks.drawing import PER_CLASS, Decoder, wanted_classes
 
 _LEAST = -12.0
-"""Logarithms of smaller probabilities count as this one: the paper's truncation."""
+"""Smallest log-probability; smaller ones are truncated, as in the paper."""
 
 
 def background_inversion(
@@ -22,18 +22,18 @@ def background_inversion(
     num_classes: int,
     steps: int = 400,
 ) -> Records:
-    """Learns to draw an image out of the model's answer on images of the attacker's own, then asks it for a class.
+    """Learn to reconstruct the attacker's images from the model's outputs, then decode the outputs of each class.
 
-    Threat model: the attacker sees probabilities, for images that it has: similar ones, or procedural ones.
+    Threat model: the attacker sees the model's probabilities for its own images, similar or procedural ones.
 
     Args:
-        model: (N, C, H, W) to logits (N, c), in eval mode.
+        model: Maps images (N, C, H, W) to logits (N, c), in eval mode.
         background: (N, C, H, W) in [-1, 1], the attacker's images.
         num_classes: c.
-        steps: Of Adam, on 64 images each.
+        steps: Steps of Adam, on 64 images each.
 
     Returns:
-        8 images of each class in [-1, 1], of growing certainty, and the classes asked for.
+        8 images of each class in [-1, 1], of increasing certainty, with the requested classes as labels.
     """
     with torch.no_grad():
         codes = torch.cat([model(part) for part in background.split(500)]).log_softmax(dim=1).clamp_min(_LEAST)
@@ -47,7 +47,7 @@ def background_inversion(
             F.mse_loss(decoder(codes[rows]), background[rows]).backward()
             optimizer.step()
     labels = wanted_classes(num_classes)
-    # What is left for the other classes: from a tenth to what is cut off.
+    # Probability of all other classes together, from 0.1 down to the truncation.
     left = torch.linspace(math.log(0.1), _LEAST, PER_CLASS).exp().repeat(num_classes)[:, None]
     asked = torch.where(F.one_hot(labels, num_classes).bool(), 1 - left, left / (num_classes - 1))
     with torch.no_grad():

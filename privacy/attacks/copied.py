@@ -1,4 +1,4 @@
-"""A copy of a model through which gradients pass."""
+"""Model extraction: a copy through which gradients pass."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch.nn import functional as F
 
 
 def passes_gradients(model: nn.Module, images: Tensor) -> bool:
-    """Whether logits of images (N, C, H, W) have a gradient with respect to them: fixed features may have none."""
+    """Whether logits have a gradient with respect to images (N, C, H, W), which fixed features may lack."""
     with torch.enable_grad():
         return bool(model(images.detach().clone().requires_grad_()).requires_grad)
 
 
 def copied(model: nn.Module, images: Tensor, *, num_classes: int) -> nn.Module:
-    """Extracts the model: a small convolutional network, in eval mode, taught its answers on the attacker's images.
+    """Train a small convolutional network, returned in eval mode, on the model's answers to the attacker's images.
 
     Args:
-        model: (N, C, H, W) to logits (N, c), in eval mode.
+        model: Maps images (N, C, H, W) to logits (N, c), in eval mode.
         images: (N, C, H, W).
         num_classes: c.
     """
     with torch.no_grad():
-        targets = torch.cat([model(part).float() for part in images.split(500)]).softmax(dim=1)  # of votes, too
+        targets = torch.cat([model(part).float() for part in images.split(500)]).softmax(dim=1)  # also for votes
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         network = nn.Sequential(

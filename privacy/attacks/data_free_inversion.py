@@ -11,7 +11,7 @@ from privacy.attacks.drawing import PER_CLASS, Decoder, features_of, wanted_clas
 
 _CODE = 64
 _BALANCE, _ACTIVATION = 5.0, 0.1
-"""Weights of the classes' balance and of the features' size."""
+"""Weights of the class balance and of the feature activation."""
 
 
 def data_free_inversion(
@@ -21,19 +21,19 @@ def data_free_inversion(
     image_shape: tuple[int, int, int],
     steps: int = 300,
 ) -> Records:
-    """Learns to draw what the model is sure of, of all classes alike, with large features: DAFL's three terms.
+    """Train a generator with DAFL's three terms: certain predictions, balanced classes and large features.
 
-    Threat model: the attacker holds the published weights and no image at all. The methods of this project draw their
-    own training images in this way.
+    Threat model: the attacker has the published weights and no images. Generators of this project's methods are
+    trained in this way.
 
     Args:
-        model: (N, C, H, W) to logits (N, c), in eval mode, with a linear last layer.
+        model: Maps images (N, C, H, W) to logits (N, c), in eval mode, with a linear last layer.
         num_classes: c.
         image_shape: Channels, height, width.
-        steps: Of Adam, on 128 images each.
+        steps: Steps of Adam, on 128 images each.
 
     Returns:
-        8 images of each class in [-1, 1], of many drawn those that the model is surest of, and the classes asked for.
+        8 images of each class in [-1, 1], the most certain ones of many, with the requested classes as labels.
     """
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)

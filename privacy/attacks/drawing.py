@@ -1,4 +1,4 @@
-"""What inversion attacks have in common: the network that draws, the classes asked for, a classifier's features."""
+"""Shared parts of inversion attacks: the decoder, the requested classes and a classifier's features."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PER_CLASS = 8
-"""Images that are drawn of each class."""
+"""Number of images per class."""
 
 
 class Decoder(nn.Module):
-    """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then doubled and convolved twice."""
+    """Maps codes (N, `size`) to images (N, C, H, W) in [-1, 1]: dense, then upsampled and convolved twice."""
 
     def __init__(self, *, size: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class Decoder(nn.Module):
 
 
 def wanted_classes(num_classes: int) -> Tensor:
-    """(c · PER_CLASS,) labels, each class together."""
+    """Labels (c · PER_CLASS,) to draw, grouped by class."""
     return torch.arange(num_classes).repeat_interleave(PER_CLASS)
 
 
 def features_of(model: nn.Module, images: Tensor) -> Tensor:
-    """Inputs of a classifier's last linear layer, (N, C, H, W) to (N, F).
+    """Map images (N, C, H, W) to the inputs (N, F) of a classifier's last linear layer.
 
     Raises:
-        ValueError: It has none.
+        ValueError: It has no linear layer.
     """
     last = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not last:

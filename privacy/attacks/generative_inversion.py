@@ -12,7 +12,7 @@ from privacy.attacks.drawing import Decoder, wanted_classes
 
 _CODE = 64
 _REALISM = 0.1
-"""Weight of the discriminator's judgement in the search."""
+"""Weight of the discriminator in the search."""
 
 
 def generative_inversion(
@@ -23,19 +23,19 @@ def generative_inversion(
     steps: int = 400,
     search: int = 200,
 ) -> Records:
-    """Learns to draw images like the attacker's own, and searches among those for what the model takes for the class.
+    """Train a GAN on the attacker's images and search its codes for images that the model assigns to each class.
 
-    Threat model: the attacker holds the published weights, and images: similar ones, or procedural ones.
+    Threat model: the attacker has the published weights and its own images, similar or procedural ones.
 
     Args:
-        model: (N, C, H, W) to logits (N, c), in eval mode.
+        model: Maps images (N, C, H, W) to logits (N, c), in eval mode.
         background: (N, C, H, W) in [-1, 1], the attacker's images.
         num_classes: c.
-        steps: Of the adversarial network's training (hinge loss, spectral norm), on 64 images each.
-        search: Of Adam on the codes.
+        steps: Training steps of the GAN (hinge loss, spectral norm), on 64 images each.
+        search: Steps of Adam on the codes.
 
     Returns:
-        8 images of each class in [-1, 1], from different codes, and the classes asked for.
+        8 images of each class in [-1, 1], from different codes, with the requested classes as labels.
     """
     labels = wanted_classes(num_classes)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

@@ -14,19 +14,18 @@ from privacy.attacks.drawing import wanted_classes
 def gradient_inversion(
     model: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], steps: int = 200
 ) -> Records:
-    """Changes grey images until the model takes them for the class.
+    """Optimise nearly grey images until the model assigns them to the requested class.
 
-    Threat model: the attacker holds the published weights, and knows nothing of the images but that neighbouring
-    pixels are alike.
+    Threat model: the attacker has the published weights and only knows that neighbouring pixels are similar.
 
     Args:
-        model: (N, C, H, W) to logits (N, c), in eval mode.
+        model: Maps images (N, C, H, W) to logits (N, c), in eval mode.
         num_classes: c.
         image_shape: Channels, height, width.
-        steps: Of Adam.
+        steps: Steps of Adam.
 
     Returns:
-        8 images of each class in [-1, 1], from different starts, and the classes asked for.
+        8 images of each class in [-1, 1], from different starts, with the requested classes as labels.
     """
     labels = wanted_classes(num_classes)
     draw = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What an inversion attack reached: whether what it drew shows the classes, and is nearer to training images."""
+"""Result of an inversion attack: do its images show the classes, and are they nearer to the training images?"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _EXACT = "donot_use_mm_for_euclid_dist"
 
 @dataclass(frozen=True)
 class InversionResult:
-    """How much of the private classes and records is in inverted images.
+    """How much inverted images show of the private classes and records.
 
     Attributes:
-        images: How many were judged.
-        accuracy: Share that a classifier which was trained independently of the attacked model takes for the class that
-            was asked for; 1 / c is chance.
-        inception_score: exp of the mean divergence of the classifier's decisions from their mean (Salimans et al.
-            2016): 1, all alike, to c, each certain and all classes as often. DPSD, Fig. 8.
+        images: Number of images.
+        accuracy: Share of images that an independently trained classifier assigns to the requested class; 1 / c by
+            chance.
+        inception_score: exp of the mean KL divergence of the classifier's predictions from their mean (Salimans et al.
+            2016): from 1, all alike, to c, all certain and classes balanced. DPSD, Fig. 8.
         distance_train: Median distance in the classifier's features to the nearest training image.
-        distance_test: The same to the nearest of as many test images.
-        nearer: Share nearer to a training image than to any of the test images. About 0.5 where nothing is shown of
-            single records, but inverted images of a class resemble one another: a few of the others may decide it.
-        nearer_error: Standard error of that over the classes.
+        distance_test: Median distance to the nearest of as many test images.
+        nearer: Share of images nearer to a training image than to any test image; about 0.5 if they show nothing of
+            single records. Inverted images of a class are similar, so a few real images may decide it.
+        nearer_error: Standard error of `nearer` over the classes.
     """
 
     images: int
@@ -41,16 +41,16 @@ class InversionResult:
 
 @torch.no_grad()
 def judged(inverted: Records, *, judge: nn.Module, train: Tensor, test: Tensor) -> InversionResult:
-    """Judges inverted images.
+    """Evaluate inverted images.
 
     Args:
-        inverted: The images, and the classes that were asked for.
-        judge: A classifier with a linear last layer, trained on neither `train` nor `test`: on other public images.
-        train: (N, C, H, W), what the attacked model was trained on.
-        test: (M, C, H, W), others of the same kind. Of the larger of the two, as many count as there are in the other.
+        inverted: The images, with the requested classes as labels.
+        judge: A classifier with a linear last layer, trained on neither `train` nor `test` but on other public images.
+        train: (N, C, H, W), the attacked model's training images.
+        test: (M, C, H, W), other images of the same kind. Only the first min(N, M) of both are used.
 
     Raises:
-        ValueError: No images.
+        ValueError: `inverted`, `train` or `test` is empty.
     """
     if not len(inverted) or not len(train) or not len(test):
         raise ValueError("inverted, train and test must hold images, got none")

@@ -1,4 +1,4 @@
-"""Label-only attack by moved images (Choquette-Choo et al. 2021, "Label-only membership inference attacks")."""
+"""Label-only attack with shifted images (Choquette-Choo et al. 2021, "Label-only membership inference attacks")."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from privacy.attacks.answers import Answers, Shadows
 
 
 def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
-    """Members are those whose label holds however the image is moved, and is harder for models without them.
+    """Log-odds (N,) of membership: members keep their label under shifts that models without them get wrong.
 
-    Threat model: the attacker sees the largest class of each query and no probability, and trains K models of the
-    attacked model's kind. A logistic regression learns on those models which patterns of right and wrong answers
-    members have; beside the patterns it sees how many of the models that have not seen a record are right about it. It
-    gives (N,) log-odds of being a member. Each record must be out of two of the K models at least.
+    Threat model: the attacker sees only the predicted class of each query and trains K shadow models. On these a
+    logistic regression learns the members' patterns of right and wrong answers; its other features are the shares of
+    the models without a record that are right about it. Each record must be out of at least two of the K models.
 
     Raises:
-        ValueError: The shadow models have either no members or nothing else.
+        ValueError: The shadow models have only members, or none.
     """
     if shadows.members.all() or not shadows.members.any():
         raise ValueError("shadows must have members and others, got only one of the two")
@@ -27,7 +26,7 @@ def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     contested = shadows.members.any(axis=0)
     rows = []
     for index in range(len(shadows)):
-        # Without the model's own answer: it would tell an outsider apart.
+        # Without the model's own answer, which would identify non-members.
         own = away[index]
         others = (right - (own & shadows.correct[index])) / np.maximum(counts - own, 1)
         rows.append(_features(shadows.correct[index], others)[contested])
@@ -37,6 +36,6 @@ def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
 
 
 def _features(correct: NDArray[np.bool_], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N, 3 Q): right or not, how often others are, and both together."""
+    """Features (N, 3 Q): whether the model is right, the share of others that are, and their product."""
     own = correct.astype(np.float64)
     return np.concatenate([own, others, own * others], axis=1)

@@ -9,10 +9,10 @@ from privacy.attacks.answers import Answers, Shadows
 
 
 def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
-    """Members have a small loss: the score (N,) is minus the cross-entropy, larger for members.
+    """Score records by the negative cross-entropy (N,), which is larger for members.
 
-    Threat model: the attacker sees the model's probability for the record's label, and trains nothing. It compares a
-    record with other records and not with itself, so that a hard member looks like no member. Of the queries only the
-    first, the image itself, counts; the shadows are unused.
+    Threat model: the attacker sees the model's probability for the record's label and trains nothing. It compares
+    records with each other, so that a hard member looks like a non-member. Only the first query, the image itself, is
+    used; the shadows are not.
     """
     return -np.logaddexp(0.0, -target.confidences[:, 0])

@@ -1,4 +1,4 @@
-"""Membership attacks by name, and each on several models in turn."""
+"""Membership attacks by name, and running one on several models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from privacy.attacks.result import AttackResult
 from privacy.attacks.rmia import rmia
 
 MembershipAttack: TypeAlias = Callable[[Answers, Shadows], NDArray[np.float64]]
-"""From what the attacked model answers and what shadow models do to one score a record, larger for members."""
+"""Maps the answers of the attacked model and of shadow models to one score per record, larger for members."""
 
 MEMBERSHIP: Mapping[str, MembershipAttack] = {
     "loss": loss_threshold,
@@ -25,7 +25,7 @@ MEMBERSHIP: Mapping[str, MembershipAttack] = {
     "rmia": rmia,
     "label-only": label_only,
 }
-"""By the names of the command line."""
+"""Attacks by their names on the command line."""
 
 
 def attack_each(
@@ -35,23 +35,23 @@ def attack_each(
     method: MembershipAttack = lira,
     kinds: NDArray[np.str_] | None = None,
 ) -> dict[str, AttackResult]:
-    """Attacks the first models, each using the models that come after all targets.
+    """Attack the first models, using the remaining ones as shadows.
 
-    No target is another one's shadow: given the shadows, the targets are independent, and `AttackResult.audited` is
-    valid for all of them together.
+    No target is another one's shadow: given the shadows, targets are independent, and `AttackResult.audited` is valid
+    for all of them together.
 
     Args:
-        models: What targets and shadows answer.
-        targets: How many are attacked; two at least are left.
+        models: Answers of targets and shadows.
+        targets: Number of attacked models; at least two others must be left.
         method: The attack.
-        kinds: (N,), of what kind each record is; None: all are of the kind `record`.
+        kinds: (N,), the kind of each record; None means that all are of the kind `record`.
 
     Returns:
-        Of each kind, of the records that one shadow at least has seen and two have not; all targets together. Kinds
-        without members, such as the population, are left out, and those without others.
+        Results by kind, for all targets together, on records that at least one shadow has seen and at least two have
+        not. Kinds without members, such as the population, or without non-members are left out.
 
     Raises:
-        ValueError: Too few models are left.
+        ValueError: Fewer than two shadows would be left.
     """
     if not 1 <= targets <= len(models) - 2:
         raise ValueError(f"targets must be from 1 to {len(models) - 2}, as 2 shadows are needed, got {targets}")

@@ -1,4 +1,4 @@
-"""A model that has learnt its records by heart: what every attack must succeed on."""
+"""An overfitted control model, on which every attack must succeed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from privacy.attacks.answers import Records
 
 
 def overfitted(records: Records, *, num_classes: int, hidden: int = 256, steps: int = 100) -> nn.Module:
-    """Trains a dense network of two layers without any protection until it knows each of its records.
+    """Overfit a two-layer dense network without privacy: images (N, C, H, W) to logits (N, c), in eval mode.
 
     Args:
-        records: A thousand or so; more take longer, and are learnt less well.
-        num_classes: c. The network comes in eval mode, and maps (N, C, H, W) to logits (N, c).
-        hidden: Width.
-        steps: Of Adam, on all records at once.
+        records: About a thousand; more take longer and are memorised less well.
+        num_classes: c.
+        hidden: Width of the hidden layer.
+        steps: Steps of Adam, on all records at once.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

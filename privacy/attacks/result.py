@@ -1,4 +1,4 @@
-"""What a membership attack reached: the ROC, what it comes to, and the ε that it refutes."""
+"""Result of a membership attack: its ROC and the ε that it refutes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from privacy.attacks.audit import AuditResult, one_run_epsilon
 
 _LEAST_GUESSES = 8
 _NONMEMBERS = 10
-"""A rate of false alarms is read off where so many times its inverse are no members: 10,000 for 0.1 %."""
+"""A false positive rate needs this many times its inverse non-members: 10,000 for 0.1 %."""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Scores of records in attacked models.
+    """Scores of records for attacked models.
 
     Attributes:
-        scores: (T, N) of N records in T models, larger where the attack believes in membership.
-        members: (T, N), whether it was so.
-        coins: Each record was a member of each model by a fair coin of its own, and no model's coins were used for
-            another one's scores: what `audited` needs.
+        scores: (T, N) for N records and T models, larger for suspected members.
+        members: (T, N), whether the record was a member.
+        coins: Whether a fair coin per record and model decided membership, and no model's coins were used for another
+            one's scores, as `audited` requires.
 
     Raises:
-        ValueError: Shapes that differ, scores that are nan, members alone or none.
+        ValueError: Shapes differ, a score is nan, or there are only members, or none.
     """
 
     scores: NDArray[np.float64]
@@ -49,13 +49,13 @@ class AttackResult:
 
     @property
     def auc(self) -> float:
-        """Area under the ROC: the chance that a member's score is above another record's."""
+        """Area under the ROC: probability that a member's score is above a non-member's."""
         return float(self._above[self.members].mean())
 
     def auc_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Interval of the AUC over records (DeLong, DeLong and Clarke-Pearson 1988).
+        """Confidence interval of the AUC over records (DeLong, DeLong and Clarke-Pearson 1988).
 
-        What a record has in several models counts as one cluster; the models are taken as they are.
+        Scores of a record in several models form one cluster; the models count as fixed.
         """
         auc, inside = self.auc, self.members
         apart = np.where(inside, self._above, 1 - _share_below(self.scores, self.scores[inside])) - auc
@@ -71,19 +71,19 @@ class AttackResult:
         return float((self.scores[self.members] > others[math.floor(len(others) * fpr + 1e-9)]).mean())
 
     def audited(self, *, delta: float, confidence: float = 0.95, claimed_epsilon: float | None = None) -> AuditResult:
-        """A lower bound on record-level ε, add-or-remove of one record (Steinke, Nasr and Jagielski 2023).
+        """Lower bound on record-level ε for adding or removing one record (Steinke, Nasr and Jagielski 2023).
 
-        The attacker guesses about the records with the largest scores, or the largest and the smallest, and says
-        nothing about the others. Each number of guesses in a list that is fixed by the number of records has its share
-        of 1 - `confidence`, so that the best of them may be chosen.
+        The attacker guesses about the records with the largest scores, or with the largest and the smallest, and
+        abstains on the others. The numbers of guesses to try are fixed by the number of records and share
+        1 - `confidence` equally, so that the best bound may be chosen.
 
         Args:
-            delta: Of the claim, [0, 1).
+            delta: The claim's δ, [0, 1).
             confidence: Probability that the bound is valid, (0, 1).
-            claimed_epsilon: Claimed upper bound at `delta`, for the verdict.
+            claimed_epsilon: Claimed upper bound at `delta`, if any.
 
         Raises:
-            ValueError: Members were not drawn by coins, or a setting is outside its range.
+            ValueError: Members were not drawn by coins, or a setting is out of range.
         """
         if not self.coins:
             raise ValueError("members must have been drawn by fair coins for a bound on epsilon")
@@ -99,12 +99,12 @@ class AttackResult:
         return AuditResult(max(found), delta, confidence, claimed_epsilon)
 
     def at_most(self, *, delta: float, confidence: float = 0.95) -> float:
-        """The largest bound that `audited` could have given, where each score had told members from others."""
+        """Largest bound that `audited` could have given, if all scores had told members from non-members."""
         perfect = dataclasses.replace(self, scores=self.members.astype(np.float64))
         return perfect.audited(delta=delta, confidence=confidence).epsilon_lower
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 % to 1."""
+        """Convert to plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 % to 1."""
         false, true, _ = roc_curve(self.members.ravel(), self.scores.ravel())
         grid = np.logspace(-4, 0, 41)
         return {
@@ -120,7 +120,7 @@ class AttackResult:
 
     @property
     def _above(self) -> NDArray[np.float64]:
-        """Share of the non-members below each score, ties half."""
+        """Share of the non-members below each score; ties count half."""
         return _share_below(self.scores, self.scores[~self.members])
 
 

@@ -9,19 +9,19 @@ from scipy.special import log_expit
 from privacy.attacks.answers import Answers, Shadows
 
 _GAMMA, _SLOPE, _MOST = 2.0, 0.3, 2000
-"""The factor, the paper's a, and how many of the population are used, the first ones."""
+"""The paper's γ and a, and the number of population records used, the first ones."""
 
 
 def rmia(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
-    """The share of the population that a record beats by a factor of 2 in how far the model favours it.
+    """Share of the population whose likelihood ratio a record's exceeds by a factor of at least γ = 2.
 
-    A model favours a record x by p(x | model) / p(x), where p(x) is the mean probability of its label over models half
-    of which have seen it. Only those that have not are used here; the mean p of the others is taken as
-    a · p + 1 - a, as in the paper's offline attack. Strong with one or two models.
+    The ratio of a record x is p(x | model) / p(x), where p(x) is the mean probability of its label over models half of
+    which have seen it. As in the paper's offline attack, only models that have not are used, with mean probability p,
+    and those that have are assumed to have a · p + 1 - a. The attack is strong with one or two models.
 
-    Threat model: the attacker sees probabilities, and trains a few models on data of the same kind without the record;
-    it has a population of records that the model has not seen. Each record must be out of one of the K shadows at
-    least; records in none are the population, and without any, all are.
+    Threat model: the attacker sees probabilities, trains a few models without the record on similar data, and has a
+    population of records that the model has not seen. Each record must be out of at least one of the K shadows; records
+    in no shadow are the population, or all records if there are none.
 
     Returns:
         (N,) shares from 0 to 1, the mean over queries, larger for members.
@@ -38,6 +38,6 @@ def rmia(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
         np.searchsorted(population[:, query], favoured[:, query] - np.log(_GAMMA), side="right")
         for query in range(favoured.shape[1])
     ]
-    # Records that beat all, or none, are told apart by how far they are favoured.
+    # The ratio breaks ties, such as between records that exceed all, or none.
     share = np.mean(beaten, axis=0) / len(population)
     return np.asarray(share + 1e-6 * np.tanh(favoured.mean(axis=1)))
