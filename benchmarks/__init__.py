@@ -1,1 +1,1 @@
-"""Measurements of speed; each module runs on its own: ``python -m benchmarks.<name>``."""
+"""Measurements of speed and leaks: ``python -m benchmarks.<name>``."""

@@ -1,7 +1,7 @@
-"""What an attacker gets from each fit of a pipeline: `python -m benchmarks.leaks`.
+"""Attacks each fit of a pipeline: `python -m benchmarks.leaks`.
 
-Makes the fits, attacks membership in each and inverts the first, unless told otherwise, and writes results and figures.
-What is interrupted goes on. Only for public data: what it writes into `results/` would be private otherwise.
+It makes the fits, runs membership attacks on each and inversion on the first one, unless told otherwise, and writes
+results and figures. An interrupted command continues. Use it only for public data: `results/` is not kept private.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sweeps.runner.spec import Spec
 
 
 def main(args: list[str] | None = None) -> None:
-    """Attack, and write."""
+    """Attack the fits and write results and figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="?", default="sweeps/pipelines/leaks_digits.yaml")
     parser.add_argument("--results", type=Path, default=Path("results"))
-    options, settings = parser.parse_known_args(args)  # the others are for `attack`
+    options, settings = parser.parse_known_args(args)  # other arguments are passed to `attack`
     spec = Spec.read(options.pipeline)
     runs, commits = {}, set()
     with feature_memory(most_bytes=8 * 2**30):
@@ -38,10 +38,10 @@ def main(args: list[str] | None = None) -> None:
             try:
                 command(["attack", str(folder), *attacks, *settings])
             except (SystemExit, AttackError) as error:
-                print(error)  # a claim fails: the table says so; or an ensemble
+                print(error)  # a claim fails, which the table shows, or the fit is an ensemble
             file = folder / "private" / "attack" / "attack.json"
             if not file.is_file():
-                continue  # an ensemble, whose votes are attacked in its student
+                continue  # an ensemble, which is attacked through its student
             found = json.loads(file.read_text(encoding="utf-8"))
             measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
             runs[fit.name] = _kept(found, measured)
@@ -63,7 +63,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """What tables and figure show: of many curves one."""
+    """Keep what tables and figure show, with one ROC curve only."""
     for leak in found["leaks"]:
         if (leak["records"], leak["attack"]) != ("record", "lira"):
             leak.pop("roc", None)

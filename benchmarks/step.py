@@ -1,12 +1,11 @@
-"""Time of one training step of the data-free methods, against what it would be without privacy.
+"""Time per training step of the data-free methods, relative to steps without privacy and to DP-SGD.
 
-``python -m benchmarks.step`` takes steps of DPDFD and DPSD through ``Trainer.fit`` as the shipped recipes for MNIST
-make them, and prints, and writes as JSON, their time over that of the same step with plain distillation (no gradients,
-noise, charge, budget or epsilon), and over that of a DP-SGD step by Opacus of the same student on as many images.
+``python -m benchmarks.step`` runs DPDFD and DPSD through ``Trainer.fit`` with the shipped MNIST recipes' settings.
+It prints, and writes as JSON, their time relative to the same step with plain distillation (no gradients, noise,
+charge, budget or epsilon), and to a DP-SGD step by Opacus with the same student and number of images.
 
-Everything is measured in turns, a few steps of each at a time, and a ratio is the median over the turns: a machine that
-is busy with other work slows both sides of it. On a CPU seconds are of the processor, in all threads; on a GPU they are
-what the clock says once the device is done.
+Measurements take turns, a few steps each, and a ratio is the median over the turns, so that other work on the machine
+slows both sides. On a CPU times are processor time over all threads; on a GPU they are wall time after synchronisation.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from privacy.files import write_atomically
 
 
 class Size(NamedTuple):
-    """How much is measured: images of a step and their side, steps that do not count and that do, turns."""
+    """Size of the measurement: images per step and their side, warm-up and measured steps, turns."""
 
     batch_size: int = 256
     side: int = 28
@@ -58,13 +57,13 @@ class Size(NamedTuple):
 
 
 class PlainDistillation(DPDFD):
-    """The same step without privacy: the student follows the teacher's own probabilities."""
+    """The same step without privacy: the student is trained on the teacher's probabilities."""
 
     next_calls = 0
     is_logged = False  # there is no epsilon to compose
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Nothing is bounded, noised or charged."""
+        """Return the teacher's probabilities without bounding, noise or charge."""
         return Annotation(F.softmax(self.teacher.logits(images), dim=1))
 
 
@@ -74,8 +73,8 @@ def _group_norm(**settings: Any) -> nn.Module:
 
 
 CLASSES = 10
-# As sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml have it. The budget lasts for any number of
-# steps here, and is looked at in each.
+# As in sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml. The budget never runs out, but is checked in
+# each step.
 BUDGET: dict[str, Any] = {"budget": Budget(target_epsilon=1e6, accounting="published", scope="run")}
 _gradients = partial(GradientAnnotator, norm_bound=1e-3, noise_multiplier=100.0, **BUDGET)
 PLAIN, GROUP_NORM, OPACUS = "plain distillation", "DPDFD, group norm", "Opacus DP-SGD, group norm"
@@ -86,11 +85,11 @@ METHODS: dict[str, tuple[type[DPDFD | DPSD], Callable[[], Any]]] = {
     "DPSD, labels": (DPSD, partial(LabelAnnotator, smallest=3, epsilon=2.0, **BUDGET)),
     GROUP_NORM: (DPDFD, _gradients),
 }
-"""By name: the module that `Trainer.fit` is given, and its annotator."""
+"""Module for `Trainer.fit` and its annotator, by name."""
 
 
 def now() -> float:
-    """Seconds of the processor, or of the clock once a GPU has finished its work."""
+    """Processor time in seconds or, with a GPU, wall time after it has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -98,7 +97,7 @@ def now() -> float:
 
 
 class Clock(Callback):
-    """Takes the time at the beginning of each step, so that a step has all that the loop does between two of them."""
+    """Records the time at the start of each step, so that a step includes everything the loop does."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -110,14 +109,14 @@ class Clock(Callback):
 
 
 def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
-    """Seconds per step of a method in a separate fit, after its first steps.
+    """Seconds per step of a method, in its own fit and after warm-up steps.
 
-    Its teacher is read from a file as in a real run: with a ledger beside it.
+    As in a real run, its teacher is read from a file and has a ledger.
     """
     shape = (1, size.side, size.side)
     file = folder / "teacher.pt"
     if not file.is_file():
-        seed_everything(1, verbose=False)  # the student begins with weights of its own
+        seed_everything(1, verbose=False)  # other weights than the student's initial ones
         torch.save(SmallCNN(num_classes=CLASSES, image_shape=shape).state_dict(), file)
     seed_everything(0, verbose=False)
     kind, annotator = METHODS[name]
@@ -132,7 +131,7 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
         images=Images(source="prior", prior=StrokePrior()),
         student=StudentConfig(network=Network(name=_group_norm)) if name == GROUP_NORM else StudentConfig(),
     )
-    # Figures are drawn when a fit ends: no step pays for them.
+    # Figures are only drawn at the end of a fit, and are no part of a step.
     module.configure_callbacks = lambda: []  # type: ignore[method-assign]
     clock = Clock()
     trainer = Trainer(
@@ -145,7 +144,7 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
 
 
 def seconds_of_opacus(size: Size) -> float:
-    """Seconds per step of DP-SGD by Opacus in the plainest loop, on images that are there already."""
+    """Seconds per step of DP-SGD by Opacus, in a minimal loop on fixed images."""
     shape = (1, size.side, size.side)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(0, verbose=False)
@@ -170,7 +169,7 @@ def seconds_of_opacus(size: Size) -> float:
 
 
 def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, one value per turn; every other turn goes backwards."""
+    """Measure each in turns and return its seconds per turn; every other turn has the reverse order."""
     found: dict[str, list[float]] = {name: [] for name in measured}
     for turn in range(rounds):
         for name in list(measured) if turn % 2 == 0 else list(measured)[::-1]:
@@ -179,12 +178,12 @@ def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
 
 
 def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over the turns of one's time over another's."""
+    """Median over the turns of the ratio of two times."""
     return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
 
 
 def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
-    """Every method against plain distillation, and the one with Opacus's student against Opacus."""
+    """Compare each method with plain distillation, and the one with Opacus's student with Opacus."""
     measured = {name: partial(seconds_of_method, name, size, folder=folder) for name in METHODS}
     found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, size)}, size.rounds)
     rows: list[dict[str, Any]] = []
@@ -199,7 +198,7 @@ def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The measurement as text."""
+    """Format the measurement as text."""
     lines = [
         f"B={result['batch_size']}, c={result['classes']}, images of {result['side']}x{result['side']}; "
         f"{result['hardware']}; {result['rounds']} turns of {result['steps']} steps; commit {result['commit']}",
