@@ -1,4 +1,4 @@
-"""Base of all image data sets: public facts without files, three splits, and their loaders."""
+"""Base class of all image data sets: public facts known without files, three splits, and their loaders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ImageDataModule(LightningDataModule, ABC):
     """A labelled image data set in memory, with splits for which a guarantee can be stated.
 
     ========== ============================================ ======================================================
-    split      which records                                who may look
+    split      records                                      who may use them
     ========== ============================================ ======================================================
     train      the official training part, less validation  teachers only; this is what is protected
     validation `val_fraction` of the official training    the teacher's owner: private too, but not trained on
@@ -110,7 +110,7 @@ class ImageDataModule(LightningDataModule, ABC):
         verify: bool = True,
         classes: Sequence[int | str] | None = None,
     ) -> None:
-        """Remembers the settings; no image is opened.
+        """Store the settings; no image is opened.
 
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
@@ -151,10 +151,10 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def private_data(self) -> str:
-        """Public name of what teachers are trained on, equal for two runs on the same private data.
+        """Public name of the training data, equal for two runs on the same private data.
 
-        It is never a hash of content, which would itself be an answer about the private records. It does not depend on
-        `classes`: a record may be in several choices, and one ledger has to count what all of them release.
+        It is never a hash of content, which would reveal something about the private records. It does not depend on
+        `classes`: a record may be in several choices, and one ledger must count the releases of all of them.
         """
         return f"{self._private_name}/train"
 
@@ -215,7 +215,7 @@ class ImageDataModule(LightningDataModule, ABC):
         if self.num_records is not None and len(records) > self.num_records:
             raise ValueError(
                 f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
-                "records: delta would be held against too few. State the true number"
+                "records: delta would be compared with too few. State the true number"
             )
         return records
 
@@ -223,7 +223,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def folder(self) -> Path:
-        """Where the files are expected."""
+        """Folder in which the files are expected."""
         return self.root / self.subfolder
 
     def files(self, part: Part) -> dict[str, str | None]:
@@ -298,23 +298,23 @@ class ImageDataModule(LightningDataModule, ABC):
     def missing_data(
         self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
     ) -> MissingDataError:
-        """Error that names missing files or folders, why a download failed if tried, and how to get them."""
+        """Make an error that lists missing files or folders, why a download failed if tried, and how to get them."""
         name = getattr(self, "name", "") or type(self).__name__
         lines = [f"{name}: {len(missing)} file(s) missing in {folder or self.folder}:"]
         lines += [f"  {name}" for name in missing[:_LISTED]]
         if len(missing) > _LISTED:
             lines.append(f"  ... and {len(missing) - _LISTED} more")
         if failure:
-            lines.append(f"Downloading was tried and failed: {failure}")
+            lines.append(f"The download failed: {failure}")
         nested = "(with SyntheticSteps or PoissonSampled: --data.dataset."
         lines += [
             "Get them in one of these ways:",
-            "  - they lie elsewhere: set `root` to the folder that holds the data set's folder",
+            "  - if they are elsewhere: set `root` to the folder that holds the data set's folder",
             f"      --data.root PATH {nested}root PATH)",
         ]
         if self.downloadable:
             lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
-        lines.append(f"  - by hand: take them from {self.site} and put them, uncompressed, under the names above")
+        lines.append(f"  - by hand: get them from {self.site} and save them, uncompressed, under the names above")
         return MissingDataError("\n".join(lines))
 
     def prepare_data(self) -> None:
@@ -370,7 +370,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def number_records(self) -> None:
         """Makes training batches carry each record's number, 0 to N-1, instead of its label.
 
-        For direct training, whose annotator has to know who takes part, and is the only one to see a label.
+        For direct training, in which only the annotator sees labels and must know which records take part.
         """
         self._numbered = True
 

@@ -1,4 +1,4 @@
-"""CelebA's faces by gender or hair colour, in torchvision's folders."""
+"""CelebA faces by gender or hair colour, in torchvision's folders."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _HAIR = ("Black_Hair", "Blond_Hair", "Brown_Hair")
 
 
 class CelebA(PictureDataModule):
-    """Faces of celebrities, aligned and cropped by its authors (Liu et al. 2015): 162 770 private, 19 962 test.
+    """Celebrity faces, aligned and cropped by the authors (Liu et al. 2015): 162 770 private, 19 962 test.
 
     `task: gender` is CelebA-G, female and male by the attribute Male. `task: hair` is CelebA-H, black, blonde and
-    brown; faces with none of these attributes or with several are left out. The official partition is used: its
-    validation part of 19 867 faces is held out, private as well.
+    brown; faces with none or several of these attributes are left out. The official partition is used; its validation
+    part of 19 867 faces is held out, and private as well.
 
-    Files are looked for where torchvision puts them: `root/celeba/img_align_celeba/*.jpg` of 178×218 pixels, beside it
-    `list_attr_celeba.txt`, `list_eval_partition.txt` and, for a model with `unit: person`, `identity_CelebA.txt`. A
-    square is cut out of the middle, which keeps all hair, and shrunk. A record's id is the number in its file name. The
-    text files hold all parts; those lines are kept that are of the part that is read.
+    Files are expected where torchvision puts them: `root/celeba/img_align_celeba/*.jpg` of 178×218 pixels and, next to
+    that folder, `list_attr_celeba.txt`, `list_eval_partition.txt` and, for a model with `unit: person`,
+    `identity_CelebA.txt`. The middle of a picture is cropped to a square, which keeps all hair, and downsized. A
+    record's id is the number in its file name. The text files cover all parts; only lines of the requested part are
+    kept.
 
-    Both tasks are of the same faces: the private data have one name and one ledger.
+    Both tasks use the same faces: the private data have one name and one ledger.
     """
 
     num_records = 162_770  # CelebA-H has fewer
@@ -42,12 +43,12 @@ class CelebA(PictureDataModule):
     site = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
     def __init__(self, *, task: Literal["gender", "hair"] = "gender", size: int = 64, **settings: Any) -> None:
-        """Remembers the settings; no file is touched.
+        """Store the settings; no file is touched.
 
         Args:
-            task: The attribute that is classified.
+            task: The attribute to classify.
             size: Height and width of the images.
-            settings: As for every data set.
+            settings: See `ImageDataModule`.
         """
         if task not in ("gender", "hair"):
             raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")
@@ -75,7 +76,7 @@ class CelebA(PictureDataModule):
         return everyone.at(torch.nonzero(labels >= 0).flatten()) if bool((labels < 0).any()) else everyone
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`; with the identities where they are there."""
+        """See `ImageDataModule.files`; includes the identities if their file exists."""
         known = (self.folder / _IDENTITIES).is_file()
         there = {_ATTRIBUTES, _PARTITION, *([_IDENTITIES] if known else [])}
         return {name: published for _, published, name in datasets.CelebA.file_list if name in there}
@@ -85,11 +86,11 @@ class CelebA(PictureDataModule):
         return super().missing(part) + ([] if (self.folder / _PICTURES).is_dir() else [f"{_PICTURES}/"])
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
-        """Downloads all parts by torchvision from Google Drive, checksums verified; it may refuse, served too often."""
+        """Downloads all parts by torchvision from Google Drive, which may refuse; checksums are verified."""
         datasets.CelebA(str(self.root), split="test", download=True)
 
     def _labels(self, names: list[str]) -> Tensor:
-        """(N,) int64; -1 for a face without a class in the task."""
+        """Labels (N,) int64; -1 for a face without a class in the task."""
         path = self.folder / _ATTRIBUTES
         rows = self._table(_ATTRIBUTES, skip=2)
         with reading(path, "table with the attributes in its second line, and a line for each face"):
@@ -109,7 +110,7 @@ class CelebA(PictureDataModule):
             return torch.tensor([rows[name][0] for name in names], dtype=torch.int64)
 
     def _table(self, file: str, *, skip: int = 0) -> dict[str, list[int]]:
-        """By file name the whole numbers that follow it."""
+        """Reads a table as a dictionary from file names to the integers that follow them."""
         path = self.folder / file
         with reading(path, "table of names and whole numbers"):
             lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines()[skip:])

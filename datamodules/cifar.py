@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in torchvision's folders; files are read without running what they may hold."""
+"""CIFAR-10 and CIFAR-100, in torchvision's folders, unpickled without running code from the files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from datamodules.splits import ids_of_names
 class CIFAR10(ImageDataModule):
     """60 000 colour photographs of 32×32 pixels in 10 classes (Krizhevsky 2009): 50 000 private, 10 000 test.
 
-    Files are looked for where torchvision puts them, `root/cifar-10-batches-py/data_batch_1` to `_5` and `test_batch`.
-    The two parts are independent: evaluation needs only `test_batch`. A record's id is a hash of the file
-    name that is stored with it. The files are pickled; nothing but NumPy arrays, text and numbers is taken from them.
+    Files are expected where torchvision puts them, `root/cifar-10-batches-py/data_batch_1` to `_5` and `test_batch`.
+    The two parts are independent: evaluation only needs `test_batch`. A record's id is a hash of the file name stored
+    with it. The files are pickled; only NumPy arrays, text and numbers are loaded from them.
     """
 
     num_classes = 10
@@ -33,7 +33,7 @@ class CIFAR10(ImageDataModule):
     )
     subfolder = str(datasets.CIFAR10.base_folder)
     site = str(datasets.CIFAR10.url)
-    source: ClassVar[Any] = datasets.CIFAR10  # the torchvision class whose files and checksums are used
+    source: ClassVar[Any] = datasets.CIFAR10  # torchvision's class, for files and checksums
     label_key: ClassVar[str] = "labels"
 
     def read(self, part: Part) -> ImageDataset:
@@ -45,7 +45,7 @@ class CIFAR10(ImageDataModule):
                 labels += [int(label) for label in content[self.label_key]]
                 names += [str(name) for name in content["filenames"]]
                 if not len(labels) == len(names) == sum(map(len, images)):
-                    raise ValueError(f"it has other numbers of data, {self.label_key} and filenames")
+                    raise ValueError(f"its numbers of data, {self.label_key} and filenames differ")
         return self.checked(path, np.concatenate(images), labels, ids=ids_of_names(names))
 
     def files(self, part: Part) -> dict[str, str | None]:
@@ -83,7 +83,7 @@ class CIFAR100(CIFAR10):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds only NumPy arrays: other pickles may name any function to be called."""
+    """Unpickles NumPy arrays only: other pickles may call any function."""
 
     _ALLOWED: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {

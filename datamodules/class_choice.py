@@ -1,4 +1,4 @@
-"""Some of a data set's classes, renumbered, under a separate name."""
+"""A choice of a data set's classes, renumbered, with its own data set name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SPELLED_OUT = 4
 
 @dataclass(frozen=True)
 class ClassChoice:
-    """Which classes are kept, in the order of their new labels.
+    """The classes to keep, in the order of their new labels.
 
     Attributes:
-        kept: their official labels.
-        names: their names.
-        label: what a data set's name is extended by; the same for the same classes in any order.
+        kept: official labels of the classes.
+        names: names of the classes.
+        label: suffix for the data set's name, equal for the same classes in any order.
     """
 
     kept: tuple[int, ...]
@@ -32,13 +32,13 @@ class ClassChoice:
     def of(
         cls, classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
     ) -> ClassChoice:
-        """Finds classes by name, alias or position; a value that is a name is meant as one, digits or not.
+        """Finds classes by name, alias or position; names take precedence, even those made of digits.
 
-        `names`, and `aliases` where there are any, are those of all classes, in the order of their labels.
+        `names` and `aliases`, if any, are those of all classes, in the order of their labels.
 
         Raises:
-            ValueError: A class that is not there, that is named twice or that shares its name with another; fewer than
-                two classes.
+            ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer
+                than two classes.
         """
         if isinstance(classes, (str, int)):
             raise ValueError(f"classes must be a list of names or positions, got {classes!r}")
@@ -77,7 +77,7 @@ def _position(wanted: int | str, names: Sequence[str], aliases: Sequence[str], d
         found = [position for position, name in enumerate(known) if name == text]
         if len(found) > 1:
             raise ValueError(
-                f"classes: {dataset} has {len(found)} classes of the name {text!r}, at positions "
+                f"classes: {dataset} has {len(found)} classes named {text!r}, at positions "
                 f"{', '.join(map(str, found))}: give the position"
             )
         if found:

@@ -19,7 +19,7 @@ from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
 
 MIN_RECORDS = 100
-"""Smallest expected number of records of a client, of which a hash leaves 60 or more: two default batches."""
+"""Smallest expected number of records of a client; hashing leaves 60 or more, almost two default batches."""
 
 _TRIES = 1000
 _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
@@ -27,14 +27,14 @@ _LARGEST_SEED = 10**9 - 1  # `id_fraction` takes 16 characters
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPartition:
-    """Assigns records to clients by their own id and label and by public settings only.
+    """Assigns each record to a client by its id, its label and public settings only.
 
     Each class's proportions p_y are drawn from Dirichlet(alpha), and all are redrawn until no client's expected share,
     Σ_y p_yk / c for equally large classes, lies below `least_share`. A record of class y goes to the client whose
     interval of the cumulated p_y contains the hash of its id: removing, adding or replacing records moves no other.
 
-    Source: the partition of DENSE (Zhang et al. 2022). Its published code redraws by the clients' true numbers of
-    records, which are private; the expected ones are not.
+    Source: the partition of DENSE (Zhang et al. 2022). Its published code redraws by the clients' actual numbers of
+    records, which are private; expected numbers are not.
 
     Attributes:
         num_classes: c.
@@ -61,7 +61,7 @@ class ClientPartition:
             raise ValueError(f"alpha must lie between 0.001 and 1000000, got {self.alpha!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= _LARGEST_SEED:
             raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {self.seed!r}")
-        self.proportions  # noqa: B018 - raises where no draw will do
+        self.proportions  # noqa: B018 - raises if no draw is accepted
 
     @classmethod
     def of(cls, dataset: ImageDataModule, *, num_clients: int, alpha: float, seed: int) -> ClientPartition:
@@ -74,13 +74,13 @@ class ClientPartition:
             raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
         if dataset.kept_classes is not None:
             raise ValueError(
-                f"dataset.classes must be null where records are shared out to clients by class, got {dataset.name}: "
+                f"dataset.classes must be null for clients, whose records depend on classes, got {dataset.name}: "
                 "a client would have other records for each choice of classes"
             )
         if isinstance(dataset, ImageFolder) and not dataset.states_bound:
             raise ValueError(
-                f"dataset.num_records must be given for clients of {dataset.name}, a bound that does not follow from "
-                "its pictures: by their number, one more could move others to other clients"
+                f"dataset.num_records must be given for clients of {dataset.name}, as a bound independent of its "
+                "pictures: with their number, one more picture could move others to other clients"
             )
         if dataset.num_records is None:
             raise ValueError(
@@ -116,14 +116,14 @@ class ClientPartition:
 
 
 class Clients(Shards):
-    """Private records of a federation, one teacher per client; clients are the shards of `Shards`.
+    """Private records of a federation, with one teacher per client; clients are the shards of `Shards`.
 
-    `ClientPartition` simulates a record's client from its id **and its label**. A real federation has no such rule: a
-    record simply belongs to its client. So neighbouring data sets of a client are its own records with one changed,
-    added or removed, and **a record's client does not change with its label**; a replacement that moved it to another
-    client would change two teachers. Guarantees of an ensemble on these data state that as an assumption.
+    `ClientPartition` simulates a record's client from its id **and its label**. In a real federation a record simply
+    belongs to its client. So neighbouring data sets of a client are its own records with one changed, added or removed,
+    and **a record's client does not change with its label**: a replacement that moved a record to another client would
+    change two teachers. Guarantees of an ensemble on these data state this as an assumption.
 
-    A client may lack a class, which is the point of such a federation.
+    A client may lack a class, as in the federations that this simulates.
 
     Args:
         dataset: The private data set.
@@ -175,23 +175,22 @@ class Clients(Shards):
 
 
 class ClientRecords(DerivedDataset):
-    """One client's records as a separate data set, for a teacher that is trained where they are stored.
+    """One client's records as a data set, for training the client's teacher where they are stored.
 
-    These are the records that `Clients` gives to its shard `client` with the same settings; the test split is the whole
-    one. Loader settings are those of the wrapped data set (such as `dataset.batch_size`).
+    These are the records of shard `client` of `Clients` with the same settings; the test split is the whole one. Loader
+    settings are those of the wrapped data set (such as `dataset.batch_size`).
 
-    Neighbouring data sets are the client's own records with one changed, added or removed. The private data's name, and
-    with it the ledger, is the client's own: clients do not share one, even across partitions. The ledger of the whole
-    data set (`MNIST/train`) does not count what clients do: the partition stands for a federation, in which no party
-    holds the whole.
+    Neighbouring data sets are the client's own records with one changed, added or removed. Each client has its own name
+    of the private data, and with it its own ledger, not shared even across partitions. The ledger of the whole data set
+    (`MNIST/train`) does not count what clients do: the partition simulates a federation, in which nobody has all data.
 
     Attributes:
-        num_records: N of the whole data set, a public bound: a δ below 1/N lies below one over the client's own number,
+        num_records: N of the whole data set, a public bound: a δ below 1/N is below one over the client's own number,
             which DP-SGD's sample rate publishes unless the data set states a bound.
 
     Args:
-        dataset: The data set that is divided.
-        client: Its number, from 0.
+        dataset: The data set to divide.
+        client: Number of the client, from 0.
         num_clients: K.
         alpha: See `Clients`.
         partition_seed: See `Clients`.
@@ -223,7 +222,7 @@ class ClientRecords(DerivedDataset):
     def partition(self) -> dict[str, Any]:
         """Partition of the data set, whose test split is public, with this client's share."""
         whole = self.dataset.partition
-        # The number of records sets the least share of a client, and so the draws.
+        # The number of records determines the least share of a client, and with it the draws.
         label = f"{self._label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
         return {**whole, "share": [label, self.client]}
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: real images that come with the package, so they are always there."""
+"""Scikit-learn's handwritten digits: real images that come with the package, so they are always available."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from datamodules.splits import id_fraction
 
 TEST_FRACTION = 0.21
 
-_bundled = cache(load_digits)  # text, whose parsing takes as long as several steps
+_bundled = cache(load_digits)  # parsing its text takes as long as several training steps
 
 
 class Digits(ImageDataModule):
     """1797 handwritten digits of 8×8 pixels and 17 grey levels (UCI "Optical Recognition of Handwritten Digits").
 
-    The bundled array has no official split, so a fixed public one is made here by hash of the row number: a test part
-    of 362 records and a private part of 1435. `val_fraction` of the latter are held out for validation (with the
-    default 160, leaving 1275 to train on). Both parts are in one bundled array; a stage keeps only what it needs.
+    The bundled array has no official split. A fixed public one is made by hash of the row number: a test part of 362
+    records and a private part of 1435, of which `val_fraction` are held out for validation (160 by default, leaving
+    1275 to train on). Both parts are in one array; a stage keeps only what it needs.
 
     `root` and `download` have no effect.
     """

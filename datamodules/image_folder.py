@@ -1,4 +1,4 @@
-"""A user's own pictures, without code: a folder for each class."""
+"""A user's own pictures, in one folder per class, without code."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 class ImageFolder(PictureDataModule):
-    """Pictures of one's own, in a folder for each class, whose name is the class's.
+    """Your own pictures, in one folder per class, which has the class's name.
 
-    Either `root/train/CLASS/*` (private) and `root/test/CLASS/*` (public by assumption), of which one may be absent
-    where it is not needed; or `root/CLASS/*` with `test_fraction`, and a picture's part is decided by a hash of its
-    path in `root`. Folders below a class's are searched as well. Pictures of any size become squares; see
+    Either `root/train/CLASS/*` (private) and `root/test/CLASS/*` (public by assumption), of which one may be absent if
+    it is not needed; or `root/CLASS/*` with `test_fraction`, where a hash of a picture's path in `root`, or its person,
+    decides its part. Subfolders of a class's folder are searched as well. Pictures of any size become squares; see
     `Preparation`.
 
-    When the object is built folders are listed. Pictures in `test`, which are public, tell size and channels where
-    these are not given; no other is opened. A record's id is a hash of its path, so that
-    a picture that is renamed is another record. Whatever is measured or shown of the test pictures is published, so
-    they must not belong to anyone who is to be protected.
+    Building the object lists the folders, and takes the size and channels that are not given from the public pictures
+    in `test`; no other picture is opened. A record's id is a hash of its path, so a renamed picture is another record.
+    Measurements and images of the test pictures are published, so these must not show anyone who is to be protected.
     """
 
     label_decides = True
@@ -69,24 +68,25 @@ class ImageFolder(PictureDataModule):
 
         Args:
             root: The folder.
-            size: Height and width of the images. Default: that of the pictures in `test`, if they have one size.
-            channels: 1 makes them grey, 3 colour. Default: 3 where one of the pictures in `test` is in colour.
-            resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
-            bits: Bits that the content of 16-bit pictures fills, 12 of many radiographs.
-            test_fraction: Share of the pictures that are for testing, where there are no folders `train` and `test`.
-            person_pattern: Regular expression whose first group that matches says whose a picture is, searched in its
-                path below its class's folder: `^(patient[0-9]+)_`, or `^([^/]+)/` for a folder for each person. No
-                split divides a person then. A picture that it does not match is refused; `|(.*)` at its end makes each
-                such picture a person of its own.
-            name: By which the private data are known, in results and in their ledger; by default the folder's own. Two
-                folders of the same pictures need the same one.
-            num_records: A bound on the number of private records, public. Default: how many pictures there are now,
-                which by itself reveals whether one was added; not known where the private ones are not at hand.
-            settings: As for every data set.
+            size: Height and width of the images. Default: the shorter side of the pictures in `test`, if all have one
+                size.
+            channels: 1 for grey, 3 for colour. Default: 3 if a picture in `test` is in colour.
+            resize: `crop` cuts a square from the middle, `stretch` squeezes the whole picture into one.
+            bits: Number of bits used by 16-bit pictures, 12 for many radiographs.
+            test_fraction: Share of the pictures for testing, if there are no folders `train` and `test`.
+            person_pattern: Regular expression that is searched in a picture's path below its class's folder; the first
+                group that matches identifies the person: `^(patient[0-9]+)_`, or `^([^/]+)/` for one folder per person.
+                Splits then keep persons together. Pictures that it does not match are refused; with `|(.*)` at its
+                end, each of them is its own person.
+            name: Name of the private data in results and in their ledger; by default the folder's. Two folders of the
+                same pictures need the same name.
+            num_records: A public bound on the number of private records. Default: the current number of pictures, which
+                by itself reveals whether one was added; unknown if the private ones are not available.
+            settings: See `ImageDataModule`.
 
         Raises:
-            ValueError: The folder is not there, or holds no folders with pictures; a setting is outside its range, or
-                it is not known which pictures are for testing.
+            ValueError: The folder does not exist or has no folders with pictures, a setting is out of range, or it is
+                unknown which pictures are for testing.
         """
         self.test_fraction = test_fraction
         self.person_pattern = person_pattern
@@ -125,8 +125,8 @@ class ImageFolder(PictureDataModule):
             public = self._identities(self._pictures("test"))
             if public is not None and (shared := torch.isin(identities, public)).any():
                 raise ValueError(
-                    f"whoever {pictures[int(shared.nonzero()[0])].file} is of has pictures in test as well, which are "
-                    "public: all of a person belong into one of train and test"
+                    f"the person of {pictures[int(shared.nonzero()[0])].file} has pictures in test as well, which are "
+                    "public: all pictures of a person belong in either train or test"
                 )
         if part == "test":
             known, shown = self._official, {picture.label for picture in pictures}
@@ -151,7 +151,7 @@ class ImageFolder(PictureDataModule):
         return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
 
     def _identities(self, pictures: Sequence[Picture]) -> Tensor | None:
-        """(N,) int64, hashes of what `person_pattern` finds."""
+        """Hashes (N,) int64 of the persons that `person_pattern` finds; None without a pattern."""
         if self.person_pattern is None:
             return None
         persons = []
@@ -160,8 +160,8 @@ class ImageFolder(PictureDataModule):
             persons.append(next(filter(None, found.groups()), "") if found else "")
             if not persons[-1]:
                 raise ValueError(
-                    f"person_pattern {self.person_pattern!r} does not say whose {picture.file} is: rename it, or add "
-                    "|(.*) to the pattern, which makes each such picture a person of its own"
+                    f"person_pattern {self.person_pattern!r} does not match {picture.file}: rename it, or add |(.*) to "
+                    "the pattern, which makes each such picture its own person"
                 )
         known = sorted(set(persons))
         ids = dict(zip(known, ids_of_names(known).tolist(), strict=True))
@@ -170,11 +170,11 @@ class ImageFolder(PictureDataModule):
     def _size_and_channels(
         self, place: Path, size: int | None, channels: Literal[1, 3] | None
     ) -> tuple[int, Literal[1, 3]]:
-        """What is not given is that of the test pictures: to open private ones would be an unaccounted query."""
+        """Fill in size and channels from the test pictures: opening private ones would be an unaccounted query."""
         if self._layout == "classes":
             raise ValueError(
-                "size and channels must be given with test_fraction: another one may have divided the pictures for a "
-                "teacher, so that none is known to be public (--data.size 64 --data.channels 3)"
+                "size and channels must be given with test_fraction: a teacher may have used another fraction, so that "
+                "no picture is known to be public (--data.size 64 --data.channels 3)"
             )
         files = [file for name in self._official for file in pictures_below(place / "test" / name)]
         sizes, found = sizes_and_channels(files)
@@ -194,7 +194,7 @@ class ImageFolder(PictureDataModule):
 
     def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
         if not place.is_dir():
-            raise ValueError(f"root {place} is no folder: give the one that holds your pictures")
+            raise ValueError(f"root {place} is not a folder: give the one that holds your pictures")
         found = subfolders(place)
         has_parts = any(part in found for part in _PARTS)
         if self.test_fraction is None:
@@ -216,7 +216,7 @@ class ImageFolder(PictureDataModule):
         classes = class_folders(folders)
         for name in classes:
             if not pictures_below(folders[0] / name):
-                raise ValueError(f"{folders[0] / name} holds no picture, which ends in {', '.join(sorted(SUFFIXES))}")
+                raise ValueError(f"{folders[0] / name} holds no pictures ({', '.join(sorted(SUFFIXES))})")
         self._official = classes
         return classes
 

@@ -1,4 +1,4 @@
-"""ImageNet, or some of its classes, in a folder for each WordNet id."""
+"""ImageNet, or some of its classes, in one folder per WordNet id."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _ALL_RECORDS = 1_281_167
 
 
 class ImageNet(PictureDataModule):
-    """ImageNet's 1000 classes, or as many as are there (Russakovsky et al. 2015): `train` private, `val` test.
+    """ImageNet's 1000 classes, or those present (Russakovsky et al. 2015): `train` is private, `val` is the test part.
 
-    Files are looked for as `root/<folder>/train/<wnid>/*` and `root/<folder>/val/<wnid>/*`; the labels of the official
-    test part were never published. Classes are the folders, in the order of their WordNet ids, and have names where
-    `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`) lies beside `train`; `classes` takes either. A
-    record's id is a hash of `<wnid>/<file name>`.
+    Files are expected as `root/<folder>/train/<wnid>/*` and `root/<folder>/val/<wnid>/*`; labels of the official test
+    part were never published. Classes are the folders, in the order of their WordNet ids, and have names if
+    `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`) is next to `train`; `classes` takes either. A record's id
+    is a hash of `<wnid>/<file name>`.
 
-    No class of the official training part has more than 1300 images, so that `num_records` is known without counting.
+    No class of the official training part has more than 1300 images, which bounds `num_records` without counting.
 
-    No automatic download: it needs an account at https://image-net.org, and its terms allow non-commercial research.
+    There is no automatic download: it needs an account at https://image-net.org, whose terms allow non-commercial
+    research.
     """
 
     label_decides = True
@@ -44,14 +45,13 @@ class ImageNet(PictureDataModule):
 
         Args:
             size: Height and width of the images.
-            resize: `crop` cuts out the middle as a square, `stretch` squeezes all of a picture into one.
-            folder: The data set's own folder in `root`. A part of ImageNet in a folder of another name is known by that
-                name.
-            settings: As for every data set.
+            resize: `crop` cuts a square from the middle, `stretch` squeezes the whole picture into one.
+            folder: The data set's folder in `root`. With another name it is also the name of the data set.
+            settings: See `ImageDataModule`.
 
         Raises:
-            MissingDataError: Neither part is there.
-            ValueError: A setting is outside its range, or there are fewer than two classes.
+            MissingDataError: Neither part exists.
+            ValueError: A setting is out of range, or there are fewer than two classes.
         """
         if not folder or Path(folder).name != folder:
             raise ValueError(f"folder must be the name of a folder in root, got {folder!r}")
@@ -67,7 +67,7 @@ class ImageNet(PictureDataModule):
         super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), **settings)
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, of only the chosen classes."""
+        """Decodes the pictures of one part and of the chosen classes only, in threads."""
         kept = self.kept_labels(self.wnids)
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
@@ -84,7 +84,7 @@ class ImageNet(PictureDataModule):
 
 
 def _names(place: Path) -> dict[str, str]:
-    """Names by WordNet id, where there is a file of them."""
+    """Reads class names by WordNet id, if there is a file of them."""
     path = place / "LOC_synset_mapping.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return {wnid: name.strip() for wnid, _, name in (line.partition(" ") for line in lines) if name.strip()}

@@ -24,7 +24,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         ids: (N,) int64, distinct, the stable id of every record, which decides splits and teachers' shards.
         images: (N, C, H, W) uint8, values 0 to `peak`.
         labels: (N,) int64.
-        peak: Pixel value that maps to 1 (0 maps to -1), 1 to 255; of the file format, never of the images at hand.
+        peak: Pixel value that maps to 1 (0 maps to -1), 1 to 255; given by the file format, never by the images.
         identities: (N,) int64, the person of each record, if the data set says; records of one person share it.
         names: N file names for tables of predictions, if each record has its own file.
     """
@@ -39,10 +39,10 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         identities: Tensor | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        """Holds the records.
+        """Checks and stores the records.
 
         Raises:
-            ValueError: A shape, type or range is not that of the attributes, or an id occurs twice.
+            ValueError: A shape, type or range is not as described under Attributes, or an id occurs twice.
         """
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
@@ -58,7 +58,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("ids must be distinct: an id names one record")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
-        # A byte never exceeds 255, so memory-mapped images are not all read.
+        # With a peak of 255 there is nothing to check, and memory-mapped images are not read.
         if peak < 255 and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
         self.images = images

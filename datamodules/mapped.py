@@ -1,4 +1,4 @@
-"""Outputs of a function of images, computed once, that replace the images."""
+"""Replaces images by the outputs of a function, computed once."""
 
 from __future__ import annotations
 

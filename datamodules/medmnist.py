@@ -1,4 +1,4 @@
-"""MedMNIST's two-dimensional data sets, by the package `medmnist` (an extra)."""
+"""MedMNIST's two-dimensional data sets, described by the package `medmnist` (an extra)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _SINGLE_LABEL = ("binary-class", "multi-class", "ordinal-regression")
 class MedMNIST(ImageDataModule):
     """Medical images of one size, with official training, validation and test parts (Yang et al. 2023).
 
-    Files are looked for as `root/medmnist/<subset>.npz`, or `<subset>_<size>.npz` for sizes above 28. The official
-    training part is private, and all of it is trained on; the official validation part is held out, private as well;
-    the official test part is public. Classes, channels, counts and checksums are the package's.
+    Files are expected as `root/medmnist/<subset>.npz`, or `<subset>_<size>.npz` for sizes above 28. The official
+    training part is private, and all of it is trained on; the official validation part is held out, and private as
+    well; the official test part is public. Classes, channels, counts and checksums are the package's.
 
-    Supported are the subsets of one label for each image, with two or more classes. RetinaMNIST's grades are ordered;
-    they are taken as classes, as MedMNIST's own baselines do. ChestMNIST, of many labels for each image, and the
-    subsets of volumes are refused.
+    Subsets with one label per image and two or more classes are supported. RetinaMNIST's ordered grades are treated as
+    classes, as in MedMNIST's own baselines. ChestMNIST, which has many labels per image, and 3D subsets are refused.
 
-    A record's id is its index in its part. Images of another size are of the same records: the private data have the
-    same name, and one ledger.
+    A record's id is its index in its part. All sizes show the same records: the private data have one name and one
+    ledger.
     """
 
     subfolder = "medmnist"
@@ -41,12 +40,12 @@ class MedMNIST(ImageDataModule):
     def __init__(
         self, *, subset: str = "pneumoniamnist", size: Literal[28, 64, 128, 224] = 28, **settings: Any
     ) -> None:
-        """Looks the subset up; no file is touched.
+        """Looks up the subset; no file is touched.
 
         Args:
             subset: Name of the subset, such as `pneumoniamnist` or `pathmnist`.
             size: Height and width; each size has its own files.
-            settings: As for every data set.
+            settings: See `ImageDataModule`.
 
         Raises:
             MissingExtraError: The package `medmnist` is not installed.
@@ -55,7 +54,7 @@ class MedMNIST(ImageDataModule):
         known = _package().INFO
         supported = [name for name in known if not name.endswith("3d") and known[name]["task"] in _SINGLE_LABEL]
         if subset not in supported:
-            raise ValueError(f"subset must be flat, of one label an image: {', '.join(supported)}; got {subset!r}")
+            raise ValueError(f"subset must be 2D with one label per image: {', '.join(supported)}; got {subset!r}")
         self._info: dict[str, Any] = known[subset]
         if size not in (28, 64, 128, 224):
             raise ValueError(f"size must be 28, 64, 128 or 224, got {size!r}")
@@ -73,14 +72,14 @@ class MedMNIST(ImageDataModule):
 
     @property
     def file(self) -> Path:
-        """The file of all parts."""
+        """The file, which holds all parts."""
         return self.folder / f"{self.subset}{self._suffix}.npz"
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the arrays of one part; those of the others stay unread.
+        """Reads the arrays of one part, and not those of the others.
 
-        The checksum is of the whole file, so that it is compared where the training part is read. The test part by
-        itself has the checksums of its own arrays in the file, and the official number of images.
+        The published checksum is of the whole file, so it is only checked when the training part is read. Other parts
+        rely on the checksums of their arrays within the file and on the official number of images.
         """
         self.require_files(part)
         key = _KEYS[part]
@@ -90,8 +89,8 @@ class MedMNIST(ImageDataModule):
         if self.verify and len(images) != int(self._info["n_samples"][key]):
             raise ValueError(
                 f"{self.file} holds {len(images)} {part} images, and the published file "
-                f"{self._info['n_samples'][key]}: delete it and get it anew; for a copy that you have changed yourself "
-                "set verify to false"
+                f"{self._info['n_samples'][key]}: delete it and get it again; for a copy that you have changed "
+                "yourself set verify to false"
             )
         return self.checked(self.file, images, labels)
 

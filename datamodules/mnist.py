@@ -18,9 +18,9 @@ _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
 class MNIST(ImageDataModule):
     """70 000 handwritten digits of 28×28 grey pixels (LeCun et al. 1998): 60 000 private, 10 000 test.
 
-    Files are looked for where torchvision puts them, `root/MNIST/raw/*-ubyte`, uncompressed. Unlike in
-    `torchvision.datasets.MNIST` the two parts are independent: evaluation needs only the two `t10k` files,
-    and the training files may be on another machine. A record's id is its index in the official file.
+    Files are expected where torchvision puts them, `root/MNIST/raw/*-ubyte`, uncompressed. Unlike in
+    `torchvision.datasets.MNIST`, the two parts are independent: evaluation only needs the two `t10k` files, and the
+    training files may be on another machine. A record's id is its index in the official file.
     """
 
     num_classes = 10
@@ -40,7 +40,7 @@ class MNIST(ImageDataModule):
         return self.checked(image_file, images.unsqueeze(1), labels)
 
     def files(self, part: Part) -> dict[str, str | None]:
-        """See `ImageDataModule.files`; published checksums are of the archives only."""
+        """See `ImageDataModule.files`; published checksums exist only for the archives."""
         return {f"{_PREFIX[part]}-images-idx3-ubyte": None, f"{_PREFIX[part]}-labels-idx1-ubyte": None}
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:

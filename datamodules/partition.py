@@ -1,6 +1,6 @@
-"""Partitions identify the private records of a data set by its settings; a teacher's file keeps one, to be compared.
+"""Partitions identify a data set's private records by its settings; a teacher's file keeps one for comparison.
 
-Data of another name, in another folder, are assumed to share no private record with the teacher's.
+Data with another name and in another folder are assumed to share no private record with the teacher's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ABSENT = "no such setting"
 
 
 class PartitionError(ValueError):
-    """A data set is divided into private and public records differently than a teacher's file says."""
+    """A data set's division into private and public records differs from the one in a teacher's file."""
 
 
 def same_data(first: Partition, second: Partition) -> bool:
@@ -36,17 +36,17 @@ def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: 
     Args:
         stated: Partitions in files; None for a file of plain weights, which has none to compare.
         given: A data module; one without `partition` is not compared.
-        whose: Who states it, for messages.
+        whose: Source of the partitions, for messages.
 
     Raises:
-        PartitionError: The same data are divided differently, or how the teacher's were divided is unknown.
+        PartitionError: The same data are divided differently, or the division of the teacher's data is unknown.
     """
     found: Partition | None = getattr(given, "partition", None)
     for one in stated:
         if one is None and found is not None and found["settings"].get("test_fraction") is not None:
             raise PartitionError(
-                f"test_fraction takes some of {found['data']} for public, and the teacher's file does not say which "
-                "records are private: they may be among them. Leave it out, and sort what is public into test/CLASS"
+                f"test_fraction makes some records of {found['data']} public, and the teacher's file does not say "
+                "which are private: they may be among them. Leave it out, and move public pictures into test/CLASS"
             )
         if one is None or found is None or not same_data(one, found):
             continue

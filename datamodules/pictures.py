@@ -1,4 +1,4 @@
-"""Picture files of any size in one folder per class, decoded to one array of bytes."""
+"""Decodes picture files of any size, in one folder per class, into one array of bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from datamodules.splits import ids_of_names
 from privacy.checks import check_count
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
-"""Endings of names, in lower case, that count as pictures."""
+"""Lower-case endings of file names that count as pictures."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -75,7 +75,7 @@ class Preparation:
             ValueError: It is not a picture, is damaged, or holds pixels whose range is not known.
         """
         with _opened(path) as picture:
-            # A JPEG may be decoded at an eighth to half of its size, at least twice what is needed.
+            # Lets a JPEG be decoded at 1/8 to 1/2 of its size, but at least twice the needed one.
             picture.draft(picture.mode, (2 * self.size, 2 * self.size))
             upright = ImageOps.exif_transpose(picture)
             image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
@@ -112,7 +112,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         with Image.open(path) as picture:
             yield picture
     except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read as a picture ({error}): take it out or get it anew") from error
+        raise ValueError(f"{path} cannot be read as a picture ({error}): remove it or get it again") from error
 
 
 def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
@@ -135,8 +135,8 @@ def warn_of_dark(files: Sequence[Path]) -> None:
         with _opened(path) as picture:
             if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
                 warnings.warn(
-                    f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if the content fills "
-                    "12 bits, as that of radiographs often does, set bits 12",
+                    f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if its content has "
+                    "12 bits, as radiographs often do, set bits 12",
                     stacklevel=2,
                 )
                 return
@@ -224,7 +224,7 @@ def _place_of(folder: Path) -> str:
 
 
 class Picture(NamedTuple):
-    """A file, its label, and the name from which its id is made, wherever the data set is."""
+    """A file, its label, and a name independent of the data set's location, from which its id is made."""
 
     file: Path
     label: int
@@ -244,7 +244,7 @@ class PictureDataModule(ImageDataModule):
     """A data set whose images are picture files."""
 
     def __init__(self, *, preparation: Preparation, **settings: Any) -> None:
-        """Remembers `preparation` and the settings of every data set; opens no picture."""
+        """Store the settings; no picture is opened."""
         self.preparation = preparation
         self.image_shape = preparation.shape
         super().__init__(**settings)

@@ -48,14 +48,14 @@ class PoissonBatches:
     ) -> None:
         """Samples `steps` times from `records` positions.
 
-        Each of several processes gives the common rate and its own part of the records. Only one process, whose words
-        no other has, tosses a record's coin, so that a step's batches together are a Poisson sample of all records at
-        that rate. Each process draws words for all records, which costs little: with a reproducible source all get the
-        same words, and together take the sample of a single process.
+        Each of several processes gives the common rate and its own part of the records. Only one process tosses a
+        record's coin, with words that no other process has, so a step's batches together are a Poisson sample of all
+        records at that rate. Each process draws words for all records, which costs little: with a reproducible source
+        all get the same words, and together take the sample of a single process.
 
         Args:
             records: Number of records.
-            sample_rate: Probability of each record to be in a batch.
+            sample_rate: Probability that a record is in a batch.
             steps: Number of batches.
             noise: Source of the coins; None is the operating system.
             own: This process's part of the records; positions are counted within it.
@@ -76,7 +76,7 @@ class PoissonBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields a list of positions per step."""
-        # As integers, rounded down: never likelier than in the analysis, not even by a bit.
+        # An integer threshold, rounded down: never likelier than in the analysis.
         threshold = int(Fraction(self.sample_rate) * 2**64)
         for _ in range(self.steps):
             coins = self.noise.words(self.records)[self.own]
@@ -164,7 +164,7 @@ def require_batches_as_drawn(trainer: Any, *owners: tuple[Any, type]) -> None:
         hook, owner = found[0]
         raise ValueError(
             f"{hook} must not be overridden for DP-SGD, and {type(owner).__name__} does: it may repeat or mix "
-            "records, which nothing tries. Let the network do what treats each image by itself"
+            "records, which nothing tests. Move operations on single images into the network"
         )
 
 
@@ -183,7 +183,7 @@ class PoissonSampled(WrappedDataset):
         evaluation: Literal["test", "selection"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
-        """Remembers the settings; no file is touched.
+        """Store the settings; no file is touched.
 
         Args:
             dataset: The private data set.
@@ -221,7 +221,7 @@ class PoissonSampled(WrappedDataset):
                 raise ValueError(
                     f"read() of {self.name} must give an ImageDataset for DP-SGD, and trained_on not be overridden, "
                     f"got a {'trained_on of its own' if kind is ImageDataset else kind.__name__}: it may repeat or mix "
-                    "records. Let the network do what treats each image by itself"
+                    "records. Move operations on single images into the network"
                 )
         self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
@@ -237,7 +237,7 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def sample_rate(self) -> float:
-        """Probability of each record, or person, to be in a batch; needs `setup("fit")`.
+        """Probability that a record, or person, is in a batch; needs `setup("fit")`.
 
         It is published, and ε reveals many of its digits. If a bound on N is stated, the rate is based on that bound,
         which also holds for persons, and batches are smaller than `batch_size`.
@@ -293,7 +293,7 @@ class PoissonSampled(WrappedDataset):
             self._mapped[split] = MappedRecords.of(records, function, workers=workers, dtype=dtype)
 
     def teardown(self, stage: str) -> None:
-        """Frees what `precompute` has made: gigabytes of large features."""
+        """Frees the features of `precompute`, which may take gigabytes."""
         if stage == "fit":
             self._forget_precomputed()
 

@@ -17,13 +17,12 @@ _FIRST_ID = -3
 class Shadowed(DerivedDataset):
     """About half of another data set's private part, plus about half of the canaries.
 
-    Each record has its own fair coin in each shadow, by its id. Everything else, including the name, is as in the
-    wrapped data set. Canaries are made only of public data: the first half of them are images of the public test part
-    with the label after the right one (`mislabelled`), the others random black and white pixels with a random label
-    (`noise`), which no data set contains.
+    In each shadow a record's id decides its fair coin. Everything else, including the name, is as in the wrapped data
+    set. Canaries are made of public data only: the first half are public test images with the label after the right one
+    (`mislabelled`), the others random black and white pixels with a random label (`noise`), which no data set contains.
 
     Attributes:
-        num_records: Number of records of the wrapped data set plus the canaries, whatever the coins.
+        num_records: Number of records of the wrapped data set plus number of canaries, whatever the coins.
     """
 
     def __init__(self, *, dataset: ImageDataModule, number: int, canaries: int = 0) -> None:
@@ -31,8 +30,8 @@ class Shadowed(DerivedDataset):
 
         Args:
             dataset: The private data set.
-            number: Number of the shadow, from 0, which decides the coins.
-            canaries: Number of canaries planted in all shadows together; each is in half of them.
+            number: Number of the shadow, from 0, which determines the coins.
+            canaries: Number of canaries; each is planted in about half of the shadows.
         """
         self.private_name = dataset.private_data.removesuffix("/train")
         super().__init__(dataset=dataset)
@@ -43,7 +42,7 @@ class Shadowed(DerivedDataset):
     def members(self, ids: Tensor) -> Tensor:
         """Whether this shadow is trained on records with these ids (N,): (N,) bool, true for heads.
 
-        Records held out for validation are never trained on, whatever this says.
+        Records held out for validation are never trained on, whatever their coin.
         """
         return id_fraction(ids, purpose=f"shadow-{self.number}") < 0.5
 
@@ -51,7 +50,7 @@ class Shadowed(DerivedDataset):
         """Returns all canaries, mislabelled ones first. Reads the public test part.
 
         Raises:
-            ValueError: Too few test images.
+            ValueError: There are too few test images.
         """
         count, mislabelled = self.num_canaries, self.num_canaries // 2
         test = self.dataset.records("test")
@@ -69,7 +68,7 @@ class Shadowed(DerivedDataset):
         )
 
     def read(self, part: Part) -> ImageDataset:
-        """Reads the wrapped data set's part; of the private part what the coins keep, then the canaries.
+        """Reads a part of the wrapped data set; of the private part only records and canaries with heads.
 
         Raises:
             ValueError: A record of the data set has a canary's id.
@@ -86,7 +85,7 @@ class Shadowed(DerivedDataset):
             labels=torch.cat([kept.labels, added.labels]),
             ids=torch.cat([kept.ids, added.ids]),
             peak=records.peak,
-            # A canary is a person of its own.
+            # Each canary is its own person.
             identities=None if kept.identities is None else torch.cat([kept.identities, added.ids]),
         )
 

@@ -1,4 +1,4 @@
-"""Private records on disjoint shards by stable id, one for each teacher of an ensemble."""
+"""Private records in disjoint shards by stable id, one for each teacher of an ensemble."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from privacy.checks import check_count
 
 
 def shard_of(ids: Tensor, *, num_shards: int) -> Tensor:
-    """Each record's shard in [0, num_shards), by its stable id and that public number only: (N,) int64, like `ids`.
+    """Returns each record's shard in [0, num_shards), (N,) int64 like `ids`, by its stable id and this public number.
 
     Raises:
         ValueError: `num_shards` is below 1, or `id_fraction` refuses the ids.
@@ -72,8 +72,8 @@ class ShardedRecords:
     def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
         """Returns a copy whose images are replaced by `function` of each, computed once and kept in half precision.
 
-        Computed shard by shard, since the number of images in a call may affect the last bits, which must not reveal
-        another shard. Neither must a state that `function` keeps of its calls: each shard has its own copy.
+        Computed shard by shard with a new copy of `function`, since neither the number of images in a call, which may
+        affect the last bits, nor a state that `function` keeps may reveal another shard.
         """
         parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
         records = MappedRecords.of(
@@ -109,7 +109,7 @@ class Shards(WrappedDataset):
         steps_per_epoch: int = 100,
         require_all_classes: bool = True,
     ) -> None:
-        """Remembers the settings; no file is touched.
+        """Store the settings; no file is touched.
 
         Args:
             dataset: The private data set.

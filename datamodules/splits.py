@@ -1,8 +1,8 @@
 """Splits that assign a record by its stable id only.
 
-Privacy guarantees compare a data set with one from which a record was removed. That only works if the record's absence
-changes nothing for the others, so a split (like a teacher's shard) may depend only on the record's id, or its person's:
-not on its content, and not on its position in a list, which a removal would shift.
+Privacy guarantees compare a data set with one from which a record was removed. This only works if the removal does not
+affect the other records, so a split (like a teacher's shard) may depend only on the record's id, or its person's: not
+on its content, and not on its position in a list, which a removal would shift.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
 def ids_of_names(names: Sequence[str]) -> Tensor:
     """Maps names stored with the records to ids, (N,) int64: the first 8 bytes of a BLAKE2b hash.
 
-    Two of a million names collide less than once in ten million data sets. Equal names are numbered in order, on which
-    only their own ids depend.
+    Among a million names, two collide with a probability below one in ten million. Equal names are numbered in order,
+    which only affects their own ids.
     """
     seen: dict[str, int] = {}
     ids = []

@@ -1,4 +1,4 @@
-"""Street View House Numbers, the cropped digits, in the MATLAB files of their site."""
+"""Street View House Numbers: cropped digits, in the MATLAB files of their site."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from datamodules.images import ImageDataset
 class SVHN(ImageDataModule):
     """99 289 digits of house numbers, 32×32 colour pixels (Netzer et al. 2011): 73 257 private, 26 032 test.
 
-    Files are looked for as `root/SVHN/train_32x32.mat` and `root/SVHN/test_32x32.mat`; `extra_32x32.mat` is not used.
-    The files call the digit 0 by the label 10; here a digit's label is the digit. A record's id is its index in the
-    file.
+    Files are expected as `root/SVHN/train_32x32.mat` and `root/SVHN/test_32x32.mat`; `extra_32x32.mat` is not used. The
+    files label the digit 0 as 10; here a digit's label is the digit. A record's id is its index in the file.
     """
 
     num_classes = 10

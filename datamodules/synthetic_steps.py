@@ -46,10 +46,10 @@ class StepIndices:
 class SyntheticSteps(WrappedDataset):
     """No training data at all: training batches are step indices, from which the model draws its own latent inputs.
 
-    `dataset` is the data set that the finished student is evaluated on. **Only the test split** is opened: it is public
-    by assumption and has the only real images that this stage ever sees. The private training part is never read, and
-    its files may be missing. Nothing is selected on the test split: tables report the last step. For selection (a
-    sweep, early stopping) use `evaluation="selection"`, which keeps half of it for the reported figure.
+    The student is evaluated on `dataset`. **Only its test split** is opened: it is public by assumption and has the
+    only real images that this stage sees. The private training part is never read, and its files may be missing.
+    Nothing is selected on the test split: tables report the last step. For selection (a sweep, early stopping) use
+    `evaluation="selection"`, which keeps half of it for the reported figure.
 
     Records held out of a teacher's training are as private as its training records: a student's fit never opens them.
     Their owner may evaluate the finished student on them (`LightningCLI validate` with the data set itself).
@@ -68,7 +68,7 @@ class SyntheticSteps(WrappedDataset):
         Args:
             dataset: The data set to evaluate on, which gives the classes and the image shape.
             steps_per_epoch: Number of training steps per epoch (evaluation follows each epoch).
-            batch_size: Synthetic images per step over all processes. Linked to the model, which draws them.
+            batch_size: Synthetic images per step over all processes; linked to the model, which draws them.
             evaluation: What is evaluated while fitting, `test` or `selection`; see `WrappedDataset`.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)

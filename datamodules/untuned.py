@@ -1,4 +1,4 @@
-"""Two sets of characters like none of the shipped priors, made of MNIST's digits: `python -m datamodules.untuned`."""
+"""Makes two data sets of characters unlike all shipped priors from MNIST digits: `python -m datamodules.untuned`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 NUM_CLASSES = 10
-#: Ways in which a class of overlaid characters is written, as a and A are.
+#: Number of forms of an overlaid character of one class, like a and A.
 FORMS = 2
-#: Name, height and width in pixels, characters for training and testing: as many cropped ones as USPS, other digits
-#: that reach to the edge, has of each.
+#: Name, side in pixels, and numbers of characters for training and testing: those of the cropped set are USPS's, whose
+#: digits also reach the edge.
 SETS = (("cropped", 16, (7291, 2007)), ("overlaid", 28, (8000, 2000)))
 
 _PARTS: tuple[Part, Part] = ("train", "test")
 _MOST_PIECES, _SIDE = 3, 28
-#: Grey values above it count as ink. Below are the ends of soft edges, which would leave a border that looks empty.
+#: Grey values above this count as ink; fainter soft edges would leave a border that looks empty.
 _INK = 32
-#: A box is at least this wide for its height, and this high for its width: a 1 stays a bar in place of a plain square.
+#: Smallest ratio of a box's sides in either direction, so that a 1 stays a bar and does not become a square.
 _LEAST_ASPECT = 1 / 3
-# Of a recipe. Lengths in pixels, angles in degrees.
+# Ranges of a recipe, in pixels and degrees.
 _SIDES, _TURN, _OFFSET = (9.0, 19.0), 90.0, (4.0, 7.0)
-# Of one character, about its recipe; of the side, in degrees, in pixels.
+# Variation of characters about their recipe: relative to the side, in degrees, in pixels.
 _SIDE_JITTER, _TURN_JITTER, _PLACE_JITTER = 0.1, 8.0, 1.5
 
 
 class Piece(NamedTuple):
-    """One digit of a recipe: its class, its ink box before it is turned, degrees counterclockwise, and its middle."""
+    """One digit of a recipe: class, ink box before rotation, counterclockwise rotation in degrees, and centre."""
 
     digit: int
     width: float
@@ -49,15 +49,15 @@ class Piece(NamedTuple):
 
 
 def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
-    """Writes both sets for `ImageFolder`, as `SET/PART/CLASS/NUMBER.png`, bright ink on dark ground; gives back `to`.
+    """Write both sets for `ImageFolder` as `SET/PART/CLASS/NUMBER.png`, bright ink on a dark ground; returns `to`.
 
-    `cropped`: the first digits of each of MNIST's two parts, cut to their ink and stretched to 16×16 pixels.
-    `overlaid`: characters of 28×28 pixels made of two or three digits each, see `overlaid`. What is in a set's `train`
-    is made only of MNIST's training file, and what is in `test` only of its test file.
+    `cropped` has the first digits of each of MNIST's parts, cropped to their ink and stretched to 16×16 pixels.
+    `overlaid` has characters of 28×28 pixels made of two or three digits, see `overlaid`. A set's `train` is made of
+    MNIST's training file only, and its `test` of the test file only.
 
     Raises:
         MissingDataError: MNIST's files are not in `root`.
-        FileExistsError: `to` is there already.
+        FileExistsError: `to` exists already.
     """
     place, source = Path(to).expanduser(), MNIST(root=root)
     parts = [source.read(part) for part in _PARTS]
@@ -79,18 +79,18 @@ def _write(images: Sequence[Pixels] | Pixels, labels: Labels, folder: Path) -> N
 
 
 def cropped(digit: Pixels, *, size: int) -> Pixels:
-    """Cuts a digit (H, W), bright on dark ground, to its ink and stretches it to fill a square, `size` pixels a side.
+    """Crop a digit (H, W), bright on a dark ground, to its ink and stretch it to `size` x `size` pixels.
 
-    It is stretched up to three times more one way than the other, by Pillow's bilinear filter, which averages when it
-    shrinks; a narrower digit is in the middle. One without ink is scaled as it is.
+    It is stretched at most three times more in one direction than in the other; narrower digits are centred. Pillow's
+    bilinear filter averages when it shrinks. A digit without ink is scaled as it is.
     """
     return np.asarray(_inked(digit).resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
 
 
 def _recipes() -> list[list[Piece]]:
-    """How overlaid characters are made: `FORMS` recipes of each class, one after the other, of other digits each.
+    """Make the recipes of overlaid characters: `FORMS` per class, in order of class, each of other digits.
 
-    Each of a recipe's two or three digits stands in a different direction from the middle.
+    Each of a recipe's two or three digits is in a different direction from the centre.
     """
     draw = _draws(0)
     made: list[list[Piece]] = []
@@ -112,21 +112,20 @@ def _recipes() -> list[list[Piece]]:
 
 
 def overlaid(digits: Pixels, labels: Labels, *, count: int, draw: int) -> tuple[Pixels, Labels]:
-    """Characters (M, 28, 28) of several digits each, squeezed, turned and laid over one another by one recipe a form.
+    """Draw characters (M, 28, 28) of several digits each, resized, rotated and overlaid by the recipe of their form.
 
-    Where digits overlap the brighter one shows. Which digit of its class is taken, and small changes of its size, its
-    turn and its place, are drawn anew for each character. Classes, (M,) from 0 to 9, go round, and so do the forms of
-    each.
+    Overlapping digits are combined by their maximum. Each character draws which digit of a class it uses, and small
+    changes of size, rotation and place. Labels (M,) cycle through 0 to 9, and forms through those of each class.
 
     Args:
-        digits: (N, H, W), bright ink on dark ground: what characters are made of.
-        labels: (N,), their classes; all of 0 to 9.
+        digits: (N, H, W), bright ink on a dark ground, the digits to use.
+        labels: (N,), their classes, which must include all of 0 to 9.
         count: Number of characters, M.
-        draw: Another one for each set of characters of the same recipes, at least 1.
+        draw: Seed, at least 1; sets of characters with the same recipes need different ones.
     """
     made_by = _recipes()
     of_class = [np.flatnonzero(labels == digit) for digit in range(NUM_CLASSES)]
-    # All at once, so that a character's numbers do not depend on how many digits the others have.
+    # Drawn at once, so that a character's numbers do not depend on the other characters.
     numbers = _draws(draw).random_sample((count, _MOST_PIECES, 6))
     images = np.zeros((count, _SIDE, _SIDE), dtype=np.uint8)
     classes = np.arange(count, dtype=np.int64) % NUM_CLASSES
@@ -147,7 +146,7 @@ def _lay(image: Pixels, digit: Pixels, piece: Piece, jitter: list[float]) -> Non
     squeezed = _inked(digit).resize((width, height), Image.Resampling.BILINEAR)
     turned = squeezed.rotate(piece.turn + _TURN_JITTER * turn, Image.Resampling.BILINEAR, expand=True)
     ink = np.asarray(turned, dtype=np.uint8)[:_SIDE, :_SIDE]
-    # What would reach beyond an edge is moved to it.
+    # Digits that would reach beyond an edge are moved to it.
     top, left = (
         min(max(round(middle + _PLACE_JITTER * change - side / 2), 0), _SIDE - side)
         for middle, change, side in ((piece.y, y, ink.shape[0]), (piece.x, x, ink.shape[1]))
@@ -157,7 +156,7 @@ def _lay(image: Pixels, digit: Pixels, piece: Piece, jitter: list[float]) -> Non
 
 
 def _inked(digit: Pixels) -> Image.Image:
-    """What of a digit is ink; a narrow one in the middle of a box as wide as it has to be."""
+    """Crop a digit to its ink; a narrow one is centred in a box of the smallest allowed aspect ratio."""
     rows, columns = (np.flatnonzero((digit > _INK).any(axis=axis)) for axis in (1, 0))
     if not len(rows):
         return Image.fromarray(digit)
@@ -173,7 +172,7 @@ def _between(interval: tuple[float, float], fraction: float) -> float:
 
 
 def _draws(purpose: int) -> np.random.RandomState:
-    # The one generator of NumPy whose numbers stay the same with every version.
+    # NumPy's only generator whose numbers are the same in every version.
     return np.random.RandomState([0, purpose])
 
 

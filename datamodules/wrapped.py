@@ -1,4 +1,4 @@
-"""Data modules around a data set, with its public facts and its evaluation."""
+"""Base classes of data modules that wrap a data set, with its public facts and its evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
 
 
 def _take_facts(module: Any, dataset: Any) -> None:
-    """Gives a data module another data set's public facts, and the data set itself."""
+    """Give a data module a data set and its public facts."""
     if not isinstance(dataset, ImageDataModule):
         raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
     for fact in _OF_DATASETS if isinstance(module, ImageDataModule) else _FACTS:
@@ -26,10 +26,10 @@ def _take_facts(module: Any, dataset: Any) -> None:
 
 
 class DerivedDataset(ImageDataModule):
-    """A data set made of another one's records, with the same public facts and loader settings.
+    """A data set made from another one's records, with the same public facts and loader settings.
 
     Raises:
-        ValueError: It is not a data set.
+        ValueError: `dataset` is not a data set.
     """
 
     dataset: ImageDataModule
@@ -50,13 +50,14 @@ class DerivedDataset(ImageDataModule):
 class WrappedDataset(LightningDataModule):
     """A data set with training batches of another kind.
 
-    `evaluation` is what is evaluated while fitting and by `validate`. `test`: the whole public test split, logged as
-    `test_split/accuracy`. `selection`: one half of it by stable ids, to select by, logged as `val/accuracy`; `test` and
-    the result record then use the other half. `batch_size` counts images per step over all processes.
+    `evaluation` sets the records evaluated while fitting and by `validate`. `test` is the whole public test split,
+    logged as `test_split/accuracy`. `selection` is one half of it by stable ids, to select by, logged as
+    `val/accuracy`; `test` and the result record then use the other half. `batch_size` counts images per step over all
+    processes.
 
     Raises:
-        ValueError: An invalid setting, or a class that overrides what is evaluated: it may contain private records, by
-            which a step would be chosen.
+        ValueError: A setting is invalid, or a derived class overrides what is evaluated: that may be private records,
+            and a step could be selected by them.
     """
 
     dataset: ImageDataModule
@@ -74,8 +75,8 @@ class WrappedDataset(LightningDataModule):
                 break
             if own := [name for name in _OF_EVALUATION if name in vars(kind)]:
                 raise ValueError(
-                    f"{own[0]} must not be overridden, and {kind.__name__} does: it may give private records, which "
-                    "nothing is charged for. Let read('test') of dataset give public ones"
+                    f"{own[0]} must not be overridden, and {kind.__name__} does: it may return private records without "
+                    "a charge. Return public records from read('test') of dataset"
                 )
         _take_facts(self, dataset)
         if evaluation not in ("test", "selection"):

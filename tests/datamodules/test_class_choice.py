@@ -53,7 +53,7 @@ def test_a_choice_of_no_use_is_refused(classes: Any, message: str) -> None:
 def test_names_count_before_positions_and_aliases_are_taken() -> None:
     found = ClassChoice.of([1, "n2"], names=("5", "1", "0"), aliases=("n1", "n3", "n2"), dataset="x")
     assert found.kept == (1, 2) and found.names == ("1", "0")
-    with pytest.raises(ValueError, match="x has 2 classes of the name 'crane', at positions 0, 2: give the position"):
+    with pytest.raises(ValueError, match="x has 2 classes named 'crane', at positions 0, 2: give the position"):
         ClassChoice.of(["crane", "dog"], names=("crane", "dog", "crane"), dataset="x")
     assert ClassChoice.of([0, 2], names=("crane", "dog", "crane"), dataset="x").kept == (0, 2)
 

@@ -235,6 +235,6 @@ def test_the_number_of_pictures_does_not_decide_whose_each_is(tmp_path: Path) ->
         folder = tmp_path / "train" / str(number % 2)
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(folder / f"{number}.png")
-    with pytest.raises(ValueError, match=r"dataset\.num_records must be given for clients of pictures, a bound"):
+    with pytest.raises(ValueError, match=r"dataset\.num_records must be given for clients of pictures, as a bound"):
         Clients(dataset=ImageFolder(root=tmp_path, size=8, channels=1, name="pictures"), num_clients=2)
     Clients(dataset=ImageFolder(root=tmp_path, size=8, channels=1, name="pictures", num_records=1000), num_clients=2)

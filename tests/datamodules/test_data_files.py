@@ -199,7 +199,7 @@ def test_a_download_that_fails_is_explained(name: str, tmp_path: Path, monkeypat
         raise URLError("Name or service not known")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    with pytest.raises(MissingDataError, match="Downloading was tried and failed"):
+    with pytest.raises(MissingDataError, match="The download failed"):
         family.build(root=tmp_path / "nowhere", download=True).prepare_data()
 
 
@@ -322,7 +322,7 @@ def _change(name: str, root: Path, change: dict[str, Any]) -> None:
     ("name", "change", "message"),
     [
         ("CIFAR10", {"data": np.zeros((20, 100), np.uint8)}, "damaged or no file of CIFAR"),
-        ("CIFAR10", {"labels": [0] * 19}, "other numbers of data, labels and filenames"),
+        ("CIFAR10", {"labels": [0] * 19}, "its numbers of data, labels and filenames differ"),
         ("SVHN", {"X": np.zeros((32, 32, 3, 4)), "y": np.ones(4, np.uint8)}, "images as float64"),
         ("SVHN", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.zeros(4, np.uint8)}, "outside 1 to 10"),
         ("SVHN", {"Z": np.zeros(3)}, "damaged or no MATLAB file with X and y"),
@@ -432,8 +432,8 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (MedMNIST, {"subset": "organmnist3d"}, "subset must be flat, .*got 'organmnist3d'"),
-        (MedMNIST, {"subset": "chestmnist"}, "subset must be flat, of one label an image: .*got 'chestmnist'"),
+        (MedMNIST, {"subset": "organmnist3d"}, "subset must be 2D .*got 'organmnist3d'"),
+        (MedMNIST, {"subset": "chestmnist"}, "subset must be 2D with one label per image: .*got 'chestmnist'"),
         (MedMNIST, {"size": 32}, "size must be 28, 64, 128 or 224, got 32"),
         (CelebA, {"task": "age"}, "task must be 'gender' or 'hair', got 'age'"),
         (COVIDx, {"size": 0}, "size must be a whole number of at least 1"),

@@ -208,7 +208,7 @@ def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
     content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
     torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
-    with refused(monkeypatch, broken, "the teacher's file does not say which records are private", "test/CLASS"):
+    with refused(monkeypatch, broken, "the teacher's file does not say which are private", "test/CLASS"):
         if several:  # of two clients one has a teacher that says it, of other pictures
             files = ["trained/checkpoints/last.ckpt", "weights.pt"]
             clients = {"teachers": files, "names": ["north", "south"], "teacher_network": SMALL}
