@@ -1,4 +1,4 @@
-"""Lightning modules that turn a model trained on sensitive data into one that can be published."""
+"""Lightning modules that distil a model trained on sensitive data into one that can be published."""
 
 from __future__ import annotations
 

@@ -26,18 +26,18 @@ FIT = {
 """Commands of Lightning's own CLI."""
 
 COMMANDS = {
-    "distill": ("lightning_modules.cli.distill", "go from a teacher to a student's folder"),
-    "export": ("lightning_modules.cli.export", "make a folder to hand on from a finished run"),
+    "distill": ("lightning_modules.cli.distill", "train a student of a teacher and export it"),
+    "export": ("lightning_modules.cli.export", "export a finished run to a folder for publication"),
     "calibrate": ("lightning_modules.cli.calibrate", "show what a configuration would cost, without training"),
     "pipeline": ("sweeps.runner.pipeline", "run fits in order, each once"),
     "tables": ("sweeps.runner.tables", "run and render the papers' tables"),
     "render": ("sweeps.runner.documents", "write results into documents"),
-    "verify": ("lightning_modules.cli.verify", "check a folder that somebody hands on against its guarantee"),
+    "verify": ("lightning_modules.cli.verify", "check an exported folder against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
-    "attack": ("sweeps.attacking.attack", "show what an attacker gets from a run's model"),
-    "client": ("lightning_modules.cli.client", "answer a federation's server from where the data are"),
+    "attack": ("sweeps.attacking.attack", "attack a run's model and report what it reveals"),
+    "client": ("lightning_modules.cli.client", "answer a federation's server from the machine with the data"),
 }
-"""By name: the module, with a function of that name, and what it does. Each is imported on first use."""
+"""Modules, each with a function named like the command, and help texts. Modules are imported on first use."""
 
 
 def run(args: Sequence[str]) -> TranscriptionCLI | None:
@@ -49,8 +49,8 @@ def run(args: Sequence[str]) -> TranscriptionCLI | None:
     command = next((argument for argument in args if not argument.startswith("-")), None)
     if command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
-        # What commands that make fits need of this module, which they do not import: one runs a command, the other
-        # turns the arguments of `fit` into the model and the data without running anything.
+        # For commands that make fits, which do not import this module: `run` runs a command, `build` makes the model
+        # and the data from the arguments of `fit` without running anything.
         offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
         wanted = inspect.signature(function).parameters
         function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
@@ -81,15 +81,15 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     """Entry point of the console script.
 
     Args:
-        args: Command-line arguments; None takes those of the process, and then ends it with a message in place of a
-            traceback where an error is an expected one.
+        args: Command-line arguments; None takes those of the process, and ends it with a message instead of a traceback
+            if an error is expected.
     """
     if args is not None:
         return run(args)
     given = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(given) < len(sys.argv) - 1
     if debug:
-        os.environ["JSONARGPARSE_DEBUG"] = "true"  # its errors too are raised where they are found
+        os.environ["JSONARGPARSE_DEBUG"] = "true"  # makes its errors show their origin as well
     try:
         run(given)
     except Exception as error:
@@ -111,7 +111,7 @@ def _last_words(error: Exception) -> str | int:
     from lightning_modules.runtime.runs import first_process
     from privacy.processes import failed_everywhere
 
-    # One of several processes speaks for all.
+    # If all processes fail, one reports the error.
     if failed_everywhere(error) and not first_process():
         return 1
     return "\n".join([f"error: {message_of(error)}", *getattr(error, "__notes__", ())])

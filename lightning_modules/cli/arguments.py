@@ -1,4 +1,4 @@
-"""Settings before they are parsed: installed files found, and short forms written out, so that options add to them."""
+"""Prepares arguments for the parser: finds installed files and expands short forms, so that options add to them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from lightning_modules.runtime.paths import find_configs
 
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
-    """Arguments of a command that builds a model, with strings of `SHORT` and null by way of a configuration.
+    """Rewrite a command's arguments so that strings of `SHORT` and null are passed as configurations.
 
-    jsonargparse 4.53 reads null as the class path "None" when it comes by an option, and as null when it comes by a
-    configuration.
+    jsonargparse 4.53 reads null in an option as the class path "None", but null in a configuration as null.
     """
     prepared: list[str] = []
     left = find_configs(args)
@@ -55,7 +54,7 @@ def prepare_arguments(args: Sequence[str]) -> list[str]:
 
 
 def _content(config: str) -> dict[str, Any]:
-    """Plain values of a configuration, a file or JSON; nothing of one that the parser will refuse."""
+    """Read a configuration, a file or JSON, as plain values; empty if the parser will refuse it."""
     try:
         found = yaml.safe_load(config if config.lstrip().startswith("{") else Path(config).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -64,7 +63,7 @@ def _content(config: str) -> dict[str, Any]:
 
 
 def _parts(settings: dict[str, Any], path: str = "-") -> Iterator[str]:
-    """Arguments for a network that an earlier file names, taken out, as options: the parser would replace them all."""
+    """Remove arguments for networks that an earlier file names and yield them as options, which add to that file's."""
     for name, value in list(settings.items()):
         if name == "arguments" and "name" not in settings and isinstance(value, dict):
             yield from _leaves(settings.pop(name), f"{path}.arguments.")
@@ -81,7 +80,7 @@ def _leaves(value: Any, option: str) -> Iterator[str]:
 
 
 def merged(config: Namespace) -> Namespace:
-    """A configuration whose networks' arguments have the parts that options gave in their places."""
+    """Merge options for parts of networks' arguments into the configuration."""
     for name, value in list(config.items()):
         if name.endswith(".arguments") and isinstance(value, dict):
             config[name] = nested(value)
@@ -89,25 +88,25 @@ def merged(config: Namespace) -> Namespace:
 
 
 def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings with each string of `SHORT` replaced by a mapping."""
+    """Replace each string of `SHORT` in a model's settings by a mapping."""
     found = dict(settings)
     for path, field in SHORT.items():
         value = _at(found, path)
         if isinstance(value, str) and (path, value) != ("generator_phase.baseline", "student"):
-            # The name of another network comes without the arguments of the one before.
+            # A newly named network does not inherit the previous one's arguments.
             found = _with(found, path, {field: value, **({"arguments": {}} if path.endswith("network") else {})})
     return found
 
 
 def _at(settings: Any, path: str) -> Any:
-    """Value of a dotted name; None if there is none."""
+    """Return the value of a dotted name, or None."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else None
     return settings
 
 
 def _with(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with another value of a dotted name."""
+    """Return a copy with another value for a dotted name."""
     name, _, rest = path.partition(".")
     inner = settings.get(name)
     return {**settings, name: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
@@ -124,7 +123,7 @@ def _load(text: str) -> Any:
     return content
 
 
-# A network's arguments are plain values; the network's own parser builds what they stand for.
+# A network's arguments stay plain values; the network's own parser builds objects from them.
 set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 PARSER_MODE = "yaml_written_out"

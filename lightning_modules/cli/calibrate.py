@@ -1,4 +1,4 @@
-"""`LightningCLI calibrate --config FILE`: what a configuration costs, and what would meet a target."""
+"""`LightningCLI calibrate --config FILE`: shows a configuration's ε, and settings that meet target ε."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
 
 
 def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> float:
-    """ε of `calls` calls of a bound annotator under either accounting, with no other release."""
+    """ε of `calls` calls of a bound annotator alone, under either accounting."""
     charge = annotator.charge
     if accounting == "record":
         return compose({charge.release: calls}, annotator.budget.delta).epsilon
@@ -38,7 +38,7 @@ def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> floa
 
 
 def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[float]) -> Table:
-    """For each target ε: how many calls fit at the configured noise, and which noise the planned calls would need."""
+    """Tabulate per target ε the calls allowed at the configured noise, and the noise needed for the planned calls."""
     setting = annotator.noise_setting
     noise = getattr(annotator, setting)
     table = Table(box=box.SIMPLE_HEAD)
@@ -72,7 +72,7 @@ def _noise(annotator: Annotator, calls: int, target: float, accounting: Accounti
     except ValueError:
         return "none", "–"
     setting = found.value if annotator.more_is_noisier else 1 / found.value
-    # Never less noise than was found, and never a smaller ε.
+    # Never round to less noise or to a smaller ε.
     return (round_up if annotator.more_is_noisier else round_down)(setting), round_up(found.epsilon)
 
 
@@ -94,7 +94,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     if Path(str(teacher)).is_file():
         console.print(cost_in_ledger(cli), highlight=False)
     else:
-        console.print(f"{teacher} is not there: what the ledger of its data holds is not counted.", highlight=False)
+        console.print(f"{teacher} does not exist: the ledger of its data is not counted.", highlight=False)
     annotator, calls = cli.model.annotator, _planned_calls(cli)
     if not hasattr(annotator, annotator.noise_setting):
         return
@@ -124,10 +124,10 @@ def planned_cost(cli: Any) -> list[str]:
 
 
 def cost_in_ledger(cli: Any) -> str:
-    """What is planned with this teacher, by itself and with all that the ledger of its data holds, which is only read.
+    """State the ε of the plan alone, and together with everything in the ledger of its data, which is only read.
 
     Raises:
-        TeacherError: The teacher's file is missing, or holds nothing of use.
+        TeacherError: The teacher's file is missing or unusable.
         LedgerError: The ledger cannot be read.
     """
     teacher, given = cli.model.read_teacher(), cli.model.annotator
@@ -151,7 +151,7 @@ def cost_in_ledger(cli: Any) -> str:
 
 
 def _without_noise(cli: Any) -> tuple[str, str | None] | None:
-    """What a run uses without noise, and the training that bounds it (None: the teacher's), if any."""
+    """Return a noiseless access of the run, if any, and the training that bounds it (None: the teacher's)."""
     model, data = cli.model, cli.datamodule
     if isinstance(model.images, PoolSource) and model.images.is_of({data.private_data}, [data.partition]):
         return "the private records themselves (images.pool), which nothing bounds", RECORDS
@@ -162,7 +162,7 @@ def _without_noise(cli: Any) -> tuple[str, str | None] | None:
 
 
 def planned_epsilon(cli: Any) -> float:
-    """Record-level ε of only what is planned, regardless of earlier queries to the same private data."""
+    """Record-level ε of the plan alone, regardless of earlier queries to the same private data."""
     return epsilon_of(cli.model.annotator, _planned_calls(cli), "record")
 
 
@@ -176,7 +176,7 @@ def _planned_calls(cli: Any) -> int:
         )
     calls: int = cli.model.calls_of(steps)
     if calls < 1:
-        raise ValueError(f"{type(cli.model).__name__} asks its teacher nothing: its epsilon is the teacher's own")
+        raise ValueError(f"{type(cli.model).__name__} does not query its teacher: its epsilon is the teacher's own")
     return calls
 
 

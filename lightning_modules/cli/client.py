@@ -1,4 +1,4 @@
-"""`LightningCLI client --server HOST:PORT ...`: one client of a federation, on the machine where its data are."""
+"""`LightningCLI client --server HOST:PORT ...`: one client of a federation, on the machine that holds its data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from privacy.checks import check_delta
 
 
 def client(args: Sequence[str]) -> None:
-    """The command. It answers the server of one run, and ends with it.
+    """The command, which answers the server until the run ends.
 
     Raises:
-        ValueError: An invalid setting.
+        ValueError: A setting is invalid.
         FederationError: flwr is not installed, or no server was reached.
     """
     parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)
@@ -46,19 +46,19 @@ def _client(
     """One client.
 
     Args:
-        server: HOST:PORT that the server listens on.
-        name: By which the server knows this client; no other may have it.
+        server: HOST:PORT of the server.
+        name: Name of this client in the federation, which must be unique.
         teacher: File of the classifier that was trained on this client's records.
         target_epsilon: Epsilon, for the unit of this client's guarantee, that all runs together may spend; null for no
-            limit, which a server that adds the noise itself needs.
-        teacher_network: The classifier's architecture, where its file does not say.
-        folder: Where guarantees are written, in NAME/RUN.
-        delta: Of this client's figures, below one over the number of its records.
-        trusts_server: Whether to send gradients without noise, which the server adds to their sum.
-        num_records: Number of records, where the teacher's file does not say.
-        ledger: The ledger's file. Default: the private data's own.
-        root_certificates: Certificates that the server's is checked by, PEM. Default: the system's.
-        insecure: Do without TLS: for tests on the loopback interface, or inside an encrypted network.
+            limit, which is required if the server adds the noise.
+        teacher_network: The classifier's architecture, if its file does not say.
+        folder: Folder for guarantees, which are written to NAME/RUN in it.
+        delta: Delta of this client's guarantees, below one over the number of its records.
+        trusts_server: Send gradients without noise, for the server to add noise to their sum.
+        num_records: Number of records, if the teacher's file does not say.
+        ledger: The ledger file. Default: the one of the private data.
+        root_certificates: PEM file with certificates to verify the server's. Default: the system's.
+        insecure: Do without TLS, for tests on the loopback interface or inside an encrypted network.
         patience: Seconds without a server after which to give up.
     """
     check_number("target_epsilon", target_epsilon, above=0, null="no limit")

@@ -1,4 +1,4 @@
-"""`LightningCLI distill --teacher FILE --data NAME:FOLDER --to DIR`: from a teacher to a folder to hand on."""
+"""`LightningCLI distill --teacher FILE --data NAME:FOLDER --to DIR`: trains a student of a teacher and exports it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRIORS: Mapping[str, str] = {
     "MNIST": "StrokePrior",
     "FashionMNIST": "SilhouettePrior",
 }
-"""Priors that were drawn with a data set's kind of images in mind; any other data take `GENERAL`."""
+"""Priors designed for the images of a data set; all other data take `GENERAL`."""
 
 GENERAL: Mapping[str, Any] = {
     "class_path": "MixturePrior",
@@ -41,32 +41,32 @@ GENERAL: Mapping[str, Any] = {
         "jitter": 0.5,
     },
 }
-"""Edges, textures and shading at every scale, contrast and brightness: images of no kind in particular."""
+"""Generic images: edges, textures and shading at all scales, contrasts and brightnesses."""
 
-#: Images are drawn and queried in epochs of this many steps, after which a checkpoint is written.
+#: Largest number of steps per epoch, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
 
-#: The newest batches, which a student without a bounded teacher learns from once more.
+#: Number of newest batches to replay, if the teacher's training has no bound.
 _KEPT = 40
 
 
 def prior_for(dataset: str) -> dict[str, Any]:
-    """The prior of a data set, chosen only by its name: trying several on the teacher would be unaccounted queries."""
+    """Return a data set's prior, by its name alone: trying several on the teacher would be unaccounted queries."""
     return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
 
 
 def configuration(
     options: argparse.Namespace, *, bounded: Training | None, network: Any, shape: tuple[int, int, int] | None = None
 ) -> dict[str, Any]:
-    """The configuration of `fit` that the options stand for.
+    """Make the configuration of `fit` from the options.
 
     Raises:
-        ValueError: Steps or a batch size below 1.
+        ValueError: The number of steps is below 1.
     """
     steps = check_count("--steps", options.steps, minimum=1)
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
-    # By the teacher and the data: a second call goes on in it, and is charged for no other run.
+    # Named by teacher and data: a second call continues the run and is not charged for another one.
     of_both = (
         re.sub(r"\W+", "_", text).strip("_") for text in (options.data, str(Path(options.teacher).with_suffix("")))
     )
@@ -86,13 +86,13 @@ def configuration(
         special = {
             "student": {"network": options.student or network or "SmallCNN", **training},
             **images,
-            "pool_size": min(50_000, steps * options.batch_size),  # a student of few steps needs no more
+            "pool_size": min(50_000, steps * options.batch_size),  # few steps need no more
             "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
     else:
         method = "DPDFD"
         gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
-        # An image is drawn and answered in several times the time of a step on it, which costs nothing once more.
+        # Drawing and querying an image takes several times as long as a step on it, and replay costs no privacy.
         again = {"capacity": _KEPT * options.batch_size, "steps": 2, "stride": 5.0}
         source = {"source": "pool", "pool_varied": True} if options.pictures else {"source": "prior"}
         # Of a prior's images some classes have few; pictures of the teacher's kind have them as it met them.
@@ -123,9 +123,9 @@ def configuration(
 
 
 def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | None]:
-    """A teacher's training where its file says that it was by DP-SGD, and the architecture and shape that it names.
+    """Read a teacher's training, if it was by DP-SGD according to its file, its architecture and its image shape.
 
-    A training whose noise can be drawn again bounds nothing, and is none.
+    A training with reproducible noise bounds nothing and is left out.
 
     Raises:
         TeacherError: The file cannot be read without running third-party code.
@@ -153,13 +153,13 @@ def distill(
     run: Callable[[Sequence[str]], Any],
     build: Callable[[Sequence[str]], Any],
 ) -> None:
-    """The command; settings of `fit` that it does not know are handed on.
+    """The command; other settings are passed to `fit`.
 
     Raises:
-        ValueError: An option out of its range.
-        TeacherError: No usable teacher.
-        CheckpointError: The run in the folder was begun with other settings.
-        ExportError: The requested export is impossible; raised before the fit where possible, else the run is kept.
+        ValueError: An option is out of range.
+        TeacherError: The teacher cannot be used.
+        CheckpointError: The run in the folder was started with other settings.
+        ExportError: The export is impossible; raised before the fit if possible, otherwise the run is kept.
     """
     options, settings = _parser().parse_known_args(list(args))
     to = Path(options.to)
@@ -175,7 +175,7 @@ def distill(
             if math.isinf(planned_epsilon(planned)) and not options.unprotected:
                 raise ExportError(
                     "nothing would bound what this student reveals (record-level ε is infinite): set "
-                    "--noise-multiplier above 0, or add --unprotected to export it all the same"
+                    "--noise-multiplier above 0, or add --unprotected to export it anyway"
                 )
         if options.dry_run:
             rank_zero_info(cost_in_ledger(planned))
@@ -202,8 +202,8 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     lines = [
         f"Student {Network.of(settings['student']['network']).name}, by {config['model']['class_path']}, in {steps:,} "
         f"steps of {size} {f'public pictures of {pool}' if pool else f'procedural images of {prior}'} (--prior and "
-        "--pictures name others).",
-        f"Run folder: {config['trainer']['default_root_dir']}; the same command goes on in it.",
+        "--pictures choose others).",
+        f"Run folder: {config['trainer']['default_root_dir']}; the same command continues it.",
     ]
     if training is not None:
         assert training.releases is not None  # by `facts_of`
@@ -234,20 +234,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
-    add("--network", metavar="NAME", help="Its architecture, where the file does not say: my.py:Net, or a class path.")
+    add("--network", metavar="NAME", help="Its architecture, if the file does not say: my.py:Net, or a class path.")
     add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
-    add("--to", required=True, metavar="DIR", help="The folder that is made for the student.")
+    add("--to", required=True, metavar="DIR", help="The folder to export the student to.")
     add("--student", metavar="NAME", help="The student's architecture. Default: SmallCNN, or the DP-SGD teacher's own.")
     images = parser.add_mutually_exclusive_group()
     images.add_argument("--prior", metavar="NAME", help="The prior that draws the images. Default: by the data set.")
-    told = "Pictures in place of a prior's, in any layout. They must be public; their labels are not read."
+    told = "Pictures to use instead of a prior, in any layout. They must be public; their labels are not read."
     images.add_argument("--pictures", metavar="FOLDER", help=told)
     add("--steps", type=int, default=2000, help="Training steps.")
     add("--batch-size", type=int, default=256, help="Images per step.")
-    add("--noise-multiplier", type=float, default=25.9, help="Noise, where the teacher is not by DP-SGD.")
-    add("--delta", type=float, default=1e-5, help="Below one in the number of private records.")
-    add("--seed", type=int, default=0, help="Of images and initial weights; the noise has none.")
-    add("--folder", metavar="DIR", help="The run's folder, which a second call goes on in. Default: below runs/.")
-    add("--dry-run", action="store_true", help="Say what would be done and what it would cost, and end.")
+    add("--noise-multiplier", type=float, default=25.9, help="Noise, if the teacher was not trained by DP-SGD.")
+    add("--delta", type=float, default=1e-5, help="Delta, below one over the number of private records.")
+    add("--seed", type=int, default=0, help="Seed of images and initial weights; the noise has none.")
+    add("--folder", metavar="DIR", help="The run's folder, in which a second call continues. Default: below runs/.")
+    add("--dry-run", action="store_true", help="Show what would be done and what it would cost, and stop.")
     add_export_options(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Top-level error handling: one line for what the user can change, a traceback for a defect."""
+"""Top-level error handling: one line for errors that the user can fix, a traceback for bugs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS = (
 
 
 def expected(error: Exception) -> bool:
-    """Whether the user can change its cause: a value, a setting, a file, a machine that lacks something."""
+    """Whether the user can fix the cause: a value, a setting, a file, a missing package or device."""
     return (
         _ours(error) or isinstance(error, (OSError, ValueError)) or type(error).__name__ == "MisconfigurationException"
     )
@@ -37,7 +37,7 @@ def _ours(error: Exception) -> bool:
 
 
 def message_of(error: Exception) -> str:
-    """What is wrong in one line, without the workings of libraries; where there may be more to see, how to see it.
+    """Describe an error in one line, without internals of libraries, with a hint to --debug if that may show more.
 
     >>> message_of(ValueError("bad value"))
     'bad value (--debug shows where)'
@@ -56,7 +56,7 @@ def message_of(error: Exception) -> str:
 
 
 def explain(message: str) -> str:
-    """One line out of the many of jsonargparse.
+    """Reduce an error message of jsonargparse to one line.
 
     >>> explain('''Parser key "trainer.max_epochs":
     ...   Errors:
@@ -75,7 +75,7 @@ def explain(message: str) -> str:
             for pattern, words in _WORDS:
                 text = re.sub(pattern, words, text)
             found[text] = None
-    if len(found) > 1:  # the short form of a group, which was not meant
+    if len(found) > 1:  # from the short form of a group, which was not used
         found.pop("must be str", None)
     said = []
     for text in found:

@@ -1,4 +1,4 @@
-"""`LightningCLI export RUN --to DIR`: a finished run as a folder that may be published."""
+"""`LightningCLI export RUN --to DIR`: exports a finished run to a folder that may be published."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def export(args: Sequence[str]) -> None:
     """The command `export RUN --to DIR [--onnx] [--unprotected] [--force]`.
 
     Raises:
-        ExportError: The run must not, or cannot, be exported as requested; nothing was written.
+        ExportError: The run must not or cannot be exported as requested. Nothing was written.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI export", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint of one.")
-    parser.add_argument("--to", required=True, metavar="DIR", help="The folder that is made.")
+    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint inside it.")
+    parser.add_argument("--to", required=True, metavar="DIR", help="The folder to make.")
     add_export_options(parser)
     parser.add_argument(
         "--network",
         default=None,
         metavar="CLASS_PATH",
-        help="The network's class, where a script gave an object, or where it is of another package: my.py:Net.",
+        help="The network's class, if a script gave an object or the class is from another package: my.py:Net.",
     )
     options = parser.parse_args(list(args))
     done = export_run(
@@ -37,21 +37,21 @@ def export(args: Sequence[str]) -> None:
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of an export, for every command that makes one; `export_settings` reads it."""
+    """Add the options of an export, which `export_settings` reads."""
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument(
         "--unprotected",
         action="store_true",
-        help="Export a student also where its record-level epsilon is infinite; the card then begins with that.",
+        help="Export a student even if its record-level epsilon is infinite; the model card then begins with that.",
     )
     parser.add_argument("--force", action="store_true", help="Replace an earlier export.")
     parser.add_argument(
-        "--license", default="other", help="Hugging Face's identifier of the model's licence, for the card."
+        "--license", default="other", help="Hugging Face's identifier of the model's licence, for the model card."
     )
 
 
 def export_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `export_run` that `add_export_options` added."""
+    """Arguments of `export_run` from the options of `add_export_options`."""
     return {
         "onnx": options.onnx,
         "unprotected": options.unprotected,
@@ -61,11 +61,11 @@ def export_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def say_exported(done: Exported) -> None:
-    """Prints what was written and what it may be used for."""
+    """Print the exported files and the guarantee."""
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:
-        print("No record of a finished fit is of this state of the network: the card states no accuracy.")
+        print("No record of a finished fit matches this checkpoint: the model card states no accuracy.")
     run, unit = done.run, done.run.stated["unit"]
     print(f"{run.level.capitalize()}-level ε = {round_up(run.epsilon)} at δ = {run.stated['delta']:g}; unit: {unit}.")
-    print(f"Read it before you hand it on: {done.folder / 'README.md'}", flush=True)
+    print(f"Read this before you publish it: {done.folder / 'README.md'}", flush=True)

@@ -1,4 +1,4 @@
-"""Lightning's commands: fit, validate, test and predict, with short class names and a folder for each run."""
+"""Lightning's commands fit, validate, test and predict, with short class names and one folder per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-# Importing makes the short class names of the configuration files known.
+# Imports register the short class names of configuration files.
 import privacy.annotators  # noqa: F401
 from lightning_modules import *  # noqa: F403
 from lightning_modules.callbacks.config import SaveConfig
@@ -48,17 +48,17 @@ from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
-"""Networks whole in float32, as images and the annotators' arithmetic are; autocast where a device gains by it."""
+"""Weights are float32, like images and the annotators' arithmetic; autocast is allowed."""
 
 
 class UsageParser(LightningArgumentParser):
-    """Lightning's parser, whose errors are one line. It takes no abbreviations, which a new setting would change."""
+    """Lightning's parser with one-line errors and no abbreviations, whose meaning a new setting could change."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "parser_mode": PARSER_MODE, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints one line and exits with status 2, or raises if jsonargparse is being debugged."""
+        """Print one line and exit with status 2, or raise if jsonargparse is being debugged."""
         from jsonargparse._common import debug_mode_active
 
         if debug_mode_active() or not self.exit_on_error:
@@ -75,25 +75,25 @@ class TranscriptionCLI(LightningCLI):
         super().__init__(args=list(args), **settings)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one that the arguments begin with: a parser for each takes longer than parsing. Else all."""
+        """The subcommand that the arguments begin with, since building all parsers is slow; otherwise all."""
         every = LightningCLI.subcommands()
         return {name: skip for name, skip in every.items() if [name] == self._arguments[:1]} or every
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Links what the data know to the model that needs it."""
+        """Link facts of the data to the model's arguments."""
         for name in ("num_classes", "image_shape", "batch_size"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses, and puts options for a part of a network's arguments in their places."""
+        """Parse, and merge options for parts of networks' arguments."""
         super().parse_arguments(parser, args)
         self.config = merged(self.config)
 
     def _parse_ckpt_path(self) -> None:
-        """Compares a checkpoint with the configuration, where Lightning would take its settings over the user's.
+        """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
 
         Raises:
-            CheckpointError: No checkpoint, one of another class, or settings that it cannot be used with.
+            CheckpointError: There is no checkpoint, it is of another class, or settings differ that must not.
         """
         command = self.config.get("subcommand")
         if not command:
@@ -112,7 +112,7 @@ class TranscriptionCLI(LightningCLI):
         content = read_checkpoint(path, command=command)
         trained = hyperparameters(content)
         if not trained.get("_class_path"):
-            return  # a script's, which says nothing of its settings
+            return  # a script's checkpoint does not record its settings
         before = {"model": {"class_path": trained.pop("_class_path"), "init_args": trained}, **noted_by_run(content)}
         now = json.loads(self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json"))[command]
         if flat(before)["model"] != flat(now)["model"]:
@@ -125,7 +125,7 @@ class TranscriptionCLI(LightningCLI):
             refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
             epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
             planned = config.trainer.max_epochs
-            if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is written anew
+            if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
                 raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
             if epochs == planned:
                 released = {name: values for name, values in differing.items() if name.startswith("model.annotator.")}
@@ -133,7 +133,7 @@ class TranscriptionCLI(LightningCLI):
             if differing:
                 rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
             return
-        # What is measured is what was trained, whatever the files say; an option that differs is a mistake.
+        # The trained model is measured, whatever configuration files say; an option that differs is a mistake.
         options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in self._arguments}
         refuse(
             {
@@ -155,7 +155,7 @@ class TranscriptionCLI(LightningCLI):
         self.config = self.parser.parse_object({command: content}, self.config)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Adds the logger, the checkpoint and the result record that the configuration does not set."""
+        """Add the logger, the checkpoint and the result record if the configuration does not set them."""
         settings = self._get(self.config_init, "trainer")
         dataset = str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
         command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
@@ -175,7 +175,7 @@ class TranscriptionCLI(LightningCLI):
             if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):
                 if sys.stdout.isatty():
                     callbacks.append(RichProgressBar(theme=RichProgressBarTheme(metrics_format=".3g")))
-                else:  # Lightning's bars would write one line alone, at the end
+                else:  # Lightning's bars would only write one line at the end
                     callbacks.append(ProgressLines())
                     kwargs["enable_progress_bar"] = False
             kwargs["callbacks"] = [*callbacks, SkipCheckpointOnLocalError()]
@@ -183,10 +183,10 @@ class TranscriptionCLI(LightningCLI):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
         if is_data_free(self.model) and str(settings.precision) not in ("None", *PRECISIONS):
             raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {settings.precision}")
-        # Here as well as in the modules: before processes are started and data are read.
+        # Also checked in the modules, but here before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
-            kwargs["devices"] = 1  # more than one is a choice: a batch has to be one that they can share
+            kwargs["devices"] = 1  # more devices must be chosen: they need a batch size that they can share
         trainer = super().instantiate_trainer(**kwargs)
         check_launcher(trainer)
         allow_tensor_cores(trainer.strategy.root_device)
@@ -194,7 +194,7 @@ class TranscriptionCLI(LightningCLI):
         return trainer
 
     def _csv_logger(self, folder: Path) -> CSVLogger:
-        """Lightning's, which deletes the rows that it finds: those of an earlier attempt are kept beside its own."""
+        """Make Lightning's logger, which deletes existing rows, after moving those of an earlier attempt elsewhere."""
         if self.subcommand != "fit":
             return CSVLogger(folder, name="", version=str(self.subcommand))
         metrics = folder / "metrics.csv"
@@ -203,7 +203,7 @@ class TranscriptionCLI(LightningCLI):
         return CSVLogger(folder, name="", version="")
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it. A fit holds its folder meanwhile, and one that fails prints how to resume it.
+        """Run a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
 
         Raises:
             RunFolderError: Another fit is running in the folder, or it cannot be written.
@@ -213,7 +213,7 @@ class TranscriptionCLI(LightningCLI):
             return
         logger = self.trainer.logger
         if isinstance(logger, WandbLogger) and logger.version is None:
-            self._fit()  # W&B names the folder when the fit begins
+            self._fit()  # W&B only names the folder when the fit begins
         else:
             with own_folder(run_folder(self.trainer)):
                 self._fit()
@@ -243,7 +243,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
-    """Settings of data that convert pictures to the size and channels of training, unless they set their own."""
+    """Set the size and channels of pictures to those of training, unless the data settings have their own."""
     if not isinstance(data, Mapping):
         return data
     given = dict(data.get("init_args") or {})
@@ -256,7 +256,7 @@ def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
 
 
 def _last_checkpoints(config: Any) -> list[Path]:
-    """Files to which a fit of this configuration writes its last checkpoint; none if they depend on its number."""
+    """Files to which a fit of this configuration writes its last checkpoint; none if they depend on its version."""
     root = config.trainer.get("default_root_dir")
     given = [one.as_dict() for one in _listed(config.trainer.get("callbacks"))]
     savers = [one.get("init_args") or {} for one in given if str(one["class_path"]).endswith("ModelCheckpoint")]
@@ -270,12 +270,12 @@ def _last_checkpoints(config: Any) -> list[Path]:
 
 
 def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
-    """Parses the arguments of one of Lightning's commands, builds what they name, and runs it.
+    """Parse the arguments of one of Lightning's commands, build the objects that they name, and run it.
 
-    The command comes first, and is left out where nothing is run.
+    Arguments begin with the command, which is left out if nothing is run.
     """
-    look_in_current_folder()  # for a method, a data set or a prior of one's own, as for a network
-    # In a separate context: jsonargparse leaves its last parser in the current one, and with it the model.
+    look_in_current_folder()  # for the user's own methods, data sets and priors
+    # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
     return copy_context().run(
         TranscriptionCLI,
         model_class=LightningModule,
@@ -285,7 +285,7 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         save_config_callback=SaveConfig,
         seed_everything_default=0,
         trainer_defaults={"num_sanity_val_steps": 0, "log_every_n_steps": 10},
-        # Every method makes its own optimizers: `--optimizer` would replace them by a single one.
+        # Methods make their own optimizers, which `--optimizer` would replace by a single one.
         auto_configure_optimizers=False,
         parser_class=UsageParser,
         args=prepare_arguments(args),

@@ -1,4 +1,4 @@
-"""`LightningCLI ledger`: what a ledger of private data holds."""
+"""`LightningCLI ledger`: shows a ledger of private data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def ledger(args: Sequence[str]) -> None:
     """The command: `show FILE`.
 
     Raises:
-        LedgerError: A file that is missing, damaged or about other data.
+        LedgerError: The file is missing, damaged or of other data.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI ledger", description=__doc__)
     parser.add_argument("show", choices=["show"], help="Show what was spent, training by training.")
     parser.add_argument("file", type=Path, metavar="FILE", help="A ledger.")
-    parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every figure.")
+    parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every epsilon.")
     options = parser.parse_args(list(args))
     file, delta = options.file, options.delta
     book = Ledger(path=file, private_data=_private_data(file), run="reader")
@@ -52,7 +52,7 @@ def ledger(args: Sequence[str]) -> None:
         own = trained.get(training or "")
         name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
         if any(release.unit is Unit.PERSON for release in own or ()):
-            whose = f" ({ONE_PERSON})"  # of the total as well: with any other unit it is infinite
+            whose = f" ({ONE_PERSON})"  # also for the total, which is infinite with any other unit
             name += whose
         table.add_row(
             name,

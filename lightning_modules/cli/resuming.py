@@ -1,7 +1,6 @@
-"""What a resumed fit may change: a difference from the saved configuration is applied, or refused by name.
+"""Which settings a resumed fit may change: differences from the saved configuration are applied or refused.
 
-Lightning's command line takes a checkpoint's hyperparameters over what the user gave. Here the user's configuration is
-what runs.
+Lightning's command line lets a checkpoint's hyperparameters override the user's. Here the user's configuration is used.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ from privacy.identity import CheckpointError
 
 MAY_CHANGE = frozenset(
     (
-        # Budgets hold from then on, and each release is charged for the noise that it was made with.
+        # Budgets apply from then on, and each release is charged for the noise that it was made with.
         *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
         *("annotator.noise_multiplier", "annotator.scale", "queries"),
         # Locations and connections. Teachers are compared by identity, not by path.
         *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "num_workers"),
         *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
         *("generator_phase.baseline.path", "teacher.trial"),
-        # Sizes that change no result, or that a method compares itself.
+        # Sizes that do not change results, or that a method compares itself.
         *("teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
         *("num_classes", "image_shape", "evaluation", "clipping.mode"),
     )
 )
-"""Endings of settings that may be given anew; every other difference is refused."""
+"""Endings of the names of settings that may change; every other difference is refused."""
 
 
 def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) -> Path | None:
-    """The file that `--ckpt_path` means, for `last` the newest of `places`; None for a fit that begins anew.
+    """Find the file that `--ckpt_path` means, for `last` the newest of `places`; None for a new fit.
 
     Raises:
-        CheckpointError: The file does not exist, or none was given to a command that needs one.
+        CheckpointError: The file does not exist, or a command that needs one got none.
     """
     if given is None:
         if command == "fit":
             return None
         raise CheckpointError(
-            f"{command} is about what a checkpoint holds, and none was given: add --ckpt_path, for example "
+            f"{command} needs a checkpoint, and none was given: add --ckpt_path, for example "
             f"--ckpt_path {places[0] if places else 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
         )
     if given == "last":
@@ -57,27 +56,27 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
     path = Path(given)
     if path.is_file():
         return path
-    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is none")
+    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is not a file")
 
 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
-    """Contents of a fit's checkpoint.
+    """Read a fit's checkpoint.
 
     Raises:
-        CheckpointError: It cannot be read, is cut short, or is a file of another kind.
+        CheckpointError: It cannot be read, or is not a fit's checkpoint.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is cut short, damaged or a "
-            "file of another kind: give checkpoints/last.ckpt of a run's folder"
+            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated, damaged or "
+            "another kind of file. Give checkpoints/last.ckpt of a run's folder"
         ) from error
     needed = {"state_dict", "pytorch-lightning_version", "loops", *(["optimizer_states"] if command == "fit" else [])}
     missing = sorted(needed - content.keys() if isinstance(content, dict) else needed)
     if missing:
         raise CheckpointError(
-            f"ckpt_path {path} is no checkpoint that {command} can go by: it holds no {', '.join(missing)}. Give "
+            f"ckpt_path {path} is not a checkpoint that {command} can use: it lacks {', '.join(missing)}. Give "
             "checkpoints/last.ckpt of a run's folder; weights alone are never resumed"
         )
     found: dict[str, Any] = content
@@ -85,7 +84,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings of both configurations whose values differ: before and now, by dotted name."""
+    """Return settings that both configurations have with different values, as (before, now) by dotted name."""
     old, new = flat(before), flat(now)
     return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]}
 
@@ -97,27 +96,27 @@ def refuse(
     why: str = "a run cannot be resumed with this changed",
     otherwise: str = ", or start a new run: without --ckpt_path, or for `distill` with another --folder",
 ) -> None:
-    """Refuses settings of other values, where there are any.
+    """Refuse changed settings, if there are any.
 
     Raises:
-        CheckpointError: With each name and both values.
+        CheckpointError: A setting has changed; the error lists names and both values.
     """
     if differing:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
-        raise CheckpointError(f"{listed}: {why}. Give what {checkpoint} was begun with{otherwise}")
+        raise CheckpointError(f"{listed}: {why}. Use the values that {checkpoint} was started with{otherwise}")
 
 
 def may_change(name: str) -> bool:
-    """Whether a resumed fit applies a new value of a setting."""
+    """Whether a resumed fit may change a setting."""
     return any(name == one or name.endswith(f".{one}") for one in MAY_CHANGE)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as options have them; of a class its name counts, not its module."""
+    """Flatten nested settings to dotted names, as in options; classes are reduced to their names without modules."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Mapping) and name != "arguments":  # those have no defaults: a missing one differs
+        if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
             found |= flat(value, key)
         elif not name.startswith("_"):
             found[key] = str(value).rpartition(".")[2] if name == "class_path" else _plain(value)

@@ -1,4 +1,4 @@
-"""`LightningCLI verify FOLDER`: whether an exported folder is as it was exported, and its ε what its releases cost."""
+"""`LightningCLI verify FOLDER`: checks that an exported folder is unchanged and its ε correct for its releases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def verify(args: Sequence[str]) -> None:
     """The command `verify FOLDER`.
 
     Raises:
-        AlteredError: The folder is not as it was exported; with what is altered.
+        AlteredError: The folder was altered; the error says what.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI verify", description=__doc__)
     parser.add_argument("folder", metavar="FOLDER", help="A folder that `export` or `distill` has written.")

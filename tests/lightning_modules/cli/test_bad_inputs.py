@@ -73,7 +73,7 @@ BAD: list[Bad] = [
     ("an empty batch", (*FIT, "--data.batch_size=0"), None, "batch_size must be a whole number of at least 1, got 0"),
     ("a number that is none", (*FIT, "--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
     ("a checkpoint that is missing", (*FIT, "--ckpt_path=missing.ckpt"), None,
-     "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is none"),
+     "ckpt_path must be `last` or a checkpoint's file, and missing.ckpt is not a file"),
     ("a checkpoint that is none", ("test", *FIT[1:], "--ckpt_path=corrupt.ckpt"), _corrupt,
      "ckpt_path corrupt.ckpt cannot be read as a checkpoint (UnpicklingError)"),
     ("steps that no plan knows", (*FIT, "--trainer.max_steps=2"), None, "trainer.max_steps must be left out, got 2"),

@@ -211,12 +211,12 @@ GIVEN = ("--config", "given.json", *QUIET)
 
 def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None:
     for command in ("test", "validate", "predict"):
-        with pytest.raises(CheckpointError, match=rf"^{command} is about what a checkpoint holds.*add --ckpt_path"):
+        with pytest.raises(CheckpointError, match=rf"^{command} needs a checkpoint.*add --ckpt_path"):
             main([command, *GIVEN])
     for given, message in (
-        ("none.ckpt", r"none\.ckpt is none"),
-        ("run", "`last` or a checkpoint's file, and run is none"),
-        ("best", "`last` or a checkpoint's file, and best is none"),
+        ("none.ckpt", r"none\.ckpt is not a file"),
+        ("run", "`last` or a checkpoint's file, and run is not a file"),
+        ("best", "`last` or a checkpoint's file, and best is not a file"),
         ("teachers/digits.ckpt", r"digits\.ckpt is of .*Teacher, and the configuration is for .*DPDFD"),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
     content["hyper_parameters"] = torch.load("run/checkpoints/last.ckpt", weights_only=True)["hyper_parameters"]
     del content["optimizer_states"]
     torch.save(content, "weights.ckpt")
-    with pytest.raises(CheckpointError, match="holds no optimizer_states"):
+    with pytest.raises(CheckpointError, match="it lacks optimizer_states"):
         main(["fit", *GIVEN, "--ckpt_path=weights.ckpt"])
 
 
