@@ -1,4 +1,4 @@
-"""Budget, guarantee, curves and images: what is attached to the fit of a data-free method."""
+"""Callbacks of data-free methods: budget and guarantee, curves, images and records."""
 
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.callbacks.privacy import PrivacyCourse, default_callbacks

@@ -1,4 +1,4 @@
-"""The resolved configuration of a run: saved beside its results and shown to every logger."""
+"""Saves the resolved configuration of a run and passes it to every logger."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from privacy.files import write_atomically
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes `config.yaml` into the folder of the run itself, and hands the resolved values to every logger."""
+    """Writes `config.yaml` into the run's folder and passes the resolved values to every logger."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings that a resumed run is compared with, see `cli.resuming`; the model's are with its weights."""
+        """Settings to compare a resumed run with, see `cli.resuming`; the model's are saved with its weights."""
         return {name: self.values.get(name) for name in ("seed_everything", "data")}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -32,24 +32,24 @@ class SaveConfig(SaveConfigCallback):
             write_atomically(
                 run_folder(trainer) / "config.yaml", yaml.safe_dump(begun, sort_keys=False, allow_unicode=True)
             )
-        pl_module._log_hyperparams = False  # Lightning would log the model's a second time, without its place
+        pl_module._log_hyperparams = False  # Lightning would log the model's again, without their prefix
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 
     @cached_property
     def _text(self) -> str:
-        # It was validated when it was parsed.
+        # Validated when it was parsed.
         text: str = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
         return text
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The configuration as plain values, which JSON can hold: an infinite number is the string "inf"."""
+        """The configuration as JSON values; an infinite number is the string "inf"."""
         loaded: dict[str, Any] = json.loads(self._text, parse_constant={"Infinity": "inf"}.get)
         return loaded
 
 
 def resolved_config(trainer: Trainer) -> dict[str, Any] | None:
-    """The run's configuration as plain values; None where it was not started from the command line."""
+    """Return the run's configuration as plain values; None if it was not started from the command line."""
     found = next((callback for callback in callbacks_of(trainer) if isinstance(callback, SaveConfig)), None)
     return None if found is None else found.values

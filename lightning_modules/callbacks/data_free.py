@@ -1,4 +1,4 @@
-"""Type of the data-free methods, for callbacks: they must not import the base class."""
+"""Type checks for data-free methods, for callbacks, which must not import the base class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # it attaches the callbacks
 
 
 def data_free(module: LightningModule) -> DataFreeDistillation:
-    """The module that a callback was attached to, if it is one that it is for.
+    """Return the module of a callback as a data-free method.
 
     Raises:
         TypeError: It is another kind of module.

@@ -1,4 +1,4 @@
-"""The course of a fit: accuracy and both ε, and grids of synthetic images."""
+"""Curves of accuracy and both ε over a fit, and grids of synthetic images."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Curves(Callback):
 
 
 class SyntheticImages(Callback):
-    """A grid of synthetic images, as PNG and to the loggers that take images: a generator's at each validation.
+    """Draws a grid of synthetic images as PNG and for loggers that take images.
 
-    Others do not change, and are drawn when the fit ends.
+    A generator's images are drawn at each validation; others do not change and are drawn when the fit ends.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class SyntheticImages(Callback):
             return
         module = data_free(pl_module)
         self._drawn = module.steps_done
-        # In every process: layers that see all processes' images wait for all.
+        # In every process: layers that synchronise over processes wait for all.
         images = module.synthetic_grid()
         if not trainer.is_global_zero or not len(images):
-            return  # none that may be drawn
+            return  # no images may be shown
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
-        # Beside the guarantee where it covers what is drawn, and with what nothing covers where it does not.
+        # Next to the guarantee if it covers the images, otherwise in the private folder.
         bounded = math.isfinite(module.annotator.covered_epsilon(module.run.plan.covered))
         folder = public_folder(trainer) if bounded else private_folder(trainer)
         path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
@@ -88,7 +88,7 @@ class SyntheticImages(Callback):
 
 
 def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:
-    """Hands images to those loggers that can show them; for the others there is the PNG at `path`."""
+    """Logs images to loggers that can show them; the PNG at `path` is for all others."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(

@@ -1,4 +1,4 @@
-"""The course of a private run, from its ledger to its guarantee, and the other callbacks of each data-free fit."""
+"""Privacy of a run, from opening the ledger to the guarantee, and the default callbacks of data-free methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it adds the callbacks
 
 
 def default_callbacks(trainer: Trainer) -> list[Callback]:
-    """Callbacks of every data-free method that `trainer` does not have yet."""
+    """Return the default callbacks of data-free methods that `trainer` lacks."""
     present = {type(callback) for callback in callbacks_of(trainer)}
     kinds: list[type[Callback]] = [Curves, SyntheticImages, PrivacyCourse]
     return [*(kind() for kind in kinds if kind not in present), *prediction_callbacks(trainer)]
@@ -97,7 +97,7 @@ class PrivacyCourse(Callback):
     on_validation_start = on_predict_start = on_test_start
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the figures beside the accuracy they were paid for, whatever `log_every_n_steps` leaves out."""
+        """Logs both ε with each validation accuracy, whatever `log_every_n_steps` leaves out."""
         module = data_free(pl_module)
         if module.annotator.is_open and not trainer.sanity_checking:
             _log_spent(module, on_epoch=True)

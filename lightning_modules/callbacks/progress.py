@@ -1,4 +1,4 @@
-"""Progress as a log file keeps it."""
+"""Progress as lines for log files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 from lightning import Callback, LightningModule, Trainer
 
-#: Seconds between two lines at least; the last epoch always has one.
+#: Least number of seconds between two lines; the last epoch always has one.
 _APART = 10.0
 
 
 class ProgressLines(Callback):
-    """A line at the end of an epoch: epoch, seconds, the figures of the progress bar."""
+    """Prints a line at the end of an epoch: epoch, seconds, and the progress bar's metrics."""
 
     def __init__(self) -> None:
         self._said = self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A measured result as a record, written by the run that measured it."""
+"""Writes a run's measured result as a record."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ResultRecord(Callback):
             if hasattr(own, "guarantee") and hasattr(own, "uncharged_queries"):  # and may be measured on public images
                 guarantee, uncharged = own.guarantee(), own.uncharged_queries
         home, device = pl_module.device, trainer.strategy.root_device
-        # By now Lightning has moved it to the CPU, where thousands of patches take minutes.
+        # Lightning has moved it to the CPU by now, where thousands of patch filters take minutes.
         measured = measured_on(network.to(device), loader, device, auroc=asks_for_auroc(trainer))
         network.to(home)
         record |= {
@@ -112,13 +112,13 @@ class ResultRecord(Callback):
 
 
 def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
-    """What holds of the run: its ε, whose it is (of the run alone, of all in the ledger), and a claim if any."""
+    """Values of a guarantee for the record: ε of the run and of all runs, and a claim if any."""
     if guarantee is None:
         return {"epsilon_record": "inf", "delta": 0.0, "unit": "one training record"}
     labels, source = guarantee.labels, guarantee.claimed_source
     claim = {"epsilon_published": json_number(guarantee.claimed_epsilon), "published_claim": source} if source else {}
     epsilon = json_number(guarantee.epsilon)
-    # Of a person who stays it bounds no record.
+    # For a person who stays, it bounds no record.
     of_unit = {"epsilon_record": "inf", "epsilon_person": epsilon} if guarantee.level == "person" else {}
     return {
         "epsilon_record": epsilon,

@@ -1,1 +1,1 @@
-"""Everything a run needs besides its method: folders, configuration files, seeds, loggers, figures."""
+"""Runtime support: folders, configuration files, seeds, processes, loggers and figures."""

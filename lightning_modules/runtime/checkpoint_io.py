@@ -1,4 +1,4 @@
-"""Checkpoints: atomic writing, and what they say about their run."""
+"""Atomic writing of checkpoints, and reading what they record about their run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from privacy.processes import failed_everywhere
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside the one before it, syncs it, and renames it.
+    """Writes a checkpoint next to the previous one, syncs it, and renames it.
 
     Lightning's own class writes into the system's temporary folder and moves the file. If that folder is on another
     file system, moving copies over the existing checkpoint: a kill or a full disk meanwhile leaves neither the old nor
@@ -40,9 +40,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 
 class SkipCheckpointOnLocalError(Callback):
-    """Writes no checkpoint after an error in only some of the processes: saving would wait for all of them.
+    """Skips the checkpoint after an error in only some of the processes, since saving would wait for all of them.
 
-    The others end when this process does. What was released stays charged.
+    The others end when this process does. Releases stay charged.
     """
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -56,7 +56,7 @@ class SkipCheckpointOnLocalError(Callback):
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Class (`_class_path`) and settings in a checkpoint of the command line; empty if it has none."""
+    """Return the class (`_class_path`) and settings in a checkpoint of the command line; empty if it has none."""
     found = content.get("hyper_parameters")
     settings = dict(found) if isinstance(found, Mapping) else {}
     settings.pop("_instantiator", None)
@@ -64,7 +64,7 @@ def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `SaveConfig` has recorded about the run: its seed and the settings of its data; else empty."""
+    """Return the run's seed and data settings as recorded by `SaveConfig`; empty without a record."""
     noted = (content.get("callbacks") or {}).get("SaveConfig")
     return noted if isinstance(noted, Mapping) else {}
 
@@ -72,8 +72,8 @@ def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
     """Changes a checkpoint in place, so that a run interrupted within a step repeats that step.
 
-    Lightning would continue with the next batch: one step fewer, and no validation at the end of that epoch. What the
-    interrupted step was charged stays charged.
+    Lightning would continue with the next batch: one step fewer, and no validation at the end of that epoch. Charges of
+    the interrupted step stay.
     """
     loops = checkpoint.get("loops", {}).get("fit_loop", {})
     progress = loops.get("epoch_loop.batch_progress")

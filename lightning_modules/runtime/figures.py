@@ -21,7 +21,7 @@ from matplotlib.ticker import PercentFormatter
 from privacy.files import write_atomically
 
 TOP = 0.93
-"""Where an infinite ε is drawn, as a part of the panel's height."""
+"""Height at which an infinite ε is drawn, as a fraction of the panel's."""
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
@@ -33,14 +33,14 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def accuracy_axis(axes: Axes) -> None:
-    """Makes the vertical axis one of accuracies, which are between 0 and 1: in per cent, fitted to the data."""
+    """Formats the vertical axis for accuracies between 0 and 1: in per cent, fitted to the data."""
     axes.set_ylabel("student accuracy (test)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.grid(alpha=0.3)
 
 
 def image_grid(images: torch.Tensor, *, title: str) -> Figure:
-    """A square grid of images (N, C, H, W), each scaled to its own range, since generators do not stop at [-1, 1]."""
+    """Draw images (N, C, H, W) in a square grid, each scaled to its own range, since generators may exceed [-1, 1]."""
     grid = make_grid(
         images.detach().float().cpu(), nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True
     )
@@ -54,7 +54,7 @@ def image_grid(images: torch.Tensor, *, title: str) -> Figure:
 def comparison(
     runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
 ) -> Figure:
-    """Synthetic images of several runs beside their accuracy over steps, for comparison under equal steps."""
+    """Draw synthetic images of several runs next to their accuracy over steps."""
     shown = {name: path for name, path in pictures.items() if name in runs}
     widths = [3.4] * len(shown) + [5.6]
     figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)

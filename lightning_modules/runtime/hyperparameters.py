@@ -1,4 +1,4 @@
-"""Hyperparameters that a checkpoint can hold without pickling code."""
+"""Hyperparameters that a checkpoint can store without pickling code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SHORT = {
     "vae_phase.network": "name",
     "generator_phase.baseline.network": "name",
 }
-"""Settings of a model that a string may stand for, and the field that it is."""
+"""Settings of a model that may be given as a string, and the field that the string is for."""
 
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
 
 class GuardedLoading:
-    """Loading from a checkpoint that builds nothing but known classes and what is given to the call, for modules."""
+    """Mixin whose `load_from_checkpoint` builds only known classes and those given in the call."""
 
     @classmethod
     def load_from_checkpoint(
@@ -51,13 +51,13 @@ class GuardedLoading:
         named: Collection[str] = (),
         **kwargs: Any,
     ) -> Any:
-        """See Lightning's. Nothing is unpickled, unless `weights_only` is False, by which you trust the file.
+        """See Lightning's. Nothing is unpickled unless `weights_only` is False, for files that you trust.
 
-        Code of other packages that the file names is built where `named` has it, or the setting is given again.
+        Code from other packages is only built if it is in `named`, or the setting is given again.
 
         Raises:
-            CheckpointError: The checkpoint names code that is not known, see `require_known_code`, or is of a script
-                that gave an object (an annotator, a prior), which is not given again.
+            CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (an
+                annotator, a prior) that is not given again.
         """
         if weights_only is not False:
             content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
@@ -79,7 +79,7 @@ class GuardedLoading:
 def require_known_checkpoint(
     content: Mapping[str, Any], *, where: str, named: Collection[str] = (), given: Collection[str] = ()
 ) -> None:
-    """Refuses a checkpoint whose settings, but for those `given` now, name code that is not known.
+    """Refuses a checkpoint whose settings name unknown code, except for settings `given` now.
 
     Raises:
         CheckpointError: See `require_known_code`.
@@ -98,15 +98,15 @@ def require_known_checkpoint(
 def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
     """Drops from `module.hparams` what `torch.load(weights_only=True)` would refuse: networks, factories, annotators.
 
-    Under the command line these are saved as `class_path` and `init_args`, which are plain and stay. In a script that
-    passes objects, `load_from_checkpoint` needs the same objects again.
+    The command line saves these as `class_path` and `init_args`, which are plain and stay. After a script that passes
+    objects, `load_from_checkpoint` needs the same objects again.
 
-    Drops also what the class does not take: the command line offers every class all that the data tell, and a
-    checkpoint that remembered more than its class accepts could not be resumed.
+    It also drops settings that the class does not take: the command line offers all facts of the data to every class,
+    and a checkpoint with more settings than its class accepts could not be resumed.
 
     Returns:
-        Names of the settings that the class takes and that were dropped, such as `annotator` or `images.prior`: of a
-        group of settings the plain ones stay. See `require_given`.
+        Names of dropped settings that the class takes, such as `annotator` or `images.prior`; plain settings of a group
+        stay. See `require_given`.
     """
     dropped: dict[str, None] = {}
     for values in (module.hparams, getattr(module, "_hparams_initial", None) or {}):
@@ -129,7 +129,7 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
 
 
 def _taken(kind: type) -> set[str]:
-    """Settings that a class takes: those of its constructor, and of the next one that this hands `**shared` on to."""
+    """Settings that a class takes: parameters of its constructor and of those that get its `**shared`."""
     names: set[str] = set()
     for constructor in (vars(one)["__init__"] for one in kind.__mro__ if "__init__" in vars(one)):
         parameters = inspect.signature(constructor).parameters
@@ -140,22 +140,22 @@ def _taken(kind: type) -> set[str]:
 
 
 def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint: str) -> None:
-    """Refuses a checkpoint of a script whose objects are not given again: a default in their place is another run.
+    """Refuses a script's checkpoint whose objects are not given again: with defaults it would be another run.
 
     Raises:
-        CheckpointError: Something is missing.
+        CheckpointError: An object is missing.
     """
     missing = [name for name in dropped if name.partition(".")[0] not in given]
     if missing:
         arguments = ", ".join(f"{name}=..." for name in dict.fromkeys(name.partition(".")[0] for name in missing))
         raise CheckpointError(
-            f"{checkpoint} is of a script that gave {', '.join(missing)} as objects, which a checkpoint cannot hold: "
-            f"give load_from_checkpoint the same again ({arguments}). Without them it would go on with defaults"
+            f"{checkpoint} is of a script that gave {', '.join(missing)} as objects, which a checkpoint cannot store: "
+            f"give load_from_checkpoint the same again ({arguments}). Without them it would continue with defaults"
         )
 
 
 def _as_plain(value: Any) -> Any:
-    """Settings of a script as a mapping of their fields, see `settings_of`; everything else as it is."""
+    """Convert a settings dataclass to a mapping of its fields, see `settings_of`; other values are unchanged."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     return {field.name: _as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -170,10 +170,10 @@ def _plain(value: Any) -> bool:
 
 
 def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
-    """Settings as an object: one of these, a mapping of its fields, or what `SHORT` lets stand for one of them.
+    """Make a settings object from one, from a mapping of its fields, or from the short form in `SHORT`.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It is none of these.
     """
     if isinstance(given, kind):
         return given

@@ -1,4 +1,4 @@
-"""What is printed after a fit: result, price, folder and the commands to continue with; and how one is resumed."""
+"""Messages after a fit: its result, ε, folder and the commands to continue with, and how to resume one."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def role(record: Mapping[str, Any]) -> str:
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
-    """Message to the user of a finished fit, from its `result.json`."""
+    """Summarise a finished fit for the user, from its `result.json`."""
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if (share := record.get("largest_share", 0)) >= 0.99:
         lines.append(
             f"COLLAPSED: it gives one class to {100 * share:.1f} % of the test images, and has learnt nothing else"
         )
-    # A method's guarantee has printed its own, at length.
+    # A method has printed its guarantee already.
     if record["method"] in _TEACHERS:
         lines.append(f"{'person' if 'epsilon_person' in record else 'record'}-level ε: {_epsilon(record)}")
     if checkpoint is not None:
@@ -94,7 +94,7 @@ def exit_status(error: BaseException) -> int | str | None:
 
 
 def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
-    """One line for the user: the command that resumes from a checkpoint."""
+    """Return one line for the user, with the command that resumes from a checkpoint."""
     config = None if folder is None else folder / "config.yaml"
     if config is None or not config.is_file():
         return f"To go on from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"
@@ -102,7 +102,7 @@ def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
 
 
 def say_how_to_resume(error: BaseException, line: str) -> None:
-    """Prints it last: below the traceback if there is one."""
+    """Prints the line last, below the traceback if there is one."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)) or not hasattr(error, "add_note"):
         rank_zero_info(line)
     else:

@@ -1,4 +1,4 @@
-"""Files that a command line names, which may be those that come with the installed package."""
+"""Finds configuration files, including those of the installed package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONFIG = ("--config", "-c")
 
 
 def find_config(path: str) -> str:
-    """`path` where it exists; else the file of that name under the installed `sweeps` package; else `path` as it is."""
+    """Return `path` if it exists, else that file in the installed `sweeps` package, else `path` unchanged."""
     parts = Path(path).parts
     if Path(path).exists() or parts[:1] != ("sweeps",):
         return path
@@ -19,10 +19,10 @@ def find_config(path: str) -> str:
 
 
 def find_configs(args: Sequence[str]) -> list[str]:
-    """Command-line arguments with the values of `--config` looked up by `find_config`.
+    """Replace the values of `--config` in command-line arguments by `find_config`.
 
     Raises:
-        ValueError: A file that does not exist.
+        ValueError: A file does not exist.
     """
     found = list(args)
     for position, argument in enumerate(args):

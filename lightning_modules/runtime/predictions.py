@@ -1,4 +1,4 @@
-"""A network's predictions for the images given to `predict`, as a table."""
+"""Writes a network's predictions for the images given to `predict` as a table."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PRIVATE = (
 class PredictionWriter(BasePredictionWriter):
     """Writes `predictions.csv`: id or position, file, class, its name, and the probability of each class.
 
-    It goes into the folder of the run that the checkpoint is of. Predictions of a private teacher go into `private/`
-    there: nothing bounds what they reveal.
+    The file is written to the checkpoint's run folder. Predictions of a private teacher, which nothing bounds, go into
+    `private/` there.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class PredictionWriter(BasePredictionWriter):
         self._rows: list[tuple[int, str, list[float]]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lets data that offer no batches to predict give their test batches."""
+        """Lets data without a `predict_dataloader` use their test batches."""
         super().setup(trainer, pl_module, stage)
         data = datamodule_of(trainer)
-        # Lightning finds none by asking whether the method was overridden.
+        # Lightning checks whether the method is overridden.
         if stage == "predict" and getattr(type(data), "predict_dataloader", None) is _UNDEFINED:
             assert data is not None
             data.predict_dataloader = data.test_dataloader
@@ -75,7 +75,7 @@ class PredictionWriter(BasePredictionWriter):
         self._rows = []
         if not trainer.is_global_zero:
             return
-        # A guarantee covers what a student computes, or a teacher by DP-SGD.
+        # Predictions of students, and of teachers by DP-SGD, are covered by a guarantee.
         epsilon = getattr(pl_module, "epsilon", None) or (lambda: math.inf)
         private = hasattr(pl_module, "own_training") and not math.isfinite(float(epsilon()))
         given = trainer.ckpt_path
@@ -86,10 +86,10 @@ class PredictionWriter(BasePredictionWriter):
 
 
 def images_of(batch: Any) -> torch.Tensor:
-    """The images (N, C, H, W) of a batch, which may hold labels as well.
+    """Return the images (N, C, H, W) of a batch, which may contain labels as well.
 
     Raises:
-        ValueError: It holds no images.
+        ValueError: It contains no images.
     """
     images = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if not isinstance(images, torch.Tensor):
@@ -98,7 +98,7 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
-    """One, unless the trainer has its own."""
+    """Return a `PredictionWriter`, unless the trainer has one."""
     return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
 
 
@@ -110,7 +110,7 @@ def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]])
 
 
 def table(rows: Sequence[tuple[int, str, list[float]]], class_names: Sequence[str]) -> str:
-    """CSV of rows of an id or a position, a file's name or nothing, and probabilities (c)."""
+    """Format rows of an id or position, a file name (may be empty) and probabilities (c) as CSV."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "file", "class", "class_name", *(f"p({name})" for name in class_names)])

@@ -1,4 +1,4 @@
-"""A fit in several processes: their description, what is refused, and how they act as one."""
+"""Fits in several processes: communication, averaging, and checks of strategies and launchers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
 
 class TrainerProcesses:
-    """The processes that a trainer has started, as one of them sees them; see `privacy.processes`.
+    """A trainer's processes from the view of one of them; see `privacy.processes`.
 
     Args:
-        trainer: Within one of its entry points, when its processes are connected.
+        trainer: The trainer, within an entry point, when its processes are connected.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -40,15 +40,15 @@ class TrainerProcesses:
 
 
 def processes_of(trainer: Trainer | None) -> Processes:
-    """The processes of a trainer; one without a trainer."""
+    """Return the processes of a trainer; a single one without a trainer."""
     return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
 
 
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
-    """Refuses a strategy under which a run here is not known to be right. All ranks reach the same decision.
+    """Refuses strategies that are not known to be correct here. All ranks decide alike.
 
     Raises:
-        ProcessesError: With what to set instead.
+        ProcessesError: The strategy is refused; the error says what to set instead.
     """
     if averages_itself:
         check_no_tuner(trainer)
@@ -68,7 +68,7 @@ def check_no_tuner(trainer: Trainer) -> None:
     """Refuses callbacks that train before the fit begins, on private records without a charge.
 
     Raises:
-        ValueError: `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` makes as well.
+        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well.
     """
     for callback in callbacks_of(trainer):
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
@@ -76,16 +76,16 @@ def check_no_tuner(trainer: Trainer) -> None:
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:
-    """Refuses a strategy by its kind: before a trainer is made of it, which may fail for other reasons.
+    """Refuses a strategy by its kind, before a trainer is built with it, which may fail for other reasons.
 
     Raises:
-        ProcessesError: With what to set instead.
+        ProcessesError: The strategy is refused; the error says what to set instead.
     """
     if isinstance(strategy, str):
         known = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused_parameters")
         name = strategy
     else:
-        # DDP by its very class: DeepSpeed's and XLA's are subclasses of it.
+        # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
         if isinstance(strategy, DDPStrategy):
             known = type(strategy) is DDPStrategy and strategy._start_method == "popen"
         else:
@@ -96,7 +96,7 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
 
 
 def _refusal(why: str) -> ProcessesError:
-    # A trainer is made by the same settings in every process.
+    # Every process builds its trainer from the same settings.
     return everywhere(
         ProcessesError(
             f"trainer.strategy {why}. Set --trainer.strategy ddp (a process per device, on one machine or on several), "
@@ -106,10 +106,10 @@ def _refusal(why: str) -> ProcessesError:
 
 
 def check_launcher(trainer: Trainer) -> None:
-    """Refuses processes of torchrun that would each make the whole run for itself, in one folder and one ledger.
+    """Refuses torchrun processes that would each make the whole run, in one folder and one ledger.
 
     Raises:
-        ProcessesError: With what to set.
+        ProcessesError: The numbers of processes differ; the error says what to set.
     """
     if not torch.distributed.is_torchelastic_launched():
         return
@@ -137,9 +137,9 @@ def share_of(rows: int, processes: Processes) -> slice:
 
 @torch.no_grad()
 def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
-    """Replaces each gradient by its mean over all processes, in one message: parameters in the same order in each.
+    """Replaces each gradient by its mean over all processes, in one message; the order of parameters must agree.
 
-    One that no process has stays None.
+    A gradient that no process has stays None.
     """
     if processes.size == 1:
         return

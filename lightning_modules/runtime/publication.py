@@ -1,4 +1,4 @@
-"""Which files of a run may be published: `public/` holds what the guarantee covers, `private/` what nothing covers.
+"""Separates a run's files: `public/` holds what the guarantee covers, `private/` what no guarantee covers.
 
 Everything else in a run's folder (configuration, checkpoints, curves, records) is working state and must stay there.
 """
@@ -33,7 +33,7 @@ def private_folder(trainer: Trainer) -> Path:
 
 
 def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
-    """Removes what an earlier fit left in the same folder, unless it belongs to the run that is `resumed`."""
+    """Removes files of an earlier fit in the same folder, unless they belong to the run to be `resumed`."""
     try:
         found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -47,7 +47,7 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
 
 
 def publish(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
-    """Writes the guarantee, and beside it the plain weights that it covers, none if ε is infinite.
+    """Writes the guarantee and, next to it, the plain weights that it covers: none if ε is infinite.
 
     Returns:
         Path of the guarantee's page.

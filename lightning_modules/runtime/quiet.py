@@ -21,7 +21,7 @@ _SAID = re.compile(
         )
     )
 )
-# What addresses developers, or what this project decides on purpose.
+# Messages for developers, or about deliberate choices of this project.
 _WARNED = (
     "LightningCLI.s args",
     ".*LeafSpec",
@@ -49,7 +49,7 @@ class _Filter(logging.Filter):
 
 
 def quiet() -> None:
-    """Called when the package is imported; warnings can be shown again by `warnings.simplefilter("default")`."""
+    """Filters messages on import of the package; `warnings.simplefilter("default")` shows warnings again."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(one, _Filter) for one in logger.filters):

@@ -1,7 +1,7 @@
-"""Reproducible draws that have nothing to do with privacy: latents, priors, dropout.
+"""Reproducible random numbers without a role for privacy: latents, priors, dropout.
 
-They are keyed by (seed, step, rank, name) instead of a moving state, so that a resumed run draws what an uninterrupted
-one would have drawn. Noise that privacy rests on comes from `privacy.mechanisms.noise`, never from here.
+They are keyed by (seed, step, rank, name) instead of a running state, so that a resumed run draws the same numbers as
+an uninterrupted one. Privacy noise comes from `privacy.mechanisms.noise`, never from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 def key(seed: int, step: int, rank: int, name: str) -> int:
-    """A seed for `torch.Generator` from the coordinates of one draw."""
+    """Derive a seed for `torch.Generator` from the coordinates of one draw."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -48,11 +48,11 @@ class Draws:
         return replace(self, rank=0)
 
     def stream(self, step: int, name: str) -> torch.Generator:
-        """A CPU generator for what is drawn under `name` in a step."""
+        """Make a CPU generator for the draw `name` in a step."""
         return stream(self.seed, step, self.rank, name)
 
     def again(self, turn: int) -> Draws:
-        """Draws for the repetition `turn` of something within a step; 0 is the first."""
+        """Return draws for repetition `turn` of an operation within a step; 0 is the first."""
         return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
 
     @contextmanager
@@ -64,7 +64,7 @@ class Draws:
                 torch.manual_seed(drawn_from)
                 yield
             return
-        # The same without looking for accelerators at each step, for which torch would store every seed.
+        # The same on a CPU, without torch's lookup of accelerators at each step.
         state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(drawn_from)
         try:
@@ -74,7 +74,7 @@ class Draws:
 
 
 def random_states(device: torch.device) -> tuple[bytes, ...]:
-    """State of the global generators of torch, NumPy and Python, which a network may draw from on a device."""
+    """Return the states of the global generators that a network on a device may use: torch's, NumPy's and Python's."""
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     ours = [state.numpy().tobytes() for state in states]
     return *ours, pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())

@@ -1,4 +1,4 @@
-"""A run's folder, which no other fit writes to meanwhile, and the hardware it ran on."""
+"""A run's folder and its lock, and the hardware and versions that it ran with."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run only: W&B's logger names one that all its runs share, so the run's id is added.
+    """Return the folder of this run; W&B's is shared by all its runs, so the run's id is added.
 
-    For process 0, which writes all files of a run; others may count another version. Not `trainer.log_dir`: that asks
-    all processes, and a process that asks by itself waits for ever.
+    For process 0, which writes all files of a run; others may count another version. `trainer.log_dir` would
+    communicate, and a process that calls it alone would wait forever.
     """
     logger = trainer.logger
     if isinstance(logger, WandbLogger):
@@ -40,12 +40,12 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def datamodule_of(trainer: Trainer) -> Any:
-    """The data module, or None. Like `callbacks`, Lightning sets it where type checkers do not see it."""
+    """Return the data module, or None. As for `callbacks`, type checkers do not see Lightning's attribute."""
     return getattr(trainer, "datamodule", None)
 
 
 def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
-    """Returns the data module if it is of a kind; else raises a ValueError that begins with what is needed."""
+    """Return the data module if it is of this kind, otherwise raise a ValueError that begins with `needed`."""
     data = datamodule_of(trainer)
     if not isinstance(data, kind):
         raise ValueError(f"{needed}, got {type(data).__name__}")
@@ -64,7 +64,7 @@ def is_dev_run(trainer: Trainer) -> bool:
 
 
 def hardware() -> str:
-    """Processor or GPU, and how many threads or devices, in words."""
+    """Describe the processor and its threads, or the GPUs."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     cpuinfo = Path("/proc/cpuinfo")
@@ -75,7 +75,7 @@ def hardware() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what results depend on."""
+    """Versions of Python and the packages that results depend on."""
     found = {"python": platform.python_version()}
     for name in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
         try:
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Commit of the code that runs, with `-dirty` where it was changed since; "unknown" outside of a checkout."""
+    """Commit of the running code, with `-dirty` if it was changed since; "unknown" outside a checkout."""
     here = Path(sys.modules[__name__].__file__ or ".").resolve().parent
     try:
         head = subprocess.run(
@@ -99,7 +99,7 @@ def commit() -> str:
 
 
 class RunFolderError(RuntimeError):
-    """A folder that a fit must not write to, since another one does, or cannot."""
+    """A fit cannot write to its folder, or must not, since another fit does."""
 
 
 def first_process() -> bool:
@@ -109,13 +109,12 @@ def first_process() -> bool:
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Holds a run's folder for this process until the block ends, however it ends: the system releases the lock.
+    """Locks a run's folder for this process until the block ends; the system releases the lock however it ends.
 
-    A new folder in which an error leaves only what is written before the first step is removed, so that the number of
-    the run is free again.
+    If an error ends the block before the first step, a new folder is removed, so that its version can be used again.
 
     Raises:
-        RunFolderError: Another fit holds it, or it cannot be written.
+        RunFolderError: Another fit holds the folder, or it cannot be written.
     """
     new = not folder.exists()
     with contextlib.ExitStack() as held:
@@ -137,6 +136,6 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint `FOLDER/checkpoints/NAME.ckpt` is of; None for a file elsewhere."""
+    """Return the run folder of a checkpoint `FOLDER/checkpoints/NAME.ckpt`; None for a file elsewhere."""
     beside = checkpoint.resolve().parent.parent
     return beside if checkpoint.resolve().parent.name == "checkpoints" and (beside / "config.yaml").is_file() else None

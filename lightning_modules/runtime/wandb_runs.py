@@ -1,4 +1,4 @@
-"""What W&B shows of a run: name and group by method and data set; and one run for each fit of a process."""
+"""Names and groups W&B runs by method and data set, and keeps one run per fit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 
 
 def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
-    """Names and groups those W&B runs that were given none. It must come before their first use.
+    """Set missing names and groups of W&B runs, before loggers are first used.
 
-    What is said on the console stays there unless requested: what is found out of a teacher is only for its owner.
+    Console output is not uploaded unless requested: findings about a teacher are only for its owner.
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            # Lightning hands these to `wandb.init` when the logger is first used; groups cannot be changed after that.
+            # Lightning passes these to `wandb.init` when the logger is first used; groups cannot be changed afterwards.
             settings = logger._wandb_init
-            # W&B's own process keeps the working folder in which it was started.
+            # W&B's own process keeps the working directory that it was started in.
             settings["dir"] = os.path.abspath(settings.get("dir") or ".")
             own = settings.get("settings")
             if own is None or isinstance(own, dict):
@@ -31,7 +31,7 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
 
 
 def end_wandb_run() -> None:
-    """Ends the W&B run of this process, if there is one: Lightning would let the next fit continue it."""
+    """Finish this process's W&B run, if there is one, since Lightning would let the next fit continue it."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
         wandb.finish()
