@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:
-    """Writes a file so that a crash leaves either the old content or the new, never half of it.
+    """Writes a file so that a crash leaves either the old content or the new, never a part of it.
 
-    The content is written to a temporary file beside the target, synced, and renamed. A new file has the permissions of
-    the process's `umask`; a replaced file keeps its own.
+    The content is written to a temporary file next to the target, synced, and renamed. A new file has the permissions
+    of the process's `umask`; a replaced file keeps its own.
 
     Raises:
         OSError: The file could not be written, for example because the disk is full; the old content remains.

@@ -1,4 +1,4 @@
-"""Privacy figures as text and JSON: rounded up, never below the value, infinity included."""
+"""Formats privacy figures as text and JSON: rounded up, never below the value, infinity included."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 def json_number(value: float) -> float | str:
-    """JSON has no infinity: `inf` as the string "inf", every other number as itself."""
+    """Return "inf" for infinity, which JSON lacks, and every other number unchanged."""
     if math.isnan(value) or value == -math.inf:
         raise ValueError(f"a privacy figure must be a number or infinity, got {value}")
     return "inf" if math.isinf(value) else value
 
 
 def round_up(value: float, *, digits: int = 6) -> str:
-    """A privacy figure as text, never below its value: rounded up to `digits` significant digits.
+    """Format a privacy figure, rounded up to `digits` significant digits, never below its value.
 
     >>> round_up(3.0000001), round_up(3.0), round_up(0.12345641), round_up(math.inf)
     ('3.00001', '3', '0.123457', 'inf')
@@ -27,7 +27,7 @@ def round_up(value: float, *, digits: int = 6) -> str:
 
 
 def round_down(value: float) -> str:
-    """A figure as text, never above its value: rounded down to six significant digits.
+    """Format a figure, rounded down to six significant digits, never above its value.
 
     >>> round_down(2.9999999), round_down(3.0), round_down(0.12345678)
     ('2.99999', '3', '0.123456')
@@ -37,7 +37,7 @@ def round_down(value: float) -> str:
 
 
 def lower_bound(value: float) -> str:
-    """A lower bound, rounded down to two decimals.
+    """Format a lower bound, rounded down to two decimals.
 
     >>> lower_bound(1.39513), lower_bound(0.0)
     ('1.39', '0.00')
@@ -46,7 +46,7 @@ def lower_bound(value: float) -> str:
 
 
 def short_figure(value: float) -> str:
-    """A privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
+    """Format a privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
 
     >>> short_figure(28.838725), short_figure(676028.4), short_figure(math.inf)
     ('28.84', '676,029', 'inf')

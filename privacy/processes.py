@@ -14,7 +14,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class ProcessesError(ValueError):
-    """Processes that cannot form a run."""
+    """The processes cannot form a run."""
 
 
 class Processes(Protocol):
@@ -101,7 +101,7 @@ def share_size(batch_size: int, processes: int) -> int:
     """Number of samples of a global batch that each process makes.
 
     Raises:
-        ProcessesError: Shares would be uneven: the mean of their means would not be the mean over the batch.
+        ProcessesError: Shares would be uneven, so that the mean of their means would not be the batch's mean.
     """
     if batch_size % processes:
         raise ProcessesError(
@@ -112,13 +112,13 @@ def share_size(batch_size: int, processes: int) -> int:
 
 
 def everywhere(error: E) -> E:
-    """Marks an error that every process of the run raises, because all know what is wrong."""
+    """Mark an error that every process of the run raises."""
     error.raised_by_every_process = True  # type: ignore[attr-defined]
     return error
 
 
 def failed_everywhere(error: BaseException) -> bool:
-    """Whether every process of the run raises this error, so that one of them may speak for all."""
+    """Whether every process of the run raises this error, so that one of them may report it."""
     return bool(getattr(error, "raised_by_every_process", False))
 
 

@@ -1,4 +1,4 @@
-"""Events made of others: one mechanism run several times, and one of several trainings, unknown which."""
+"""Events made of others: one mechanism run several times, and one of several trainings, without knowing which."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Repeated(Release):
 
 @dataclass(frozen=True)
 class OneOf(Release):
-    """What is released about a record that lies at one of several clients, each with its own training.
+    """The releases about a record at one of several clients, each with its own training.
 
-    Each alternative is everything that one client's training released. Wherever the record is, the largest one bounds
-    it. Which one is largest depends on δ and on what else is composed: `compose` takes the largest ε over all choices.
-    No single loss distribution dominates several, so the event itself is composed by RDP.
+    Each alternative has all releases of one client's training. Wherever the record is, the largest one bounds it. Which
+    one is largest depends on δ and on what else is composed: `compose` takes the largest ε over all choices. No single
+    loss distribution dominates several, so the event itself is composed by RDP.
 
     >>> from privacy.events import Gaussian
     >>> OneOf((((Gaussian(0.1), 4),), ((Gaussian(0.3), 1),))).rdp([2.0])
@@ -93,7 +93,7 @@ class OneOf(Release):
 
     @classmethod
     def of(cls, trainings: list[Mapping[Release, int]]) -> OneOf:
-        """Builds the event from what each training released; their order does not matter."""
+        """Build the event from the releases of each training; their order does not matter."""
         made = [tuple(sorted(releases.items(), key=repr)) for releases in trainings]
         return cls(tuple(sorted(set(made), key=repr)))
 

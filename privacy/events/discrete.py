@@ -1,8 +1,8 @@
 """Events of discrete Gaussian noise (`privacy.mechanisms.discrete_gaussian`), by Renyi bounds only.
 
 For integer shifts the discrete Gaussian is as private as the continuous one of the same σ in the Renyi sense, but it is
-not μ-GDP: its losses lie on a lattice that depends on the shift, and in several dimensions no one-dimensional pair is
-known that dominates all shifts of one length. So there are no loss distributions here, and composition uses the Renyi
+not μ-GDP: its losses lie on a lattice that depends on the shift, and no one-dimensional pair is known to dominate all
+shifts of one length in several dimensions. So there are no loss distributions here, and composition uses the Renyi
 bound.
 """
 

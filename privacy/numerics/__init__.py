@@ -1,1 +1,1 @@
-"""Mathematics of privacy figures: loss distributions, Renyi divergences, the Gaussian mechanism. No project types."""
+"""Numerics of privacy accounting: loss distributions, Renyi divergences, the Gaussian mechanism. No project types."""

@@ -4,11 +4,10 @@ A mechanism is μ-GDP when distinguishing two neighbouring inputs is no easier t
 (Dong, Roth and Su, "Gaussian Differential Privacy", 2019). Adding N(0, s^2 I) to a vector of L2 sensitivity D is
 exactly (D/s)-GDP, adaptively chosen compositions add μ^2, and
 
-    δ(ε) = Phi(-ε/μ + μ/2) - exp(ε) Phi(-ε/μ - μ/2)        (Balle and Wang 2018, Theorem
-    8)
+    δ(ε) = Phi(-ε/μ + μ/2) - exp(ε) Phi(-ε/μ - μ/2)        (Balle and Wang 2018, Theorem 8)
 
-holds with equality. With x = ε/μ - μ/2 one has exp(ε) phi(x + μ) = phi(x), so that with Mills' ratio
-M(x) = Phi(-x)/phi(x) the same figure is phi(x) (M(x) - M(x + μ)), in which nothing overflows.
+holds with equality. With x = ε/μ - μ/2, exp(ε) phi(x + μ) = phi(x), so with Mills' ratio M(x) = Phi(-x)/phi(x) it is
+equal to phi(x) (M(x) - M(x + μ)), in which nothing overflows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SQRT_HALF = math.sqrt(0.5)
 _SMALL_MU = 0.1
 _LARGE_X = 60.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-# brentq's answer is moved by this much to the safe side: far below reported precision, far above rounding.
+# brentq's result is increased by this fraction to be safe: far below reported precision, far above rounding.
 _SAFETY = 1e-12
 
 
@@ -36,7 +35,7 @@ def _mills(x: float) -> float:
 
 
 def _mills_slope(x: float) -> float:
-    """-M'(x) = 1 - x M(x), by its asymptotic series where the subtraction would cancel."""
+    """-M'(x) = 1 - x M(x), by its asymptotic series for large x, where the subtraction would cancel."""
     if x > _LARGE_X:
         y = 1.0 / (x * x)
         return y * (1.0 - y * (3.0 - y * (15.0 - y * 105.0)))
@@ -44,8 +43,8 @@ def _mills_slope(x: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """log δ for 0 < μ < inf and 0 <= ε < inf; -inf where δ underflows even as a logarithm."""
-    # (epsilon - mu^2/2)/mu keeps the digits that epsilon/mu - mu/2 loses at large mu.
+    """log δ for 0 < μ < inf and 0 <= ε < inf; -inf if even the logarithm overflows."""
+    # (epsilon - mu^2/2)/mu keeps digits that epsilon/mu - mu/2 loses at large mu.
     x = (epsilon - 0.5 * mu * mu) / mu
     if not x < 1e150:
         return -math.inf
@@ -66,12 +65,12 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε at which a μ-GDP mechanism is (ε, δ)-DP: 0 where δ suffices by itself, inf for an infinite `mu`.
+    """Smallest ε at which a μ-GDP mechanism is (ε, δ)-DP: 0 if δ alone suffices, inf for an infinite `mu`.
 
-    Rounded up by 1e-12 relative, so that δ at it is never above `delta`.
+    Increased by 1e-12 relative, so that δ(ε) never exceeds `delta`.
 
     Args:
-        mu: L2 sensitivity over the noise's standard deviation; composed releases add their squares. 0 to inf.
+        mu: L2 sensitivity over the noise's standard deviation, 0 to inf; squares add under composition.
         delta: failure probability in (0, 1).
 
     Raises:
@@ -87,7 +86,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu == 0.0:
         return 0.0
     target = math.log(delta)
-    # delta <= Phi(-x) <= exp(-x^2/2) at x = epsilon/mu - mu/2, so the answer lies below this.
+    # delta <= Phi(-x) <= exp(-x^2/2) at x = epsilon/mu - mu/2, so epsilon is below this.
     high = 0.5 * mu * mu + mu * math.sqrt(-2.0 * target)
     if math.isinf(high):
         return math.inf

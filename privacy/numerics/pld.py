@@ -9,10 +9,10 @@ adaptive mechanisms). Three choices make the numbers here safe and tight:
 
 * **Rounding.** A bin's mass is split between its two ends so that both P(bin) and Q(bin) are kept. The discrete hockey
   stick then meets the true one at every grid point and lies above it in between, because the true one is convex in
-  exp(ε) (Doroshenko et al. 2022, "Connect the dots"). What lies above the grid counts as an infinite loss.
+  exp(ε) (Doroshenko et al. 2022, "Connect the dots"). Losses above the grid count as infinite.
 * **Tilting.** The Fourier transform has an absolute error of 1e-16, useless for δ = 1e-15. So the distributions are
-  first multiplied by exp(theta L) and normalised, with theta the best Renyi order less one: the losses that decide
-  ε become the bulk, and their relative error is what is left.
+  first multiplied by exp(theta L) and normalised, where theta is the best Renyi order minus one. The losses that
+  determine ε then have most of the mass, and a small relative error.
 * **Truncation.** The transform's window is chosen by Chernoff bounds on the tilted sum. Mass that wraps around only
   adds to what is inside; mass above the window is added back in full.
 """
@@ -39,10 +39,10 @@ Array: TypeAlias = NDArray[np.float64]
 _LOG_TAIL = math.log(1e-30)
 #: Mass of the tilted sum outside the transform's window, on either side.
 _LOG_WINDOW_TAIL = math.log(1e-14)
-#: Transforms are exact to about 1e-16 times the number of compositions; delta is met with this much to spare.
+#: Transforms are exact to about 1e-16 times the number of compositions; this is the margin kept below delta.
 _SAFETY = 1e-9
 _ROUNDING = 4e-15
-#: Longest transform; where a sum needs more, this gives no bound and only the Renyi one is used.
+#: Longest transform; for sums that need a longer one, only the Renyi bound is used.
 _MAX_POINTS = 1 << 24
 
 
@@ -100,22 +100,22 @@ class LossDistribution:
 
 
 def split_bins(interval: float, offset: int, log_p: Array, log_q: Array, *, top: float) -> LossDistribution:
-    """A loss of which `top` is infinite, from bins that are rounded to their ends: see `_add_split`."""
+    """Make a loss from bins that are rounded to their ends (see `_add_split`), with mass `top` at infinity."""
     masses = np.zeros(log_p.size + 1)
     _add_split(masses, interval, offset, log_p, log_q)
     return LossDistribution(interval, offset, masses, min(1.0, top))
 
 
 def _add_split(masses: Array, interval: float, offset: int, log_p: Array, log_q: Array) -> None:
-    """Rounds bins to their ends, keeping P and Q masses, and adds them to `masses`; see the module's text.
+    """Round bins to their ends, keeping P and Q masses, and add them to `masses`; see the module docstring.
 
-    The bins are ((offset + i) h, (offset + i + 1) h], `log_p` and `log_q` their log masses, shape (bins,). The first
-    also holds all that lies below it; its Q mass is ignored, and its P mass moves to its upper end.
+    The bins are ((offset + i) h, (offset + i + 1) h]; `log_p` and `log_q` are their log masses, shape (bins,). The
+    first also holds all mass below it; its Q mass is ignored, and its P mass moves to its upper end.
     """
     upper = interval * (offset + 1.0 + np.arange(log_p.size))
     p = np.exp(log_p)
     with np.errstate(invalid="ignore", over="ignore"):
-        # share = (Q e^u / P - 1)/(e^h - 1) goes down; in doubt, which the slack measures, mass goes up.
+        # share = (Q e^u / P - 1)/(e^h - 1) is rounded down; within the rounding error, the slack, mass is rounded up.
         exponent = upper + log_q - log_p
         slack = 4e-16 * (1.0 + np.abs(upper) + np.abs(log_p) + np.abs(np.where(np.isfinite(log_q), log_q, 0.0)))
         share = np.expm1(exponent - slack) / math.expm1(interval) if interval < 700.0 else np.zeros_like(p)
@@ -126,7 +126,7 @@ def _add_split(masses: Array, interval: float, offset: int, log_p: Array, log_q:
 
 
 def atoms(interval: float, losses: Sequence[float], masses: Sequence[float]) -> LossDistribution:
-    """A discrete loss; points off the grid are split between their two neighbours, points on it stay exact."""
+    """Make a discrete loss; points off the grid are split between their two neighbours, points on it stay exact."""
     low, values = _place(interval, losses, masses)
     return LossDistribution(interval, low, values)
 
@@ -182,7 +182,7 @@ def laplace_loss(shift: float, interval: float) -> LossDistribution:
 
 
 def convolve_pair(loss: LossDistribution) -> LossDistribution:
-    """The loss of two independent copies, by direct products: exact down to the smallest masses."""
+    """Loss of two independent copies, by direct products, which are exact down to the smallest masses."""
     infinite = 2.0 * loss.infinite - loss.infinite * loss.infinite
     return LossDistribution(loss.interval, 2 * loss.offset, np.convolve(loss.masses, loss.masses), infinite)
 
@@ -229,7 +229,7 @@ def sampled_gaussian_losses(
 
 
 def _log_between(edges: Array) -> Array:
-    """log of the standard normal mass between neighbouring edges, from the tail in which no digits are lost."""
+    """log of the standard normal mass between neighbouring edges, from the tail that loses no digits."""
     left, right = edges[:-1], edges[1:]
     flip = left > 0.0
     inner = log_ndtr(np.where(flip, -left, right))
@@ -257,7 +257,7 @@ class _Tilted:
             gap = gap[: int(np.searchsorted(gap, gap[0] + 60.0 / self.theta, side="right"))]
         weights = np.exp(-self.theta * gap) * -np.expm1(-gap)
         total = float(self.masses[first : first + gap.size] @ weights) + self.above
-        # Weights beyond 60/theta are below exp(-60) of the first one and are counted as if they all stood there.
+        # Weights beyond 60/theta are below exp(-60) of the first one and are counted as mass 1 with that weight.
         if first + gap.size < self.losses.size and gap.size:
             total += math.exp(-self.theta * float(gap[0]) - 60.0)
         if total <= 0.0:
@@ -266,7 +266,7 @@ class _Tilted:
 
 
 def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float) -> float:
-    """ε at `delta` of all parts together, each as often as its count says. An upper bound.
+    """Upper bound on ε at `delta` of the composition of all parts, each repeated by its count.
 
     Raises:
         ValueError: The parts do not share one grid, a count is negative, or `delta` is outside (0, 1).
@@ -315,7 +315,7 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
 
 
 def _safety(parts: Sequence[tuple[LossDistribution, int]]) -> float:
-    """Share of δ that is kept for rounding: a spectrum of relative error 1e-16 is raised to the count."""
+    """Share of δ reserved for rounding: a spectrum with a relative error of 1e-16 is raised to the count."""
     return max(_SAFETY, _ROUNDING * math.fsum(count for _, count in parts))
 
 
@@ -341,7 +341,7 @@ def _minimise(objective: Callable[[float], float], parts: Sequence[tuple[LossDis
 
 
 def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilted | None:
-    """The tilted sum, None where its window would not fit into memory."""
+    """Compute the tilted sum; None if its window would not fit into memory."""
     interval = parts[0][0].interval
     tilted: list[tuple[Array, int, int]] = []
     mean = variance = 0.0
@@ -371,7 +371,7 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     origin = 0
     for (weights, centre, count), (part, _) in zip(tilted, parts, strict=True):
-        # Centred on the mean, so that the phases that are raised to a large power stay small.
+        # Centred on the mean, so that phases, which are raised to a large power, stay small.
         wrapped = np.bincount((np.arange(weights.size) - centre) % size, weights=weights, minlength=size)
         spectrum *= np.fft.rfft(wrapped) ** count
         origin += count * (part.offset + centre)
@@ -383,5 +383,5 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
 
 
 def zero_loss(interval: float) -> LossDistribution:
-    """The loss of a release that reveals nothing: all its mass at zero."""
+    """Loss of a release that reveals nothing, with all mass at zero."""
     return LossDistribution(interval, 0, np.ones(1), 0.0)

@@ -19,10 +19,10 @@ from privacy.checks import check_delta, check_nonnegative
 
 
 def rdp_slope_epsilon(slope: float, delta: float) -> float:
-    """ε of the linear curve rdp(l) = slope * l at its best order, which is free and not from a grid.
+    """ε of the linear curve rdp(l) = slope * l at its best order, which is not restricted to a grid.
 
-    The derivative is slope + (log δ + log l)/(l - 1)^2: one root, since the first term grows with l against the
-    second.
+    The derivative is slope + (log δ + log l)/(l - 1)^2; it has one root, since slope (l - 1)^2 + log δ + log l
+    increases with l.
 
     >>> [round(rdp_slope_epsilon(a, 1e-5), 6) for a in (0.02, 1.63, 10.24)]
     [0.794315, 9.472543, 30.598832]
@@ -36,7 +36,7 @@ def rdp_slope_epsilon(slope: float, delta: float) -> float:
     def derivative(t: float) -> float:
         return slope * math.exp(2.0 * t) + log_delta + math.log1p(math.exp(t))
 
-    # t = log(l - 1): at the upper end either slope (l-1)^2 or log l by itself already outweighs log(1/delta).
+    # t = log(l - 1): at the upper end slope (l-1)^2 or log l alone exceeds log(1/delta).
     high = min(0.5 * math.log(-log_delta / slope), -log_delta) + 1.0
     low = min(high - 1.0, 0.5 * math.log(-log_delta) - 0.5 * math.log(slope)) - 1.0
     while derivative(low) > 0.0:
