@@ -55,7 +55,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         unused: Settings that the method refuses because it does not use them, such as `student.replay`. A name without
             a dot is an argument that its constructor does not take.
         takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
-        published_artefacts: What a subclass computes from released values and may publish.
+        published_artefacts: Names of artefacts computed from released values, which may be published.
         run: The run's ledger, plan and guarantee, and its uncharged queries.
     """
 
@@ -94,7 +94,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
-        # After the student: the order decides which initial weights a seed gives.
+        # After the student: the order determines the initial weights of a seed.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         if self.generator is not None:
@@ -138,7 +138,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
     # --- the two updates ---
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
-        """Takes a step on what the annotator releases about `images`; returns the released targets, shape (B, c)."""
+        """Takes a step on the annotator's targets for `images` and returns these targets, shape (B, c)."""
         images = images.detach()
         # With replay, BatchNorm's running statistics come from replayed images only: those of the newest generator's
         # images cost a student that had nearly converged two points of accuracy.
@@ -158,7 +158,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
 
     def replay_released(self) -> None:
-        """Trains the student on earlier images: post-processing of what was released and charged then."""
+        """Trains the student on earlier images, which is post-processing of earlier releases."""
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
             drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
@@ -220,7 +220,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         return self.generator.parameters()
 
     def trained(self) -> dict[str, Trained]:
-        """What is trained, by name: the student, and the generator where there is one."""
+        """Returns the trained networks by name: the student, and the generator if there is one."""
         student, images = self.student_settings, self.image_settings
         found = {"student": Trained(self.student.parameters(), student.optimizer, student.lr_scheduler)}
         if self.generator is not None:
@@ -261,7 +261,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                 )
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where the step begins, to detect an interrupted one, and resets the generator when due."""
+        """Remembers where the step starts, to detect an interrupted one, and resets the generator when due."""
         self._steps_before_batch = self.steps_done
         every = self.images.reset_every
         if every and self.steps_done and self.steps_done % every == 0:

@@ -96,13 +96,13 @@ class Evaluated(_Module):
         self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Probabilities, shape (N, c); for images, or for a batch with labels. As private as the network is."""
+        """Return probabilities (N, c) for images or a batch with labels. They are as private as the network."""
         probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
         return probabilities
 
 
 def validation_metric(trainer: Trainer) -> str:
-    """`TEST_SPLIT` where the data module says that it validates on the test split, else `KEPT_APART`."""
+    """Return `TEST_SPLIT` if the data module validates on the test split, else `KEPT_APART`."""
     return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
 
 
@@ -110,7 +110,7 @@ def refuse_selection(trainer: Trainer) -> None:
     """Refuses callbacks that select by a metric of private records.
 
     Raises:
-        ValueError: There is one.
+        ValueError: There is such a callback.
     """
     for callback in callbacks_of(trainer):
         if (monitor := getattr(callback, "monitor", None)) is not None:

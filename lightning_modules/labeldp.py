@@ -25,13 +25,13 @@ from privacy.mechanisms.randomized_response import threshold_candidates
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """How a stage's images are labelled, and what the student is fitted to.
+    """Settings for labelling a stage's images and for fitting the student.
 
     Attributes:
         threshold: t, the student probability above which a class is a candidate; null is the paper's 1/(2c).
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`): a
-            "learning algorithm that is robust to random label noise", which the paper asks for without naming one.
-            False fits it to the labels themselves.
+        noise_correction: Fit the student to the class probabilities given the noisy labels (`label_evidence`), a
+            "learning algorithm that is robust to random label noise", as the paper requires without naming one. False
+            fits it to the labels themselves.
         train_on: Fit the student to the data of its `stage` (Algorithm 1), or to the `union` of all stages so far.
     """
 
@@ -47,7 +47,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTraining(GeneratorLoss):
-    """Training of the generator, and its loss (LabelDP Eq. 2); for its other weights see `GeneratorLoss`.
+    """Settings of the generator's training and loss (LabelDP Eq. 2); for other weights see `GeneratorLoss`.
 
     Attributes:
         discriminator: `teacher`, as printed, or `student`.

@@ -1,4 +1,4 @@
-"""The precision in which float32 is computed."""
+"""Precision of float32 arithmetic."""
 
 from __future__ import annotations
 

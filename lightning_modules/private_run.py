@@ -22,15 +22,15 @@ from privacy.processes import ALONE, Processes
 
 
 class PrivateRun:
-    """Everything a module does with its annotator but query it: `open`, `require_calls` and `fix_plan`, in this order.
+    """A module's use of its annotator besides queries: `open`, `require_calls` and `fix_plan`, in this order.
 
-    The guarantee covers the plan, which is fixed before the first release and never made smaller: resuming for fewer
-    calls, with other noise or under another target may depend on what the first releases showed.
+    The guarantee covers the plan, which is fixed before the first release and never shrinks: resuming with fewer calls,
+    other noise or another target may depend on what the first releases showed.
 
     Attributes:
         plan: All calls that the run plans to make to the annotator.
-        uncharged_queries: Unaccounted accesses to private data, in words for the guarantee.
-        partitions: Which records are private, for each teacher; what a student is tested on is checked against it.
+        uncharged_queries: Descriptions of unaccounted accesses to private data, for the guarantee.
+        partitions: Partitions of the teachers' private records; a student's test data are checked against them.
     """
 
     def __init__(self, annotator: Annotator) -> None:
@@ -43,7 +43,7 @@ class PrivateRun:
 
     @property
     def resumed(self) -> str | None:
-        """Identity of the run that a checkpoint was taken from, where one is resumed."""
+        """Identity of the resumed checkpoint's run, if any."""
         return None if self._restored is None else self._restored["run"]
 
     def note(self, query: str) -> None:
@@ -65,10 +65,10 @@ class PrivateRun:
         num_records: int | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        """Opens the ledger when a fit begins, and takes over what a checkpoint remembers; see `Annotator.open`.
+        """Opens the ledger when a fit begins and restores a checkpoint's state; see `Annotator.open`.
 
         Raises:
-            CheckpointError: A user's class did not hand a checkpoint's state on to `load`.
+            CheckpointError: A user's class did not pass a checkpoint's state to `load`.
         """
         if trainer.ckpt_path and not self._loaded:
             raise CheckpointError(
@@ -183,13 +183,13 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
     if trainer.max_epochs in (None, -1) or not math.isfinite(length):
         if any(isinstance(callback, EarlyStopping) for callback in callbacks_of(trainer)):
             raise ValueError(
-                "trainer.max_epochs must be set beside EarlyStopping: all its steps are then charged, however early it "
+                "trainer.max_epochs must be set with EarlyStopping: all its steps are then charged, however early it "
                 "stops"
             )
         return None
     loop: Any = trainer.fit_loop
     epochs, steps = loop.epoch_progress.current, int(length)
-    # Not `completed`: a step is not made again where the fit was interrupted after it.
+    # Not `completed`: a step is not repeated if the fit was interrupted after it.
     made = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
     return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(made)))
 

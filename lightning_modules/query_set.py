@@ -1,4 +1,4 @@
-"""Images that an ensemble is queried about once, and its noisy labels: charged for, so never drawn again."""
+"""Images for which an ensemble is queried once, and their noisy labels, which are charged and never drawn again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from privacy.identity import CheckpointError
 
 
 class QuerySet:
-    """N images and those of their labels that were released so far.
+    """N images and the labels released for them so far.
 
     Attributes:
         images: Shape (N, C, H, W), in the half precision in which they are queried. Empty until they are chosen; with
-            several rounds, those of the rounds so far.
+            several rounds, the images of the rounds so far.
         labels: Shape (n,), int64, of the first n images.
-        positions: Positions of these images in the pool, saved in place of images that might be private.
+        positions: Positions of these images in the pool, saved instead of images that might be private.
     """
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
@@ -33,18 +33,18 @@ class QuerySet:
         return self.images[len(self) : len(self) + count].float()
 
     def add(self, labels: torch.Tensor) -> None:
-        """Keeps released labels, shape (k,)."""
+        """Store released labels, shape (k,)."""
         self.labels = torch.cat([self.labels, labels.cpu()])
 
     def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labelled images drawn with replacement, (B, C, H, W) and (B,); none where there are no labels."""
+        """Draw labelled images with replacement, (B, C, H, W) and (B,); empty if there are no labels yet."""
         positions = torch.randint(max(1, len(self)), (size if len(self) else 0,), generator=draw)
         return self.images[positions].float(), self.labels[positions]
 
     def state(self, *, of_pool: bool) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {
-            # Not a slice: saving one saves the whole tensor behind it.
+            # Not a slice: saving one would save the whole tensor.
             "query_images": torch.empty_like(self.images[:0]) if of_pool else self.images,
             "query_positions": self.positions,
             "query_labels": self.labels,

@@ -15,17 +15,17 @@ from lightning_modules.setting_checks import check_number
 
 @dataclass(frozen=True, kw_only=True)
 class StudentConfig:
-    """The student and its training; a string stands for its `network`.
+    """Settings of the student and its training; a plain string is read as the `network`.
 
     Attributes:
         network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
         balance: Exponent b of the weight n_y^-b that a sample of class y has in the loss, where n_y samples of the
             batch (of this process's share) have targets of that class: 0 weighs all samples alike, 1 all classes.
-            Otherwise classes that a prior seldom draws are learnt late. It costs nothing. Not for noisy labels: rare
-            ones are most often wrong, and would weigh most.
-        replay: Steps on earlier images and what was released about them, at no cost; off unless it has a capacity.
-        optimizer: Builds its optimizer; null is Adam at 1e-3.
-        lr_scheduler: Builds its schedule, stepped once per student step; null is none.
+            Otherwise classes that a prior seldom draws are learnt late. It costs no privacy. Not for noisy labels: rare
+            ones are most often wrong, and would have the largest weight.
+        replay: Steps on earlier images and releases, at no privacy cost; off unless it has a capacity.
+        optimizer: Builds the optimizer; null is Adam at 1e-3.
+        lr_scheduler: Builds the schedule, stepped once per student step; null is none.
     """
 
     network: Network | str | None = None
@@ -35,15 +35,15 @@ class StudentConfig:
     lr_scheduler: LRSchedulerCallable | None = None
 
     def __post_init__(self) -> None:
-        # Plain values in a checkpoint of a script.
+        # A script's checkpoint holds plain values.
         object.__setattr__(self, "replay", settings_of(Replay, self.replay, name="student.replay"))
         check_number("student.balance", self.balance, least=0, most=1)
 
     def build(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """The student, for images (C, H, W).
+        """Build the student, for images (C, H, W).
 
         Raises:
-            ValueError: It does not give c finite logits for such images.
+            ValueError: It does not return c finite logits for such images.
         """
         return build_network(
             self.network or "SmallCNN", num_classes=num_classes, image_shape=image_shape, name="model.student.network"

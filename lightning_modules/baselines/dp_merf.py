@@ -25,17 +25,17 @@ class DPMERF(DataFreeDistillation):
     """Harder, Adamczewski and Park, *DP-MERF: Differentially Private Mean Embeddings with Random Features*, 2021.
 
     The teacher is a `MeanEmbedding`, released by one step of `DPSGDTeacher`. A generator is fitted to it, and a student
-    then learns from the generator's images and the classes that they were made for: post-processing, at the ε of the
-    teacher. A competitor, not one of the four papers. Class sizes are taken to be equal.
+    then learns from generated images and their classes: post-processing, at the teacher's ε. It is a competitor, not
+    one of the four papers. Class sizes are assumed to be equal.
 
     Args:
-        generator_steps: Steps of the generator, before the first of the student.
+        generator_steps: Steps of the generator, before the student's first one.
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        **shared: See `DataFreeDistillation`. An image's class is the largest of the first c latent inputs, of which the
-            generator is given a one-hot vector.
+        **shared: See `DataFreeDistillation`. An image's class is the largest of the first c latent inputs, which the
+            generator gets as a one-hot vector.
 
     Raises:
-        ValueError: Images that are not of a generator with more than c latent inputs.
+        ValueError: The images are not from a generator with more than c latent inputs.
     """
 
     unused = ("student.replay", "student.balance", "images.pool", "images.reset_every")
@@ -63,7 +63,7 @@ class DPMERF(DataFreeDistillation):
 
     @property
     def next_calls(self) -> int:
-        """None: the teacher is read whole, which its own training bounds."""
+        """0: the teacher's weights are read, which its own training bounds."""
         return 0
 
     def calls_ahead(self, steps: int | None) -> int:
@@ -80,7 +80,7 @@ class DPMERF(DataFreeDistillation):
         return teacher
 
     def guarantee(self) -> Guarantee:
-        """Says what was read, which was no response."""
+        """States that the teacher's weights were read, not responses."""
         return replace(super().guarantee(), mechanism="the teacher's weights, which are mean embeddings, as they are")
 
     def on_fit_start(self) -> None:
@@ -97,7 +97,7 @@ class DPMERF(DataFreeDistillation):
         return cast(MeanEmbedding, self.teacher.unprotected(self.annotator, reason=_REASON).to(self.device))
 
     def training_step(self, batch: int, batch_idx: int) -> None:
-        """One step of the generator, or later of the student. `batch` is a step index, without a data set."""
+        """Makes a step of the generator, or later of the student. `batch` is a step index, without a data set."""
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             assert latents is not None

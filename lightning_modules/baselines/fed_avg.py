@@ -23,21 +23,21 @@ from privacy.identity import CheckpointError
 class FedAvg(Teacher):
     """McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS 2017.
 
-    In a round every client starts at the same weights and takes `local_steps` steps on its own records (the data are
-    `Clients`, whose `batch_size` is that of a client); the next weights are the mean of theirs, each with its number of
-    records (DENSE's code counts all clients the same). `rounds: 1` is one-shot, as in DENSE. A training step of the fit
-    is a round, and the fit ends by itself: leave `trainer.max_epochs` at -1.
+    In a round every client starts from the same weights and takes `local_steps` steps on its own records (the data are
+    `Clients`, whose `batch_size` is that of a client); the next weights are their mean, weighted by numbers of records
+    (DENSE's code weighs all clients alike). `rounds: 1` is one-shot, as in DENSE. A training step of the fit is a
+    round, and the fit ends after the last one: leave `trainer.max_epochs` at -1.
 
-    **No privacy**: what it writes is as private as the clients' records, and record-level ε is infinite.
+    **No privacy**: its outputs are as private as the clients' records, and record-level ε is infinite.
 
     Args:
-        rounds: Rounds of communication.
+        rounds: Number of rounds of communication.
         local_steps: Steps of each client in a round.
-        **shared: See `Teacher`. The mean is of BatchNorm's statistics as well. `optimizer` is of a client, anew in each
-            round, without a schedule; default: SGD with rate 0.01 and momentum 0.9, as in DENSE.
+        **shared: See `Teacher`. BatchNorm statistics are averaged as well. `optimizer` is each client's, new in each
+            round, without a schedule; default: SGD with learning rate 0.01 and momentum 0.9, as in DENSE.
 
     Raises:
-        ValueError: A setting that has no meaning, or a network that does not give c logits for such an image.
+        ValueError: A setting is invalid, or the network does not return c logits for such images.
     """
 
     def __init__(self, *, rounds: int = 1, local_steps: int = 100, **shared: Any) -> None:
@@ -60,28 +60,28 @@ class FedAvg(Teacher):
         """Refuses data without clients, and several processes.
 
         Raises:
-            ValueError: Either.
-            ProcessesError: A strategy that is not supported.
+            ValueError: The data are not `Clients`, or there are several processes.
+            ProcessesError: The strategy is not supported.
         """
         if stage != "fit":
             return
         check_strategy(self.trainer, averages_itself=True)
         if self.trainer.world_size > 1:
             raise ValueError(f"trainer.devices must be 1 for federated averaging, got {self.trainer.world_size}")
-        self.clients  # noqa: B018 - raises where there are none
+        self.clients  # noqa: B018 - raises without clients
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One that changes nothing: Lightning counts its steps, which are rounds."""
+        """Returns a dummy optimizer, by whose steps Lightning counts rounds."""
         return torch.optim.SGD(self.network.parameters(), lr=0.0)
 
     def on_train_start(self) -> None:
-        """Ends at once if nothing is left to do."""
+        """Ends at once if all rounds are done."""
         if self.draw_seed is None:
             self.draw_seed = torch.initial_seed()
         self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds
 
     def training_step(self, batch: int, batch_idx: int) -> None:  # type: ignore[override]
-        """One round; `batch` is a step index."""
+        """Makes one round; `batch` is a step index."""
         if self.rounds_done >= self.rounds:
             return
         records = self.clients.shards
@@ -128,10 +128,10 @@ class FedAvg(Teacher):
         """Inverse of `on_save_checkpoint`.
 
         Raises:
-            CheckpointError: It is of another training.
+            CheckpointError: It is not of federated averaging.
         """
         if "federated" not in checkpoint:
-            raise CheckpointError("the checkpoint is of no federated averaging: give one that a fit of it has written")
+            raise CheckpointError("the checkpoint is not of federated averaging: give one from a fit of FedAvg")
         super().on_load_checkpoint(checkpoint)
         self.rounds_done = int(checkpoint["federated"]["rounds_done"])
         self.draw_seed = checkpoint["federated"]["draw_seed"]

@@ -25,25 +25,25 @@ _SERVER_HOLDS_MODELS = "the clients sent their models to the server, without noi
 
 
 class FedDistillation(DataFreeDistillation):
-    """The student follows the mean logits of the clients' models by KL; methods differ in their images.
+    """Trains the student by KL on the mean logits of the clients' models; methods differ in their images.
 
     The ensemble is the mean of the clients' logits (AVGLOGITS of Lin et al. 2020, and DENSE).
 
     - FedDF (Lin et al. 2020): unlabelled images of a prior, or of an untrained generator.
     - FedDAFL (Chen et al. 2019): in each step a generator is trained against the ensemble as well, by `generator_loss`.
-    - FedADI (Yin et al. 2020) and DENSE (Zhang et al. 2022): by turns, `image_terms.steps` on one batch of images
-      against the ensemble, with classes drawn for them, then `image_terms.student_steps` of the student on images that
-      were made. FedADI optimises the pixels of `images.source: prior`, kept in [-1, 1]; DENSE trains a generator.
+    - FedADI (Yin et al. 2020) and DENSE (Zhang et al. 2022): in turns, `image_terms.steps` on one batch of images
+      against the ensemble, with classes drawn for them, then `image_terms.student_steps` of the student on images made
+      so far. FedADI optimises the pixels of `images.source: prior`, kept in [-1, 1]; DENSE trains a generator.
 
-    `docs/federated.md` lists what is left out of each.
+    `docs/federated.md` lists the omissions for each method.
 
-    **No privacy**: the server holds the clients' models, and record-level ε is infinite.
+    **No privacy**: the server has the clients' models, and record-level ε is infinite.
 
     Args:
         annotator: Budget and ledger. Default: `ResponseAnnotator`.
-        generator_loss: DAFL's terms, of the clients' models; null trains no generator in each step. Weights of 1, 5 and
-            0.1 are the published code's, whose entropy is in decimal logarithms: a weight 0.434 times as large.
-        image_terms: The loss by which images are optimised in turns with the student; null draws new ones in each step.
+        generator_loss: DAFL's terms for the clients' models; null trains no generator in each step. Weights of 1, 5 and
+            0.1 are the published code's, whose entropy has decimal logarithms: a weight 0.434 times as large.
+        image_terms: Loss for optimising images in turns with the student; null draws new images in each step.
         **shared: See `DataFreeDistillation`.
     """
 
@@ -147,19 +147,19 @@ class FedDistillation(DataFreeDistillation):
         return self.generator_criterion.of(torch.stack(logits).float().mean(dim=0), torch.cat(features, dim=1).float())
 
     def _clients(self) -> list[nn.Module]:
-        """Every client's network itself, in evaluation mode; charged once in a run, as what nothing bounds."""
+        """Return all clients' networks, in evaluation mode; charged once per run as an unbounded release."""
         return [
             self.teacher.unprotected(self.annotator, reason=_REASON, teacher=client).to(self.device)
             for client in range(self.teacher.num_teachers)
         ]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Softmax of the clients' mean logits of images (B, C, H, W): charged as B queries, released without noise."""
+        """Softmax of the clients' mean logits for images (B, C, H, W): charged as B queries, released without noise."""
         assert isinstance(self.teacher, PrivateEnsemble)
         return Annotation(F.softmax(self.annotator.annotate(self.teacher.each(images).mean(dim=0)), dim=1))
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
-        """The newest optimised images, shape (n, C, H, W) with n at most `count`; else those they would begin with."""
+        """The newest optimised images, shape (n, C, H, W) with n at most `count`; else images to start from."""
         kept = self.pool.images[-count:].float().to(self.device)
         return kept if len(kept) and self.generator is None else super().synthetic_grid(count)
 

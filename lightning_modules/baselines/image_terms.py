@@ -1,4 +1,4 @@
-"""Images that are optimised against the clients' models: their loss, where they begin, and where they are kept."""
+"""Images optimised against the clients' models: their loss, their initial values and the pool of finished ones."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_modules.setting_checks import check_number, check_whole_number
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTerms:
-    """The loss of a batch of images, beside the cross-entropy to the classes drawn for it, and its turns.
+    """Settings of the images' loss, besides the cross-entropy to the classes drawn for them, and of the turns.
 
     DENSE has L_CE + λ1 L_BN + λ2 L_div. FedADI has L_CE + α_f R_BN + α_tv R_TV + α_l2 R_l2 + α_c R_compete. A weight of
     0 switches a term off.
 
     Attributes:
-        statistics_weight: λ1 or α_f, of the mean distance to the BatchNorm statistics of every client's model. DENSE's
-            published code sums over clients: with m of them, a weight m times as large.
-        boundary_weight: λ2, of the images that student and ensemble decide differently (`boundary_support`).
-        competition_weight: α_c, of 1 minus the Jensen-Shannon divergence of student and ensemble.
-        variation_weight: α_tv, of `total_variation`.
-        norm_weight: α_l2, of the mean norm of an image.
+        statistics_weight: λ1 or α_f, weight of the mean distance to the BatchNorm statistics of the clients' models.
+            DENSE's published code sums over m clients, which is a weight m times as large.
+        boundary_weight: λ2, weight of `boundary_support`: images that student and ensemble classify differently.
+        competition_weight: α_c, weight of 1 minus the Jensen-Shannon divergence of student and ensemble.
+        variation_weight: α_tv, weight of `total_variation`.
+        norm_weight: α_l2, weight of the mean norm of an image.
         steps: Steps on one batch: of the generator (DENSE's T_G), or of Adam on its pixels.
         student_steps: Steps of the student before the next batch is made; 1 in DENSE's algorithm.
-        pool_size: How many of the newest images the student draws from; DENSE's algorithm has only the last batch, its
-            published code all.
+        pool_size: Number of newest images that the student draws from; DENSE's algorithm uses the last batch only, its
+            published code all images.
     """
 
     statistics_weight: float = 1.0
@@ -50,7 +50,7 @@ class ImageTerms:
             check_whole_number(f"image_terms.{name}", getattr(self, name), least=1)
 
     def of_pixels(self, images: Tensor) -> Tensor:
-        """Terms of images (N, C, H, W) by themselves."""
+        """Weighted terms of images (N, C, H, W) alone."""
         loss = images.new_zeros(())
         if self.variation_weight:
             loss = loss + self.variation_weight * total_variation(images)
@@ -59,7 +59,7 @@ class ImageTerms:
         return loss
 
     def of_student(self, ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
-        """Terms of the clients' mean logits (N, c) and the student's (N, c)."""
+        """Weighted terms of the clients' mean logits (N, c) and the student's (N, c)."""
         loss = ensemble_logits.new_zeros(())
         if self.competition_weight:
             loss = loss + self.competition_weight * (1 - jensen_shannon(ensemble_logits, student_logits))
@@ -97,8 +97,8 @@ class ImagePool:
         self.images = torch.empty(0, *image_shape, dtype=torch.float16)
 
     def add(self, images: Tensor) -> None:
-        """Takes images (N, C, H, W) in."""
-        # Cloned: a slice would keep all that it is cut from.
+        """Adds images (N, C, H, W) and drops the oldest."""
+        # Cloned, since a slice would keep the whole tensor.
         self.images = torch.cat([self.images, images.detach().cpu().half()])[-self.most :].clone()
 
     def draw(self, count: int, *, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -107,7 +107,7 @@ class ImagePool:
 
 
 def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
-    """KL(ensemble || student) of logits (N, c) where the two decide differently, else 0; mean over all, not negative.
+    """KL(ensemble || student) for logits (N, c) if the two classify an image differently, else 0; mean over images.
 
     DENSE's L_div is this with a minus sign: images between the two decision boundaries teach the student most.
     **Subtracted** from the generator's loss.
@@ -120,9 +120,9 @@ def boundary_support(ensemble_logits: Tensor, student_logits: Tensor) -> Tensor:
 def jensen_shannon(first_logits: Tensor, second_logits: Tensor) -> Tensor:
     """Jensen-Shannon divergence of two predictions, logits (N, c), over its largest value ln 2; batch mean, in [0, 1].
 
-    Adaptive DeepInversion (Yin et al. 2020): 1 minus this is its R_compete. Their code has other numbers: both
-    predictions at temperature 3, all probabilities kept in [0.01, 0.99], KL(middle || prediction) in place of
-    KL(prediction || middle), and no division by ln 2.
+    Adaptive DeepInversion (Yin et al. 2020): 1 minus this is its R_compete. Their code differs: predictions have
+    temperature 3, probabilities are kept in [0.01, 0.99], KL(middle || prediction) replaces KL(prediction || middle),
+    and there is no division by ln 2.
     """
     first, second = (functional.log_softmax(logits, 1) for logits in (first_logits, second_logits))
     middle = torch.logsumexp(torch.stack([first, second]), 0) - math.log(2)
@@ -133,8 +133,8 @@ def jensen_shannon(first_logits: Tensor, second_logits: Tensor) -> Tensor:
 def total_variation(images: Tensor) -> Tensor:
     """Norm of the differences of neighbouring pixels, to the right, below and on both diagonals; mean over images.
 
-    Images are (N, C, H, W), 2 pixels a side or more. This is R_TV of Yin et al. 2020, in whose code each norm is of
-    the whole batch: with N images of like variation √N times as much.
+    Images are (N, C, H, W), with at least 2 pixels per side. This is R_TV of Yin et al. 2020, whose code takes norms
+    over the whole batch: √N times as much for N images of equal variation.
     """
     differences = (
         images[..., 1:] - images[..., :-1],

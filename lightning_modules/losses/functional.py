@@ -168,9 +168,9 @@ def kd(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1
 
 
 def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Mean squared distance of logits (B, c) up to a constant of each sample, which no softmax sees, per sample: (B,).
+    """Mean squared distance of logits (B, c) per sample, (B,), up to a constant, which does not affect a softmax.
 
-    Far from the private images a teacher is often sure, but its logits remain informative (Ba and Caruana 2014).
+    Far from the private images a teacher is often certain, but its logits remain informative (Ba and Caruana 2014).
     """
     difference = student_logits - teacher_logits
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
@@ -218,17 +218,16 @@ def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tens
 
 
 def informativeness(logits: Tensor) -> float:
-    """How much an image says about the teacher's class, by the teacher's own answers: from 0 to 1, the maximum.
+    """Mutual information between images and the teacher's classes, as a fraction of its maximum: from 0 to 1.
 
-    The mutual information of image and class under the answers p_i = softmax(logits_i), logits (N, c) with N >= 1 and
-    c >= 2, which is (H(mean of p) - mean of H(p)) / log c: the logarithm of the *Inception score* (Salimans et al.
-    2016), with the teacher in Inception's place, in units of its largest value. It is high where the teacher is sure of
-    each image, and of different classes in turn; images of a kind that it never saw leave it unsure, or of one class
-    throughout.
+    It is (H(mean of p) - mean of H(p)) / log c for answers p_i = softmax(logits_i), logits (N, c) with N >= 1 and
+    c >= 2: the logarithm of the *Inception score* (Salimans et al. 2016), with the teacher as the Inception network,
+    relative to its largest value. It is high if the teacher is certain about each image and predicts all classes. On
+    unfamiliar images it is uncertain, or predicts the same class for all.
 
-    It is 0.97 and more on a data set's own test images where the classes are equally frequent and the teacher is sure.
-    A teacher whose logits are small has less on any images, its own included: compare images of one teacher by it
-    rather than teachers. Large is necessary and not sufficient: textures at full contrast make some teachers sure too.
+    It is 0.97 or more on a data set's own test images if classes are balanced and the teacher is certain. Teachers with
+    small logits have lower values on all images: use it to compare images for one teacher, not teachers. A large value
+    is necessary but not sufficient: some teachers are also certain about textures at full contrast.
     """
     logs = functional.log_softmax(logits.double(), dim=1)
     probabilities = logs.exp()
@@ -238,9 +237,9 @@ def informativeness(logits: Tensor) -> float:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors on the CPU, one after another along their first dimension, of the dtype that they have.
+    """Concatenate tensors on the CPU along their first dimension, keeping their dtype.
 
-    Mixed precision would choose a dtype for them, and in bfloat16 refuses images that are kept in float16.
+    Autocast would choose another dtype, and in bfloat16 refuses images in float16.
     """
     with torch.autocast("cpu", enabled=False):
         return torch.cat(list(parts))

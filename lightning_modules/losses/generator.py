@@ -25,10 +25,10 @@ class GeneratorLoss:
 
     Attributes:
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
-        balance_weight: α, of the negative entropy of the mean prediction.
-        activation_weight: β, of the size of the features.
-        activation_norm: `l1` mean absolute feature, or `l2` mean norm of an image's features.
-        student_loss_weight: Of the student's loss on the released targets (1 as printed).
+        balance_weight: α, weight of the negative entropy of the mean prediction.
+        activation_weight: β, weight of the size of the features.
+        activation_norm: `l1` for the mean absolute feature, or `l2` for the mean norm of an image's features.
+        student_loss_weight: Weight of the student's loss on the released targets (1 as printed).
     """
 
     setting: ClassVar[str] = "generator_loss"

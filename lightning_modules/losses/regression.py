@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Factor from the closed-form solution to logits; a power of 2, which does not change how votes round.
+#: Factor from the closed-form solution to logits; a power of 2, which does not affect the rounding of votes.
 _SHARPNESS = 8.0
-#: Ratios of noise to signal variance that are tried, in units of the features' mean squared singular value.
+#: Ratios of noise to signal variance to try, in units of the features' mean squared singular value.
 _RATIOS = torch.logspace(-5, 4, 73, dtype=torch.float64)
 
 
@@ -22,9 +22,9 @@ class LinearResponses:
     Attributes:
         weights: (F, c).
         offset: (c,).
-        ratio: assumed noise variance over signal variance; large where little could be learnt, inf where the features
-            have no direction.
-        evidence: by how much these weights explain the responses better than pure noise, in nats.
+        ratio: estimated noise variance over signal variance; large if little could be learnt, inf if the features do
+            not vary.
+        evidence: log evidence of these weights over pure noise, in nats.
     """
 
     weights: Tensor
@@ -43,15 +43,15 @@ class LinearResponses:
 
 
 def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> LinearResponses:
-    """Bayesian linear regression with known noise; the signal's size is the one of highest evidence.
+    """Bayesian linear regression with known noise; the signal's variance maximises the evidence.
 
     responses = offset + (features - mean) W + N(0, std²), W ~ N(0, a I): ridge regression with the penalty
     std²/a, where a maximises the marginal likelihood of the responses (MacKay 1992; Rasmussen and Williams 2006,
-    Sec. 5.4). Everything is computed from released responses: of private teachers it is post-processing.
+    Sec. 5.4). Everything is computed from released responses, so it is post-processing.
 
     Args:
-        features: (N, F), of the images that were queried.
-        responses: (N, c), what was released.
+        features: (N, F), of the queried images.
+        responses: (N, c), the released responses.
         std: standard deviation of the noise on each coordinate, above 0.
     """
     middle = features.double().mean(dim=0)
@@ -67,7 +67,7 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
         return LinearResponses(
             weights=torch.zeros(rows.shape[1], responses.shape[1]), offset=offset.float(), ratio=math.inf, evidence=0.0
         )
-    # Targets in the basis of left singular vectors; what is orthogonal to them has the same likelihood for every a.
+    # Targets in the basis of left singular vectors; the orthogonal part has the same likelihood for every a.
     moved = vectors.T @ targets if wide else (vectors.T @ (rows.T @ targets)) / squares.sqrt()[:, None]
     penalties = _RATIOS * squares.mean()
     variances = std**2 * (squares[:, None] / penalties + 1)
@@ -86,10 +86,10 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
 
 
 def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weights (c, F) and bias (c,), float32, of min ||X w + b - y||² + λ (||w||² + b²), y the one-hot labels less 1/c.
+    """Weights (c, F) and bias (c,), float32, of min ||X w + b - y||² + λ (||w||² + b²), y the one-hot labels minus 1/c.
 
-    On few records of many features it generalises far better than cross-entropy that is followed for as long as such
-    teachers can be: 240 MNIST digits on scattering features, 93.5 against 88.1 % (five shards, 3000 test images).
+    With few records and many features it generalises far better than cross-entropy in the time that such teachers get:
+    93.5 against 88.1 % for 240 MNIST digits on scattering features (five shards, 3000 test images).
 
     Args:
         features: (N, F).
@@ -117,13 +117,13 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
     student hardly learns. Votes and directions do not depend on it.
 
     Args:
-        network: With `forward_features` and a linear `head` that holds all its weights.
-        inputs: (N, ...), what the network takes.
+        network: A network with `forward_features` and a linear `head` that holds all its weights.
+        inputs: (N, ...), the network's inputs.
         labels: (N,) int64.
         penalty: See `solve_ridge`.
 
     Raises:
-        ValueError: a network with other weights than those of a linear head.
+        ValueError: the network has weights outside a linear head.
     """
     head = check_linear(network)
     network.eval()  # dropout would draw from a generator that all teachers share
@@ -136,10 +136,10 @@ def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: f
 
 
 def check_linear(network: nn.Module) -> nn.Linear:
-    """Returns the linear head if it is all that a network learns.
+    """Returns the linear head if it has all trained weights of a network.
 
     Raises:
-        ValueError: there is none, or it is not all.
+        ValueError: there is no linear head with a bias, or the network has other weights.
     """
     head = getattr(network, "head", None)
     learnt = [name for name, _ in network.named_parameters() if not name.startswith("head.")]

@@ -1,4 +1,4 @@
-"""Selection of a few images to query: those a classifier is sure of, balanced by class."""
+"""Selection of a few images to query: the most confident ones, balanced by class."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
     """Numbers of samples to add to each class, so that class counts become as equal as possible.
 
-    The result, of sum `count`, and `held`, the samples per class so far, are (c,) int64. Ties go to the class of
-    lowest number.
+    The result, with sum `count`, and `held`, the current samples per class, are (c,) int64. Ties go to the lowest
+    class.
     """
     quotas = torch.zeros_like(held)
     for _ in range(count):
@@ -19,14 +19,14 @@ def balanced_quotas(held: Tensor, *, count: int) -> Tensor:
 
 
 def confident_samples(probabilities: Tensor, *, quotas: Tensor) -> Tensor:
-    """Distinct indices, int64 on the CPU, of the samples that a classifier most surely assigns to each class.
+    """Distinct indices, int64 on the CPU, of the samples with the largest probability for each class.
 
-    Classes take turns, each with its best sample that is left, so that none takes what another is surer of by more than
-    one turn. A class that the classifier never predicts has its quota filled by what comes nearest. Probabilities are
-    (M, c), and quotas samples per class, (c,) int64; there are as many indices as their sum, which is M at most.
+    Classes take turns, each choosing its best remaining sample, also if the classifier never predicts the class.
+    Probabilities are (M, c), and quotas are samples per class, (c,) int64; there are as many indices as their sum,
+    which is at most M.
     """
     count = int(quotas.sum())
-    # Stable: equal probabilities, as from an untrained student, keep the samples in order.
+    # Stable, so that equal probabilities, as from an untrained student, keep the samples in order.
     ranks = probabilities.detach().float().cpu().argsort(dim=0, descending=True, stable=True)
     taken, left = torch.zeros(len(ranks), dtype=torch.bool), quotas.cpu().clone()
     positions = [0] * len(left)

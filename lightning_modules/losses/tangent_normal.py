@@ -133,9 +133,9 @@ class TangentNormalLoss:
     """Weights of the tangent, normal and entropy terms; a weight of 0 switches a term off.
 
     Attributes:
-        tangent_weight: Of the tangent term; 1 as printed, where it drowned the labels of the digits.
-        normal_weight: Of the normal term; as above.
-        entropy_weight: Of the entropy term; as above.
+        tangent_weight: Weight of the tangent term; 1 as printed, which drowned the labels of the digits.
+        normal_weight: Weight of the normal term; likewise.
+        entropy_weight: Weight of the entropy term; likewise.
         entropy_term: `determinate` makes outputs determinate, as DGD's text says; `as_printed` makes them uniform, as
             its Eq. 6 does.
     """

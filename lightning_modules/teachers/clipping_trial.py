@@ -361,7 +361,7 @@ def _watched_draws(tried: _Copy) -> tuple[list[str], list[Any]]:
 def _problem(
     network: nn.Module, mode: Mode, trial: ClippingTrial, reference: _Reference, *, double: bool
 ) -> str | None:
-    """What is wrong with a clipping mode for a network, in words; None if it is right."""
+    """Describe what is wrong with a clipping mode for a network; None if it is correct."""
     records = len(reference.norms)
     order = torch.randperm(records, generator=torch.Generator().manual_seed(3)).tolist()
     tried = _Copy(network, trial, double=double)
@@ -386,7 +386,7 @@ def _problem(
 
 
 def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, tolerance: float) -> str | None:
-    """What is wrong with the sum over some records; None if it is right."""
+    """Describe what is wrong with the sum over some records; None if it is correct."""
     try:
         found = [_sketch(part).cpu() for part in tried.clipped(rows, mode, reference.limit)]
     except Exception as error:  # any user's network, under hooks

@@ -52,8 +52,8 @@ class TeacherConfig:
             `nn.ModuleList` in a script.
         network: See `Network`; for an ensemble that of each teacher. Required if the file holds only weights.
         private_data: Public name of its training data, if the file does not say.
-        input: What it takes, if not images in [-1, 1] of the data's size and channels.
-        outputs: What it returns: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is
+        input: Its inputs, if not images in [-1, 1] of the data's size and channels.
+        outputs: Its outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is
             taken.
         trial: Try an external teacher on procedural images when it is loaded: outputs that are not as stated are
             refused, and the same class for all of them gives a warning. This is not charged, and guarantees name it,
@@ -169,7 +169,7 @@ class TeacherConfig:
             raise TeacherError(f"the architecture of teacher {file} cannot be built: {error}{other}") from error
 
     def _origin(self, content: Mapping[str, Any], training: Training | UnnamedTraining, file: Path) -> dict[str, Any]:
-        """What a file says about its teacher, as arguments of `PrivateModel`."""
+        """Facts about a teacher from its file, as arguments of `PrivateModel`."""
         if isinstance(training, Training) and (self.input.range not in (None, [-1, 1]) or self.input.mean is not None):
             raise TeacherError(
                 f"teacher {file} was trained here, on pixels in [-1, 1]: leave out range, mean and std of "

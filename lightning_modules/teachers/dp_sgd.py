@@ -174,12 +174,12 @@ class DPSGDTeacher(Teacher):
 
     @property
     def releases(self) -> Counter[Release]:
-        """What the whole training releases, which students inherit; see `PlannedSteps`."""
+        """Releases of the whole training, which students inherit; see `PlannedSteps`."""
         return self.steps.releases
 
     @property
     def _step(self) -> Release:
-        """What the next step releases."""
+        """Release of the next step."""
         assert self.noise_multiplier is not None
         secure = self.noise.secure and self._poisson.secure
         return self.steps.step(self.noise_multiplier, self._poisson.sample_rate, secure=secure)
@@ -189,7 +189,7 @@ class DPSGDTeacher(Teacher):
         return self.accountant.get_epsilon(self.delta)
 
     def on_fit_start(self) -> None:
-        """Checks what is resumed before any work.
+        """Checks a resumed state before any work.
 
         Raises:
             CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
@@ -299,7 +299,7 @@ class DPSGDTeacher(Teacher):
         return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_fit_end(self) -> None:
-        """Writes the guarantee and what it covers beside the results."""
+        """Writes the guarantee and the artefacts that it covers next to the results."""
         self.clipped.keep_weights()
         by_all(self.processes, self.clipped.refuse_written_state)
         self._write({"teacher": self.network})

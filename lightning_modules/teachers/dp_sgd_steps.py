@@ -1,4 +1,4 @@
-"""The steps of a DP-SGD training: those taken, those planned, and what they cost."""
+"""The steps of a DP-SGD training, taken and planned, and their cost."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _INSECURE = "the noise or the sampling can be reproduced by anyone who knows its
 
 
 class PlannedSteps:
-    """What the steps of one training release.
+    """Releases of the steps of one training.
 
     Args:
         delta: δ.
         target_epsilon: ε that no step may exceed; None for no limit.
         on_lattice: Whether noise is drawn on a lattice.
-        unit: What is sampled and clipped as one: a record or a person.
+        unit: The unit that is sampled and clipped: a record or a person.
 
     Attributes:
         accountant: The steps taken so far.
@@ -47,7 +47,7 @@ class PlannedSteps:
         self.plan = Plan()
 
     def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
-        """What one step releases; unbounded if its noise or sample can be reproduced."""
+        """Release of one step; unbounded if its noise or sample can be reproduced."""
         if not secure:
             return Unbounded(_INSECURE, unit=self.unit)
         kind = SampledDiscreteGaussian if self.on_lattice else SampledGaussian
@@ -70,7 +70,7 @@ class PlannedSteps:
 
     @property
     def releases(self) -> Counter[Release]:
-        """What the whole training releases: all planned steps, taken or not.
+        """Releases of the whole training: all planned steps, taken or not.
 
         Stopping early may depend on what the steps showed, so a file of fewer steps costs no less.
         """

@@ -51,7 +51,7 @@ def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
 
 
 class TeacherEnsemble(GuardedLoading, LightningModule):
-    """n classifiers, each trained by cross-entropy on a shard of its own, `teachers_at_once` of them at a time.
+    """n classifiers, each trained by cross-entropy on its own shard, `teachers_at_once` of them at a time.
 
     **One changed record changes one teacher.** All others come out equal to the last bit, because nothing is shared: a
     teacher's initialisation, dropout and order of records follow from (seed, its number) and its own shard, batch size
@@ -74,7 +74,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             `TwoConvNet`, which DGD uses except on CIFAR10 and SVHN. With a fixed `feature_extractor`
             (`LinearOnFeatures`) the features are computed once for all teachers.
         steps: Number of steps per teacher.
-        teachers_at_once: Number of teachers trained at a time: limits memory, and what an interruption loses.
+        teachers_at_once: Number of teachers trained at a time, which limits memory and the work lost by interruptions.
         optimizer: Default: Adam with rate 3e-3.
         schedule: Schedule of the rate over `steps`; see `rate_factor`.
         shift: Largest number of pixels by which each image is moved in either direction, redrawn in each step. On 240
@@ -212,7 +212,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
         if self.trainer.precision != "32-true":
             raise ValueError(f"trainer.precision must be 32-true for an ensemble, got {self.trainer.precision}")
-        self.shards  # noqa: B018 - raises where there are none
+        self.shards  # noqa: B018 - raises without shards
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns a dummy by which Lightning counts steps: each teacher has its own optimizer."""
+        """Returns a dummy optimizer, by which Lightning counts steps: each teacher has its own optimizer."""
         return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
 
     def on_fit_start(self) -> None:

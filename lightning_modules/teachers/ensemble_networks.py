@@ -21,7 +21,7 @@ class EnsembleNetworks:
         ValueError: A network that does not give c logits for such an image, or whose feature extractor has weights.
 
     Attributes:
-        feature_extractor: What the features of all teachers are computed by, once; None where they take images.
+        feature_extractor: Shared by all teachers, so that features are computed once; None if they take images.
         random: Whether a teacher draws random numbers while it is trained (dropout).
     """
 

@@ -31,7 +31,7 @@ def is_onnx(file: Path) -> bool:
 
 
 def require_file(file: Path) -> None:
-    """Refuses a folder, or a missing teacher's file, and says how it is made.
+    """Refuses a folder, or a missing teacher file, with an error that says how to make it.
 
     Raises:
         TeacherError: It is a folder, or missing.

@@ -19,7 +19,7 @@ class OnnxNetwork(nn.Module):
     """The graph of an ONNX file as a network, on the CPU.
 
     Args:
-        file: The file, with whatever external data it names beside it.
+        file: The file, with any external data that it names next to it.
 
     Raises:
         TeacherError: The extra `onnx` is not installed, its weights are not finite, or the graph is not one of images
@@ -38,7 +38,7 @@ class OnnxNetwork(nn.Module):
             session: Any = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         except ImportError as error:
             raise TeacherError(f"teacher {file}: pip install 'private-model-transcription[onnx]' to read it") from error
-        except Exception as error:  # each of the two has errors of its own
+        except Exception as error:  # each of the two has its own errors
             raise TeacherError(f"teacher {file} cannot be read as ONNX ({str(error)[:300]})") from error
         inputs = session.get_inputs()
         if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:

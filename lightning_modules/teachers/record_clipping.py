@@ -173,7 +173,7 @@ class RecordClipping(ABC):
         """
 
     def release(self) -> None:
-        """Undoes what was done to the network."""
+        """Undoes the changes to the network."""
         if self._hooks is not None:
             self._hooks.cleanup()
 

@@ -55,7 +55,7 @@ class TeacherInput:
             raise ValueError(f"teacher.input.channels must be 1 or 3, got {self.channels}")
 
     def shape(self, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """(C, H, W) of what the teacher is given, for images (C, H, W) of the run.
+        """Shape (C, H, W) of the teacher's input for images (C, H, W) of the run.
 
         Raises:
             ValueError: The run's channels cannot be converted, or the normalisation is for another number of them.
@@ -89,7 +89,7 @@ class TeacherInput:
 
 
 class AdaptedTeacher(nn.Module):
-    """A teacher that takes this project's images and gives logits; gradients and hooks reach the network inside.
+    """Wraps a teacher to map this project's images to logits; gradients and hooks reach the inner network.
 
     Args:
         network: The teacher as it was trained.

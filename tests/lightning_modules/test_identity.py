@@ -204,9 +204,9 @@ EARLY = [{"class_path": "EarlyStopping", "init_args": STOP}]
 
 @pytest.mark.usefixtures("trained")
 def test_results_end_no_training_without_a_plan() -> None:
-    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set beside EarlyStopping"):
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set with EarlyStopping"):
         teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=-1, callbacks=EARLY)
-    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set beside EarlyStopping"):
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs must be set with EarlyStopping"):
         distil("run", model={"teacher": f"private/{LAST}", "images": "prior"}, epochs=-1, trainer={"callbacks": EARLY})
 
 
