@@ -61,7 +61,7 @@ class VAEPhase:
         check_whole_number("vae_phase.steps", self.steps, least=0)
 
     def build(self, image_shape: tuple[int, int, int]) -> ConvVAE:
-        """The VAE, for images (C, H, W).
+        """Builds the VAE, for images (C, H, W).
 
         Raises:
             ValueError: The network is of another class.

@@ -81,10 +81,10 @@ class FedDPSD(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation*, Alg. 2.
 
     The server makes synthetic images and sends them with the student's outputs to every client. A client queries its
-    own teacher and sends back bounded gradients (*data* switch) or noisy classes (*label* switch), by which the server
+    own teacher and returns bounded gradients (*data* switch) or noisy classes (*label* switch), with which the server
     updates student and generator. No teacher and no record ever leaves a client.
 
-    Who adds the noise to gradients decides against whom ε holds:
+    Whom ε protects against depends on who adds the noise to gradients:
 
     | `annotator.release` | noise | holds against |
     |---|---|---|
@@ -97,24 +97,24 @@ class FedDPSD(DataFreeDistillation):
 
     Where the paper leaves a choice:
 
-    - *Line 14 for labels* prints the mean of the clients' one-hot vectors; the default is the mean of the classes that
-      each response makes likely (`label_targets.noise_correction`), as in `DPSD`.
+    - *Line 14 for labels* prints the mean of the clients' one-hot vectors; the default is the mean of the class
+      probabilities given each response (`label_targets.noise_correction`), as in `DPSD`.
     - *Line 26* prints ‖g‖₂ without an index, and *line 30's* k is fixed: see `DPSD`, whose settings these are.
     - *A client that is missing or late*, or whose answer cannot be used, is left out of the round; the others continue.
       The noise is not lowered, and the sum is divided by the number of answers.
 
     Args:
-        clients: How clients are reached: `LocalClients` in this process, `FlowerClients` on other machines.
+        clients: Connection to the clients: `LocalClients` in this process, `FlowerClients` on other machines.
         annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
             `LabelAnnotator` for the label switch. Default: gradients by `ensemble`.
-        federation: What the clients hold together, and what is stated of it.
+        federation: Name, unit and size of the clients' data together.
         gradient_targets: Data switch: the distillation loss, and how the student uses its noisy gradient.
         label_targets: Label switch: candidates over time, and how the student uses noisy labels.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
 
     Raises:
-        ValueError: An invalid setting, or an annotator that is not for the switch.
+        ValueError: A setting is invalid, or the annotator does not fit the switch.
     """
 
     paper = "DPSD"
@@ -185,7 +185,7 @@ class FedDPSD(DataFreeDistillation):
         if self.noise_by == "server":
             released = annotator.annotate_bounded(torch.stack(self._answers(question)))
         else:
-            # Before any client is queried: what a client sends counts from when it leaves the client.
+            # Before any client is queried: an answer counts as soon as it leaves the client.
             annotator.charge_elsewhere()
             released = torch.stack(self._answers(question)).mean(dim=0)
         return released.to(outputs.device, outputs.dtype)
@@ -296,10 +296,10 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def _mu_of_round(self) -> float | None:
-        """μ of each planned round, such that all rounds together cost what was released and is still planned.
+        """μ per planned round, so that all rounds together cost as much as all releases, made and planned.
 
-        A resumed run may add other noise than its first rounds had, which does not make those cheaper. None if the
-        number of rounds is not planned, or the noise is on a lattice and has no μ.
+        A resumed run may have other noise than its first rounds, which does not make those cheaper. None if the number
+        of rounds is not planned, or the noise is on a lattice and has no μ.
         """
         calls, made = self.run.plan.calls, self.annotator.account.counts(scope="run")
         whole = made + unmade((self.run.plan.charges) or {}, made)
@@ -320,7 +320,7 @@ class FedDPSD(DataFreeDistillation):
         self.clients.end()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Does the same as `on_fit_end`: what left a client before an error has left it."""
+        """Does the same as `on_fit_end`, since answers before an error have left the clients."""
         self.clients.end()
 
     def assumptions(self) -> list[str]:

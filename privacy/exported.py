@@ -1,4 +1,4 @@
-"""Verification of an exported folder: its files are as exported, and its ε is what its releases cost."""
+"""Verification of an exported folder: its files are unchanged, and its ε follows from its releases."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GUARANTEE = "guarantee.json"
 
 
 class AlteredError(ValueError):
-    """A folder is not as it was exported, or states a figure that its releases do not give."""
+    """A folder differs from the export, or states a figure that does not follow from its releases."""
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder by relative path, except `guarantee.json`, which holds them.
+    """SHA-256 of every file of a folder by relative path, except `guarantee.json`, which stores them.
 
     Raises:
         AlteredError: There is a link, whose target may change after the check.
@@ -40,7 +40,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def check_export(folder: Path) -> list[str]:
-    """Checks an exported folder, which is all it needs, and returns what was checked, in words.
+    """Check an exported folder by itself and describe the checks in sentences.
 
     It cannot detect that a file and every statement about it were altered together: compare the checksum of
     `guarantee.json` with one received by another way.
@@ -62,7 +62,7 @@ def check_export(folder: Path) -> list[str]:
         raise
     except FileNotFoundError as error:
         raise AlteredError(f"{folder} has no {GUARANTEE}: give the folder that `export` made") from error
-    except Exception as error:  # whatever malformed text leads to
+    except Exception as error:  # malformed text may raise anything
         raise AlteredError(f"{folder / GUARANTEE} cannot be read as the guarantee of an export ({error!r})") from error
     if wrong:
         raise AlteredError(f"{folder} is not as it was exported:\n" + "\n".join(f"- {text}" for text in wrong))
@@ -70,12 +70,12 @@ def check_export(folder: Path) -> list[str]:
 
 
 def section_of(page: str) -> str:
-    """A guarantee's page as a section of a model card: without its title, with headings below the section's."""
+    """Convert a guarantee's page to a section of a model card: without its title and with lower headings."""
     return page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
 def _figures(content: Mapping[str, Any]) -> list[str]:
-    """What the figures rest on, in words; lines about errors begin with the file's name."""
+    """Describe how the figures follow from the releases; lines about errors begin with the file's name."""
     stated, claim = content["guarantee"], content["published_claim"]
     delta, epsilon = float(stated["delta"]), float(stated["epsilon"])
     if not 0 < delta < 1:
@@ -115,7 +115,7 @@ def _files(folder: Path, stated: Mapping[str, str]) -> list[str]:
 
 
 def _counted(listed: Sequence[tuple[_Counted, Any]]) -> Counter[_Counted]:
-    """Counts of a list in which each item occurs once."""
+    """Convert pairs of items and counts, with each item once, to a `Counter`."""
     counts = dict(listed)
     if len(counts) < len(listed) or not all(type(count) is int and count > 0 for count in counts.values()):
         raise ValueError("releases and claims must be listed once each, with whole numbers of 1 or more")

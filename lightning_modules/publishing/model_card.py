@@ -37,7 +37,7 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         "## Data",
         f"Trained on {data}, which is private; judged on the public test split."
         if run.role == "teacher"
-        else f"The teacher was trained on {data}, which is private, and is no part of this folder.",
+        else f"The teacher was trained on {data}, which is private, and is not part of this folder.",
         "## Intended use and limits",
         _use(run),
         "## Input and output",
@@ -53,8 +53,8 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
 _FILES = {
     WEIGHTS: "the weights",
     "config.json": "architecture, classes, shape and preprocessing",
-    "guarantee.md": "what is guaranteed about the private data, for people",
-    "guarantee.json": "the same for machines",
+    "guarantee.md": "the guarantee for the private data, human-readable",
+    "guarantee.json": "the same, machine-readable",
     ONNX: "the network as ONNX",
 }
 
@@ -93,7 +93,7 @@ def _warning(run: FinishedRun) -> str:
     if math.isinf(run.epsilon):
         return (
             f"> **NOT PROTECTED: nothing bounds what this model reveals about a single record of {data}** "
-            "(record-level ε is infinite). It was exported in spite of that, by explicit wish. Treat it "
+            "(record-level ε is infinite). It was exported anyway, by explicit request. Treat it "
             "like the private model that it was made from."
         )
     if run.epsilon > MEANINGFUL_EPSILON:
@@ -119,7 +119,7 @@ def _what(run: FinishedRun) -> str:
         else f"A classifier that was trained on the private images by DP-SGD ({run.method}, {run.steps:,} steps)"
     )
     return (
-        f"{made}. It tells {run.num_classes} classes apart in images of {shape} (channels × height × width): "
+        f"{made}. It distinguishes {run.num_classes} classes in images of {shape} (channels × height × width): "
         f"{', '.join(map(inline, run.class_names[:20]))}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
     )
 
@@ -127,7 +127,7 @@ def _what(run: FinishedRun) -> str:
 def _accuracy(run: FinishedRun) -> str:
     if run.record is None:
         return (
-            "Not known. No record of a finished fit is of this state of the network: the fit was interrupted, or this "
+            "Unknown. No record of a finished fit matches this state of the network: the fit was interrupted, or this "
             "is not its last step."
         )
     data = (run.record.get("config") or {}).get("data") or {}
@@ -142,7 +142,7 @@ def _accuracy(run: FinishedRun) -> str:
             else ""
         )
         + (
-            " **It has collapsed: it gives nearly all images one class.**"
+            " **It has collapsed: it assigns nearly all images to one class.**"
             if run.record.get("largest_share", 0) >= 0.99
             else ""
         )
@@ -157,8 +157,8 @@ def _use(run: FinishedRun) -> str:
     )
     return (
         f"For classifying images like those of {run.data}, and for research on private learning. It was measured on "
-        "that data set's test split alone: nothing is known of other images, of rare classes, or of how errors fall on "
-        f"groups of people. It is no medical device and no ground for decisions about people. {told}."
+        "that data set's test split alone: nothing is known about other images, rare classes, or how errors affect "
+        f"groups of people. It is not a medical device and not a basis for decisions about people. {told}."
     )
 
 
@@ -170,7 +170,7 @@ def _preprocessing(run: FinishedRun) -> str:
         "[0, 1], as torchvision's `ToTensor` gives it, becomes `2 * x - 1`. Prepare pictures as `preprocessing` in "
         "`config.json` says. "
         f"Output: logits, shape (N, {run.num_classes}), in the order of `class_names` in `config.json`; `softmax` "
-        "makes probabilities of them."
+        "turns them into probabilities."
     )
 
 
@@ -185,11 +185,11 @@ def _loading(run: FinishedRun, files: list[str]) -> str:
             "Without torch:",
             f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n'
             'logits = session.run(["logits"], {"images": images})[0]  # numpy, float32\n```',
-            f"It was held against the network itself when it was written: within {TOLERANCE:g}.",
+            f"Its logits were compared with the network's when it was written: they agree within {TOLERANCE:g}.",
         ]
     else:
         ways.append(
-            f"Nothing here loads without it: `{WEIGHTS}` holds weights alone, around which it builds the network. An "
-            "export with `--onnx` has a file that loads by itself."
+            f"Nothing here loads without it: `{WEIGHTS}` holds only weights, for which it builds the network. An "
+            "export with `--onnx` includes a file that loads without it."
         )
     return "\n\n".join(ways)

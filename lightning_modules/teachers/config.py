@@ -52,9 +52,8 @@ class TeacherConfig:
             `nn.ModuleList` in a script.
         network: See `Network`; for an ensemble that of each teacher. Required if the file holds only weights.
         private_data: Public name of its training data, if the file does not say.
-        input: Its inputs, if not images in [-1, 1] of the data's size and channels.
-        outputs: Its outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is
-            taken.
+        input: Its input format, if not images in [-1, 1] of the data's size and channels.
+        outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is taken.
         trial: Try an external teacher on procedural images when it is loaded: outputs that are not as stated are
             refused, and the same class for all of them gives a warning. This is not charged, and guarantees name it,
             but not its outcome.

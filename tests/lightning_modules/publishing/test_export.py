@@ -336,7 +336,7 @@ def test_the_accuracy_of_another_state_or_run_is_not_stated(
     assert record["run"] == guarantee("bounded")["run"] and record["steps"] != 2
     Path("bounded/result.json").write_text(json.dumps({**record, **changed}))
     found = card(run_export("bounded"))
-    assert "Not known. No record of a finished fit is of this state" in found.text
+    assert "Unknown. No record of a finished fit matches this state" in found.text
     assert found.data.eval_results is None
     assert "the card states no accuracy" in capsys.readouterr().out
     Path("bounded/result.json").write_text(json.dumps(record))
