@@ -53,7 +53,7 @@ _STATED = "each client's teacher was trained by DP-SGD as the client states, whi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FederationConfig:
-    """The clients as a whole; a string stands for its `name`.
+    """Settings of the clients as a whole; a plain string is read as the `name`.
 
     Attributes:
         name: Public name that identifies the server's ledger. Clients of one `TeacherEnsemble` file use that of its

@@ -465,7 +465,7 @@ def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path
     """Path of the one ledger of a private data set, symbolic links resolved.
 
     In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, if the
-    folder it was trained in exists; beside the teacher's file; `ledgers/` in the working folder.
+    folder it was trained in exists; next to the teacher's file; `ledgers/` in the working folder.
 
     Args:
         private_data: Public name of the data.

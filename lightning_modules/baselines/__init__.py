@@ -1,7 +1,7 @@
 """DP-MERF; and baselines of DPSD's federated form (DPSD Table V): federated averaging, and distillation at the server.
 
-Those of the federated form have no privacy guarantee: the clients' models leave them as they are, and record-level ε is
-infinite.
+The federated baselines have no privacy guarantee: the clients' models leave the clients unchanged, and record-level ε
+is infinite.
 """
 
 from lightning_modules.baselines.dp_merf import DPMERF

@@ -199,7 +199,7 @@ def teacher_answers(probabilities: Tensor, rows: Tensor, *, stability: float) ->
     Args:
         probabilities: The student's, p_s, shape (B, c).
         rows: Released gradients over C, shape (B, c).
-        stability: e, above 0. If it is small beside ‖g‖, rows do not reveal lengths, and all count as long.
+        stability: e, above 0. If it is small compared with ‖g‖, rows do not reveal lengths, and all count as long.
     """
     norms = rows.norm(dim=1, keepdim=True)
     lengths = norms.clamp_max(_LONGEST / (_LONGEST + stability))  # no two distributions are further apart

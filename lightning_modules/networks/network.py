@@ -136,7 +136,7 @@ def _refuse_shared(network: nn.Module, what: str) -> None:
     taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is the address of empty tensors
     for name, tensor in tensors.items():
         if _address(tensor) in taken:
-            raise ValueError(f"{what} must build each network anew, and {name!r} is another's as well: return a copy")
+            raise ValueError(f"{what} must build a new network, and {name!r} belongs to another as well: return a copy")
     hand_out(network)
 
 

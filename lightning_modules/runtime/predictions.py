@@ -60,7 +60,7 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         """Keeps the probabilities of one batch, shape (B, c)."""
         if dataloader_idx:
-            raise ValueError("predict writes one table, and the data give more than one loader: predict each by itself")
+            raise ValueError("predict writes one table, and the data have more than one loader: predict each alone")
         rows = prediction.detach().double().cpu().tolist()
         positions = list(batch_indices) if batch_indices else range(len(self._rows), len(self._rows) + len(rows))
         loaders = trainer.predict_dataloaders

@@ -79,7 +79,7 @@ def keeps_nothing(network: nn.Module) -> bool:
     return all(
         type(part).__module__.startswith(("lightning_modules.networks.", "torch.nn.modules."))
         and not (part._forward_hooks or part._forward_pre_hooks)
-        # Also a `forward` of its own.
+        # Also an overridden `forward`.
         and not any(callable(value) and not isinstance(value, type) for value in vars(part).values())
         for part in network.modules()
     )

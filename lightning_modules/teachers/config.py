@@ -45,14 +45,14 @@ _UNNAMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """The private teacher, or the ensemble of them; a string stands for its `path`.
+    """Settings of the private teacher, or of an ensemble; a plain string is read as the `path`.
 
     Attributes:
-        path: Its checkpoint, or a network in a script; for an ensemble the file of a `TeacherEnsemble`, or an
+        path: The teacher's checkpoint, or a network in a script; for an ensemble the file of a `TeacherEnsemble`, or an
             `nn.ModuleList` in a script.
         network: See `Network`; for an ensemble that of each teacher. Required if the file holds only weights.
-        private_data: Public name of its training data, if the file does not say.
-        input: Its input format, if not images in [-1, 1] of the data's size and channels.
+        private_data: Public name of the training data, if the file does not say.
+        input: The input format, if not images in [-1, 1] of the data's size and channels.
         outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is taken.
         trial: Try an external teacher on procedural images when it is loaded: outputs that are not as stated are
             refused, and the same class for all of them gives a warning. This is not charged, and guarantees name it,

@@ -57,14 +57,14 @@ _PIECE = 2**21
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How the gradient of each record is bounded; a string stands for its `mode`.
+    """Settings for bounding the gradient of each record; a plain string is read as the `mode`.
 
     Attributes:
         max_grad_norm: C, the clipping norm of one record's gradient.
-        mode: `flat` keeps per-sample gradients, `ghost` computes their norms only, `linear` is for networks of which
-            only a linear head is trained. `auto` is `linear` if that fits, else `flat` up to 256 MiB, else `ghost`; a
-            resumed training continues as it began. Before the first step the mode is tried on public images (see
-            `ClippingTrial`): if it does not bound each record, `ghost` falls back to `flat`, and others are refused.
+        mode: `flat` keeps per-sample gradients, `ghost` computes only their norms, `linear` is for networks that train
+            only a linear head. `auto` is `linear` if that fits, else `flat` up to 256 MiB, else `ghost`; a resumed
+            training keeps its mode. Before the first step the mode is tried on public images (see `ClippingTrial`): if
+            it does not bound each record, `ghost` falls back to `flat`, and others are refused.
         physical_batch_size: Number of gradients held at once, except in `linear` mode; those of one person
             (`unit: person`) are always held together. Does not change the result.
         bounding: `clip` a record's gradient at C, or `normalize` it to C·g/(‖g‖ + γ) (automatic clipping, Bu et al.

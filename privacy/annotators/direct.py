@@ -202,13 +202,13 @@ class DirectLabelAnnotator(_OfLabels):
         super().__init__(budget=budget, noise=noise)
         _require_keepable(budget)
         self.epsilon = check_positive("epsilon", epsilon)
-        #: Kept responses, (N,), -1 where there is none yet.
+        #: Kept responses, (N,), -1 for records without one.
         self.responses: torch.Tensor | None = None
         #: The charge for this object's draws; None before the first.
         self._charged: Charge | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy draws responses of its own, which cost again."""
+        """A copy draws its own responses, which cost again."""
         return {**self.__dict__, "_charged": None}
 
     @property

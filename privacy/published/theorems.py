@@ -34,9 +34,9 @@ def published_dpdfd_epsilon(
     Source: [arXiv:2304.12528](https://arxiv.org/abs/2304.12528). With a = 2 C^2 c B T / σ^2 the claim is
     min over l > 1 of a l + log((l-1)/l) - (log δ + log l)/(l-1).
 
-    **What it does not bound.** It composes all B T samples, each moved by 2 C sqrt(c) against noise of its own of
-    standard deviation σ. What is added is σ C: where this function gives 0.0456, the record-level figure is 28.8 (noise
-    σ C on every sample), 2 930 (σ C on their sum, as printed) or 676 029 (σ C / B on every sample). Nor does it account
+    **What it does not bound.** It composes all B T samples, each moved by 2 C sqrt(c) with its own noise of standard
+    deviation σ. The noise added is σ C: where this function gives 0.0456, the record-level figure is 28.8 (noise σ C on
+    every sample), 2 930 (σ C on their sum, as printed) or 676 029 (σ C / B on every sample). Nor does it account
     for DPSD's top-k mask computed from the teacher's gradient, or for a discriminator that is the teacher itself
     (DPSD-T).
 
@@ -62,14 +62,14 @@ def published_dgd_epsilon(num_queries: int, epsilon0: float, delta: float, epsil
     """DGD Sec. III-E (Ge et al., IEEE TIP 32, 2023), noisy votes: N e0^2 + e0 sqrt(-2 N log δ) + e1.
 
     **What it does not bound.** The baseline classifier that guides DGD's generator is fitted to all private records
-    without noise. And the paper states 1.00 for 27 and 10.0 for 1300 queries at e0 = 1/20, where its formula gives
-    1.3142 and 11.9007: this function returns the formula.
+    without noise. Also, the paper states 1.00 for 27 and 10.0 for 1300 queries at e0 = 1/20, where its formula gives
+    1.3142 and 11.9007: this function returns the formula's values.
 
     Args:
         num_queries: N, queries answered by the vote.
         epsilon0: privacy parameter of one vote; its Laplace scale is 2/epsilon0.
         delta: failure probability in (0, 1).
-        epsilon1: privacy parameter of the noise on the latent codes; 0 where there is none.
+        epsilon1: privacy parameter of the noise on the latent codes; 0 if there is none.
 
     Raises:
         ValueError: Negative parameters or `delta` outside (0, 1).

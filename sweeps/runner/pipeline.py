@@ -88,7 +88,7 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
         lines.append(f"{'all':<13} figure {save_figure(figure, folder / 'figure.png')}")
     for name, place in folders.items():
         if (page := place / "public" / "guarantee.md").is_file():
-            lines.append(f"{name:<13} guarantee {page}; what it covers lies beside it")
+            lines.append(f"{name:<13} guarantee {page}; the artefacts that it covers are next to it")
     return "\n".join(lines)
 
 

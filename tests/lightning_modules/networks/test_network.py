@@ -117,7 +117,7 @@ def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time(monk
     first = [network.build(setting="model.teacher.network") for network in (anew, whole)]
     anew.build(setting="model.student.network")
     for network in (whole, part):
-        with pytest.raises(ValueError, match="must build each network anew, and 'weight' is another's"):
+        with pytest.raises(ValueError, match="must build a new network, and 'weight' belongs to another"):
             network.build(setting="model.student.network")
     monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
     assert whole.build(setting="model.student.network") is first[1] is kept

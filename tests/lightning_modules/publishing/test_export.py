@@ -338,7 +338,7 @@ def test_the_accuracy_of_another_state_or_run_is_not_stated(
     found = card(run_export("bounded"))
     assert "Unknown. No record of a finished fit matches this state" in found.text
     assert found.data.eval_results is None
-    assert "the card states no accuracy" in capsys.readouterr().out
+    assert "the model card states no accuracy" in capsys.readouterr().out
     Path("bounded/result.json").write_text(json.dumps(record))
     assert "at the last step of the fit" in card(run_export("bounded", "--force")).text
 
