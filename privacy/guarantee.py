@@ -17,8 +17,9 @@ from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
 
 _PUBLIC = (
-    "treated as public: the number of private records, the number of classes, image shape and normalisation, the "
-    "test split, the weights before the first step and any put in between fits, and every setting in the configuration"
+    "the following are public: the number of private records, the number of classes, image shape and normalisation, "
+    "the test split, the weights before the first step and any put in between fits, and every setting in the "
+    "configuration"
 )
 
 _NO_ACCESSES = (
@@ -41,13 +42,14 @@ _NOISE_CHANGED = (
 
 _SAME_PERSON = (
     "a person or patient, or an image that occurs more than once: epsilon is for one record, which is one image. "
-    "Several records of one person, near-duplicates of an image, and the same images under the name of another data "
-    "set, which has another ledger, reveal as much as all of them together"
+    "Several records of one person, near-duplicates of an image, and the same images in a data set of another name, "
+    "which has another ledger, reveal more together than epsilon allows for one"
 )
 
 _OTHER_NAMES = (
-    "a person whose pictures count as those of several, near-duplicates of a picture among those of other persons, and "
-    "pictures of a person in data of another name, such as another client's, which have another ledger"
+    "a person whose pictures are counted as several persons', near-duplicates of a picture among those of other "
+    "persons, and pictures of a person in a data set of another name, such as another client's, which has another "
+    "ledger"
 )
 
 MEANINGFUL_EPSILON = 20.0
