@@ -48,6 +48,8 @@ LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
+_RAISED = "raised-"
+"""Begins the identity of a block that repeats what another ledger or a checkpoint holds."""
 
 
 class Ledger:
@@ -78,6 +80,7 @@ class Ledger:
         self._trainings: dict[str, str] = {}
         self._divisions: dict[str, dict[str, Any]] = {}
         self._fingerprints: dict[str, str] = {}
+        self._settled: set[str] = set()
         self._saved: dict[str, str] = {}
         self._key = secrets.token_hex(16)
         #: Random, to tell a file from one that replaces it.
@@ -228,10 +231,9 @@ class Ledger:
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
-            for release, count in (training.releases or {}).items():
-                if count > known[release]:
-                    charge = Charge(release=release, queries=0, training=training.id)
-                    self._reserve(append, charge, count - known[release], run=training.id)
+            released = (training.releases or {}).items()
+            of_training = {Charge(release=one, queries=0, training=training.id): count for one, count in released}
+            self._raise(append, of_training, run=training.id)
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
@@ -268,9 +270,10 @@ class Ledger:
             return self._fingerprints[fingerprint]
 
     def absorb(self, other: Ledger) -> None:
-        """Counts here what another ledger holds about the same records under another name.
+        """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
-        The larger count and the larger plan of each run hold, so this may be repeated at every opening.
+        What a run reserved there is added, since a checkpoint may be resumed with each; of a training, which no two go
+        on with, the larger count holds, and of plans the larger. So this may be repeated at every opening.
 
         Raises:
             LedgerError: Other records were private in a training there than here, and no ε covers both.
@@ -282,10 +285,11 @@ class Ledger:
                     division = other._divisions[training]
                     self._require_division(training, division)
                     self._append_training(append, training=training, kind=kind, division=division)
+            for block, (owner, charge, count) in other._blocks.items():
+                if count and owner not in other._trainings and not (block in self._blocks or block.startswith(_RAISED)):
+                    self._reserve(append, charge, count, run=owner, block=block)
             for owner, counts in other._totals.items():
-                for charge, count in counts.items():
-                    if (more := count - self._totals.get(owner, Counter())[charge]) > 0:
-                        self._reserve(append, charge, more, run=owner)
+                self._raise(append, counts, run=owner)
             for owner, plan in other._plans.items():
                 before = self._plans.get(owner)
                 if (joined := plan.joined(before)) != before:
@@ -333,10 +337,7 @@ class Ledger:
         """Raises this run's counts to at least `counts` of a checkpoint: the larger of the two holds."""
         self.settle()
         with self._locked() as append:
-            known = self.counts(run=self.run)
-            for charge, count in counts.items():
-                if count > known[charge]:
-                    self._reserve(append, charge, count - known[charge])
+            self._raise(append, counts, run=self.run)
 
     def _become_another(self) -> None:
         self._open, self._used, self._serial = None, 0, 0
@@ -350,10 +351,16 @@ class Ledger:
             self._become_another()
         return self._open
 
-    def _reserve(self, append: Append, charge: Charge, count: int, *, run: str | None = None) -> Block:
+    def _raise(self, append: Append, counts: Mapping[Charge, int], *, run: str) -> None:
+        """Raises what a run or a training has spent to at least `counts`."""
+        for charge, count in counts.items():
+            if (more := count - self._totals.get(run, Counter())[charge]) > 0:
+                self._reserve(append, charge, more, run=run, block=f"{_RAISED}{secrets.token_hex(8)}")
+
+    def _reserve(self, append: Append, charge: Charge, count: int, *, run: str = "", block: str = "") -> Block:
         check_count("count", count, minimum=1)
         self._serial += 1
-        key, owner = f"{self._instance}-{self._serial}", run or self.run
+        key, owner = block or f"{self._instance}-{self._serial}", run or self.run
         append({"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()})
         return key, charge, count
 
@@ -394,9 +401,10 @@ class Ledger:
     def _take_settled(self, key: str, used: int) -> None:
         run, charge, count = self._blocks[key]
         unused = count - check_count("used", used)
-        if unused < 0:
-            raise ValueError(f"{used} of {count} releases used")
-        del self._blocks[key]
+        if unused < 0 or key in self._settled:
+            raise ValueError(f"{used} of {count} releases used, or settled before")
+        self._blocks[key] = (run, charge, used)
+        self._settled.add(key)
         self._totals[run][charge] -= unused
 
     def _locked(self) -> contextlib.AbstractContextManager[Append]:

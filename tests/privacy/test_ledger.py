@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,54 @@ def test_a_ledger_of_other_records_is_not_absorbed(broken: bool, path: Path, mon
         with pytest.raises(LedgerError, match=r"test_fraction of the data is 0\.5, and .* has 0\.2"):
             here.absorb(other)
     assert len(lines(path)) == 3 + broken
+
+
+def test_a_block_is_settled_once(path: Path) -> None:
+    spend(ledger := opened(path), 5)
+    ledger.settle()
+    assert ledger.head is not None
+    again = {**lines(path)[-1], "used": 1, "prev": ledger.head[2]}
+    with path.open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    with pytest.raises(LedgerError, match="settled before"):
+        opened(path)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_a_run_spent_with_a_copy_of_its_ledger_adds_to_what_it_spent_here(broken: bool, path: Path) -> None:
+    copied = path.with_name("copy.jsonl")
+    spend(first := opened(path, block=10), 100)
+    first.settle()
+    shutil.copy(path, copied)  # to another machine, on which the run's checkpoint is resumed as well
+    for file, count, of_crashed in ((path, 200, 3), (copied, 150, 0)):
+        resumed = opened(file, block=10)
+        resumed.restore({VOTE: 100})
+        spend(resumed, count)
+        resumed.settle()
+        spend(opened(file, block=10), of_crashed)
+    for _ in range(2):  # it is repeated at every opening, in either direction
+        here, other = opened(path, run="reader"), opened(copied, run="reader")
+        if broken:
+            other._blocks.clear()
+        here.absorb(other)
+        assert here.counts() == {VOTE: 310 if broken else 460}
+        if not broken:
+            other.absorb(here)
+            assert other.counts() == {VOTE: 460}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_a_checkpoint_remembers_is_not_added_to_what_it_is_of(known: bool, path: Path) -> None:
+    there = opened(path.with_name("there.jsonl"), block=10)
+    spend(here := opened(path, block=10), 100)
+    here.settle()
+    if known:
+        there.absorb(here)
+    there.restore({VOTE: 100})  # resumed where the ledger is another one
+    spend(there, 50)
+    there.settle()
+    here.absorb(there)
+    assert here.counts() == {VOTE: 150}
 
 
 def test_a_training_whose_division_was_not_written_is_compared_when_it_is_used_again(path: Path) -> None:
