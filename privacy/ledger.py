@@ -81,7 +81,7 @@ class Ledger:
         self._divisions: dict[str, dict[str, Any]] = {}
         self._fingerprints: dict[str, str] = {}
         self._settled: set[str] = set()
-        self._saved: dict[str, str] = {}
+        self._saved: dict[str, list[str]] = {}
         self._key = secrets.token_hex(16)
         #: Random, to tell a file from one that replaces it.
         self.id = secrets.token_hex(8)
@@ -237,7 +237,7 @@ class Ledger:
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
-        return self._saved.get(training)
+        return self._saved[training][-1] if training in self._saved else None
 
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
         """Records that a state of a training is being saved, so that only a fit resumed from it is the same training.
@@ -249,7 +249,7 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            if self._saved.get(training) != after:
+            if self.saved(training) != after:
                 raise LedgerError(
                     f"another fit has gone on from the same checkpoint of training {training}: the two are different "
                     "teachers. Start again: this one will then have an identity of its own"
@@ -276,11 +276,18 @@ class Ledger:
         on with, the larger count holds, and of plans the larger. So this may be repeated at every opening.
 
         Raises:
-            LedgerError: Other records were private in a training there than here, and no ε covers both.
+            LedgerError: Other records were private in a training there than here, or it went on in both from one state:
+                no ε covers both.
         """
         self.settle()
         with self._locked() as append:
             for training, kind in other._trainings.items():
+                mine, theirs = (one._saved.get(training, [""]) for one in (self, other))
+                if "" not in mine + theirs and mine[-1] not in theirs and theirs[-1] not in mine:
+                    raise LedgerError(
+                        f"training {training} went on from one state both in {self.path} and in {other.path}: two "
+                        "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
+                    )
                 if training not in self._trainings:
                     division = other._divisions[training]
                     self._require_division(training, division)
@@ -422,7 +429,7 @@ class Ledger:
         elif event == "reserve":
             self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
         elif event == "saved":
-            self._saved[str(entry["training"])] = str(entry["token"])
+            self._saved.setdefault(str(entry["training"]), []).append(str(entry["token"]))
         elif event == "plan":
             self._take_plan(str(entry["run"]), Plan.from_dict(entry))
         elif event == "training":

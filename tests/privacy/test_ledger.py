@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
-from privacy.events import Gaussian, Unbounded
+from privacy.events import Gaussian, SampledGaussian, Unbounded
 from privacy.identity import Training, new_training_id
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
@@ -460,6 +460,27 @@ def test_what_a_checkpoint_remembers_is_not_added_to_what_it_is_of(known: bool, 
     there.settle()
     here.absorb(there)
     assert here.counts() == {VOTE: 150}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_training_that_went_on_in_a_copy_as_well_is_two_teachers(broken: bool, path: Path) -> None:
+    copied, training = path.with_name("copy.jsonl"), new_training_id()
+    trained = Training(training, kind="DPSGDTeacher", releases={SampledGaussian(1.0, 0.01): 100})
+    here = opened(path)
+    here.register(trained)
+    here.note_saved(training, "first", after=None)
+    shutil.copy(path, copied)
+    here.note_saved(training, "second", after="first")
+    other = opened(copied)
+    here.absorb(other)  # it is only behind
+    other.note_saved(training, "another", after="first")
+    if broken:
+        other._saved.clear()
+        here.absorb(other)
+        assert here.trained_by(training).total() == 100
+    else:
+        with pytest.raises(LedgerError, match=r"went on from one state both in .* two teachers"):
+            here.absorb(other)
 
 
 def test_a_training_whose_division_was_not_written_is_compared_when_it_is_used_again(path: Path) -> None:
