@@ -29,6 +29,7 @@ from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
@@ -39,7 +40,7 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
-from privacy.processes import Processes, by_all
+from privacy.processes import Processes, ProcessesError, by_all, everywhere
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
@@ -144,6 +145,17 @@ class DPSGDTeacher(Teacher):
                 raise ValueError("trainer.max_epochs must be set: the noise is calibrated to it")
             steps = self.trainer.max_epochs * len(data.train_dataloader())
             self.noise_multiplier = self.steps.calibrated(rate=data.sample_rate, steps=steps)
+
+    def _require_same_records(self) -> None:
+        """Refuses processes that read different records: what one more shifts is in two shares, drawn by two coins.
+
+        Raises:
+            ProcessesError: They did, from copies of the data, or at different times.
+        """
+        records, rate = self._poisson.train_records, self._poisson.sample_rate
+        whose = records.ids if records.identities is None else records.identities
+        if len(set(self.processes.gather((rate, weights_digest({"ids": records.ids, "whose": whose}))))) > 1:
+            raise everywhere(ProcessesError("the processes read different private records: give all the same files"))
 
     def _precompute(self) -> None:
         """Computes fixed features once, after a checkpoint is read: it may hold the extractor's state."""
@@ -366,6 +378,7 @@ class DPSGDTeacher(Teacher):
         self._features_precomputed = False  # those of an earlier fit are gone
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
+        self._require_same_records()
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from support.seeded import Seeded, p_value
 from support.threads import in_threads
 from torch import nn
 
+from datamodules import Digits
+from datamodules.base import Part
+from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy.mechanisms.noise import ReproducibleNoise
@@ -95,6 +99,28 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
     fit(configuration("two", epochs=2, **model), "--ckpt_path=two/checkpoints/last.ckpt")
     ((release, count),) = checkpoint("two")["training"]["releases"]
     assert (release["noise_multiplier"], release["sample_rate"], count) == (1.0, pytest.approx(128 / 1275), 6)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_processes_that_read_different_records_are_refused(
+    broken: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, both = Digits.read, Digits(val_fraction=0.1)
+    both.setup("fit")
+    ids = both.train_records.ids
+    # Shares are every other record: of a copy that lacks the first one, half of all are in the other process's as well.
+    assert torch.isin(ids[0::2], ids[1:][1::2]).sum() > len(ids) // 2 - 2
+
+    def stale(self: Digits, part: Part) -> ImageDataset:
+        records = read(self, part)
+        return records.select(records.ids != ids[0]) if os.environ.get("LOCAL_RANK") == "1" else records
+
+    monkeypatch.setattr(Digits, "read", stale)
+    if broken:
+        monkeypatch.setattr(DPSGDTeacher, "_require_same_records", lambda self: None)
+    ended = fit_in_processes(configuration("two"), check=False)
+    assert [end.code == 0 for end in ended] == [broken, broken]
+    assert any("the processes read different private records" in end.printed for end in ended) is not broken
 
 
 def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
