@@ -48,8 +48,6 @@ LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
-_RAISED = "raised-"
-"""Begins the identity of a block that repeats what another ledger or a checkpoint holds."""
 
 
 class Ledger:
@@ -225,15 +223,14 @@ class Ledger:
             self._require_division(training.id, training.division)
             if training.id not in self._trainings:
                 self._append_training(append, training=training.id, kind=training.kind, division=training.division)
-            known = self.trained_by(training.id)
-            if known and not training.releases:
+            released = training.releases or {}
+            if self.trained_by(training.id) and not released:
                 raise LedgerError(
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
-            released = (training.releases or {}).items()
-            of_training = {Charge(release=one, queries=0, training=training.id): count for one, count in released}
-            self._raise(append, of_training, run=training.id)
+            charges = {Charge(release=one, queries=0, training=training.id): count for one, count in released.items()}
+            self._raise(append, charges, run=training.id)
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
@@ -272,8 +269,8 @@ class Ledger:
     def absorb(self, other: Ledger) -> None:
         """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
-        What a run reserved there is added, since a checkpoint may be resumed with each; of a training, which no two go
-        on with, the larger count holds, and of plans the larger. So this may be repeated at every opening.
+        Each block of a run counts once, since a checkpoint may be resumed with each ledger; the larger count of each
+        training and the larger plan of each run hold. So this may be repeated at every opening.
 
         Raises:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:
@@ -293,13 +290,13 @@ class Ledger:
                     self._require_division(training, division)
                     self._append_training(append, training=training, kind=kind, division=division)
             for block, (owner, charge, count) in other._blocks.items():
-                if count and owner not in other._trainings and not (block in self._blocks or block.startswith(_RAISED)):
+                known = block in self._blocks or block.startswith("raised") or owner in other._trainings
+                if count and not known:
                     self._reserve(append, charge, count, run=owner, block=block)
             for owner, counts in other._totals.items():
                 self._raise(append, counts, run=owner)
             for owner, plan in other._plans.items():
-                before = self._plans.get(owner)
-                if (joined := plan.joined(before)) != before:
+                if (joined := plan.joined(self._plans.get(owner))) != self._plans.get(owner):
                     append({"event": "plan", "run": owner, **joined.to_dict()})
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
@@ -359,10 +356,10 @@ class Ledger:
         return self._open
 
     def _raise(self, append: Append, counts: Mapping[Charge, int], *, run: str) -> None:
-        """Raises what a run or a training has spent to at least `counts`."""
+        """Raises what a run or a training has spent to at least `counts`, by a block that no other ledger adds."""
         for charge, count in counts.items():
             if (more := count - self._totals.get(run, Counter())[charge]) > 0:
-                self._reserve(append, charge, more, run=run, block=f"{_RAISED}{secrets.token_hex(8)}")
+                self._reserve(append, charge, more, run=run, block=f"raised-{secrets.token_hex(8)}")
 
     def _reserve(self, append: Append, charge: Charge, count: int, *, run: str = "", block: str = "") -> Block:
         check_count("count", count, minimum=1)

@@ -97,6 +97,12 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     return cast(T, _settled(value, errors[0] if errors else None))
 
 
+def require_same(processes: Processes, value: Any, what: str) -> None:
+    """Raises a `ProcessesError` in every process if they have different values, which are hashable, of what is one."""
+    if len(set(processes.gather(value))) > 1:
+        raise everywhere(ProcessesError(f"the processes have different {what}: give all of them the same files"))
+
+
 def share_size(batch_size: int, processes: int) -> int:
     """Number of samples of a global batch that each process makes.
 

@@ -40,7 +40,7 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
-from privacy.processes import Processes, ProcessesError, by_all, everywhere
+from privacy.processes import Processes, by_all, require_same
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
@@ -145,17 +145,6 @@ class DPSGDTeacher(Teacher):
                 raise ValueError("trainer.max_epochs must be set: the noise is calibrated to it")
             steps = self.trainer.max_epochs * len(data.train_dataloader())
             self.noise_multiplier = self.steps.calibrated(rate=data.sample_rate, steps=steps)
-
-    def _require_same_records(self) -> None:
-        """Refuses processes that read different records: what one more shifts is in two shares, drawn by two coins.
-
-        Raises:
-            ProcessesError: They did, from copies of the data, or at different times.
-        """
-        records, rate = self._poisson.train_records, self._poisson.sample_rate
-        whose = records.ids if records.identities is None else records.identities
-        if len(set(self.processes.gather((rate, weights_digest({"ids": records.ids, "whose": whose}))))) > 1:
-            raise everywhere(ProcessesError("the processes read different private records: give all the same files"))
 
     def _precompute(self) -> None:
         """Computes fixed features once, after a checkpoint is read: it may hold the extractor's state."""
@@ -378,7 +367,9 @@ class DPSGDTeacher(Teacher):
         self._features_precomputed = False  # those of an earlier fit are gone
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
-        self._require_same_records()
+        # One record more shifts those after it: what is then in the shares of two is drawn by two coins.
+        ids = weights_digest({"ids": self._poisson.train_records.ids})
+        require_same(self.processes, (self._poisson.sample_rate, ids), "private records")
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]

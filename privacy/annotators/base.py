@@ -25,7 +25,7 @@ from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge, Plan, unmade
-from privacy.processes import ALONE, Processes, on_rank_zero
+from privacy.processes import ALONE, Processes, on_rank_zero, require_same
 from privacy.published.claims import Claim
 
 _T = TypeVar("_T")
@@ -376,6 +376,8 @@ class Annotator(ABC):
         if self._account is not None:
             raise RuntimeError("this annotator is open already; build another one for another run")
         self.processes = processes
+        # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
+        require_same(processes, repr(training), "teachers")
 
         def act() -> None:
             self._account = open_account(
@@ -397,6 +399,7 @@ class Annotator(ABC):
         Raises:
             LedgerError: It could not be recorded: nothing may be used.
         """
+        require_same(self.processes, repr(training), "teachers")
         return self._on_rank_zero(lambda: admitted(training, self.account.ledger))
 
     def require_open_for(

@@ -20,12 +20,13 @@ from privacy.annotators import GradientAnnotator, LabelAnnotator, VoteAnnotator
 from privacy.annotators.base import Annotator
 from privacy.annotators.mean_response import MeanResponseAnnotator
 from privacy.annotators.response import ResponseAnnotator
+from privacy.events import SampledGaussian
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_replica import LedgerReplica
 from privacy.plan import Plan
-from privacy.processes import ALONE, Processes, by_all, failed_everywhere, on_rank_zero
+from privacy.processes import ALONE, Processes, ProcessesError, by_all, failed_everywhere, on_rank_zero
 
 ROWS, CLASSES, TEACHERS = 12, 4, 5
 TRAINING = Training("0" * 32)
@@ -188,6 +189,29 @@ def test_only_the_first_writes_and_no_other_can_charge(tmp_path: Path) -> None:
         return annotator.calls_made()
 
     assert in_threads(act) == [None, 0]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("when", ["opened", "admitted"])
+def test_processes_have_one_teacher(when: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = Training("1" * 32, releases={SampledGaussian(1.0, 0.01): 10})
+    if broken:
+        monkeypatch.setattr("privacy.annotators.base.require_same", lambda *given: None)
+
+    def act(processes: Processes) -> float:
+        own = TRAINING if processes.rank else bounded  # a stale copy, which nothing bounds
+        annotator = ResponseAnnotator()
+        annotator.bind(batch_size=ROWS, num_classes=CLASSES)
+        annotator.open(private_data="x", training=own if when == "opened" else bounded, processes=processes)
+        annotator.admit(own)
+        annotator.annotate(torch.full((ROWS // 2, CLASSES), float(processes.rank)))
+        return annotator.account.epsilon()
+
+    found = in_threads(act)
+    if broken:
+        assert all(epsilon < 1 for epsilon in found)  # stated although half of the answers have no bound
+    else:
+        assert all(isinstance(error, ProcessesError) and "different teachers" in str(error) for error in found)
 
 
 def test_a_nonprivate_access_is_charged_once() -> None:
