@@ -368,8 +368,9 @@ class DPSGDTeacher(Teacher):
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
         # One record more shifts those after it: what is then in the shares of two is drawn by two coins.
-        ids = weights_digest({"ids": self._poisson.train_records.ids})
-        require_same(self.processes, (self._poisson.sample_rate, ids), "private records")
+        ids, data = weights_digest({"ids": self._poisson.train_records.ids}), self._poisson
+        own = (ids, data.sample_rate, data.secure, repr(self._settings))  # what is charged is what process 0 has
+        require_same(self.processes, own, "private records or settings")
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]

@@ -21,6 +21,7 @@ from datamodules.base import Part
 from datamodules.images import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.record_clipping import Clipping
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.processes import Processes
 
@@ -102,8 +103,9 @@ def test_two_processes_train_and_are_charged_as_one(folder: Path, model: dict[st
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_processes_that_read_different_records_are_refused(
-    broken: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stale", ["records", "settings"])
+def test_a_stale_copy_of_records_or_settings_is_refused(
+    stale: str, broken: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, both = Digits.read, Digits(val_fraction=0.1)
     both.setup("fit")
@@ -111,16 +113,22 @@ def test_processes_that_read_different_records_are_refused(
     # Shares are every other record: of a copy that lacks the first one, half of all are in the other process's as well.
     assert torch.isin(ids[0::2], ids[1:][1::2]).sum() > len(ids) // 2 - 2
 
-    def stale(self: Digits, part: Part) -> ImageDataset:
+    def without_one(self: Digits, part: Part) -> ImageDataset:
         records = read(self, part)
         return records.select(records.ids != ids[0]) if os.environ.get("LOCAL_RANK") == "1" else records
 
-    monkeypatch.setattr(Digits, "read", stale)
+    def another(kind: type, given: Any, *, name: str) -> Clipping:  # ten times the norm that the noise is for
+        return Clipping(max_grad_norm=1.0 if os.environ.get("LOCAL_RANK") == "1" else 0.1)
+
+    if stale == "records":
+        monkeypatch.setattr(Digits, "read", without_one)
+    else:
+        monkeypatch.setattr("lightning_modules.teachers.dp_sgd.settings_of", another)
     if broken:
         monkeypatch.setattr("lightning_modules.teachers.dp_sgd.require_same", lambda *given: None)
     ended = fit_in_processes(configuration("two"), check=False)
     assert [end.code == 0 for end in ended] == [broken, broken]
-    assert any("the processes have different private records" in end.printed for end in ended) is not broken
+    assert any("the processes have different private records or settings" in end.printed for end in ended) is not broken
 
 
 def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
