@@ -202,7 +202,7 @@ class DirectTraining(Teacher):
             self.run.stop_before(self.trainer, calls=1)
         # Here, since callbacks write an epoch's line before the module's `on_train_epoch_end`.
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            spent = {**self.run.figures(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
+            spent = {**self.run.epsilons(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
             self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:

@@ -131,7 +131,7 @@ class PrivateRun:
 
         self.plan = self.annotator.fix_plan(self.plan, wanted)
 
-    def figures(self) -> dict[str, float]:
+    def epsilons(self) -> dict[str, float]:
         """Returns both current ε by their names in logs, without an infinite published one, which is no claim."""
         account = self.annotator.account
         published = account.epsilon_published()

@@ -209,8 +209,8 @@ class PrivacyAccount:
         # A theorem's claim covers what was released; no paper counts what was only planned.
         counts = self.spent() if self.budget.accounting == "record" else self.counts()
         counts[charge] += more
-        figure = self.epsilon if self.budget.accounting == "record" else self.epsilon_published
-        return figure(counts=+counts)
+        epsilon = self.epsilon if self.budget.accounting == "record" else self.epsilon_published
+        return epsilon(counts=+counts)
 
     def affordable(self, charge: Charge, *, limit: int) -> int:
         """Largest number of further releases of this kind, up to `limit`, that stays within the target."""

@@ -51,7 +51,7 @@ def check_export(folder: Path) -> list[str]:
     try:
         text = (folder / GUARANTEE).read_text(encoding="utf-8")
         content = json.loads(text, object_pairs_hook=_unique)
-        wrong, said = _files(folder, content["files"]), _figures(content)
+        wrong, said = _files(folder, content["files"]), _statements(content)
         guarantee = Guarantee.from_dict(content)
         wrong += [text for text in said if text.startswith(GUARANTEE)]
         page = guarantee.to_markdown()
@@ -74,7 +74,7 @@ def section_of(page: str) -> str:
     return page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
-def _figures(content: Mapping[str, Any]) -> list[str]:
+def _statements(content: Mapping[str, Any]) -> list[str]:
     """Describe how the figures follow from the releases; lines about errors begin with the file's name."""
     stated, claim = content["guarantee"], content["published_claim"]
     delta, epsilon = float(stated["delta"]), float(stated["epsilon"])
@@ -100,10 +100,10 @@ def _figures(content: Mapping[str, Any]) -> list[str]:
         said.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
     if claim is not None:
         claims = _counted([(claim_from_dict(one), count) for one, count in claim["claims"]])
-        figure = published_epsilon(claims, delta) if claims else math.inf
-        if not math.isclose(figure, float(claim["epsilon"]), rel_tol=1e-9):
-            said.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {figure}")
-        said.append(f"published ε = {round_up(figure)} is what {claim['source']} gives; it bounds no record")
+        published = published_epsilon(claims, delta) if claims else math.inf
+        if not math.isclose(published, float(claim["epsilon"]), rel_tol=1e-9):
+            said.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {published}")
+        said.append(f"published ε = {round_up(published)} is what {claim['source']} gives; it bounds no record")
     return said
 
 

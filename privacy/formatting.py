@@ -45,10 +45,10 @@ def lower_bound(value: float) -> str:
     return f"{math.floor(100 * value) / 100:.2f}"
 
 
-def short_figure(value: float) -> str:
+def short_epsilon(value: float) -> str:
     """Format a privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
 
-    >>> short_figure(28.838725), short_figure(676028.4), short_figure(math.inf)
+    >>> short_epsilon(28.838725), short_epsilon(676028.4), short_epsilon(math.inf)
     ('28.84', '676,029', 'inf')
     """
     return f"{math.ceil(value):,}" if 1000 <= value < math.inf else round_up(value, digits=4)

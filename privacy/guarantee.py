@@ -124,12 +124,12 @@ class LabelStatement:
             "",
             "| | |",
             "|---|---|",
-            f"| label-level ε | {_figure(self.epsilon)} |",
+            f"| label-level ε | {_epsilon(self.epsilon)} |",
             f"| δ | {self.delta:g} |",
             f"| unit | {self.unit} |",
             f"| neighbouring relation | {self.relation} |",
             f"| derived from | {self.source} |",
-            f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
+            f"| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |",
             "",
             "It holds if:",
             *(f"- {text}" for text in self.assumptions),
@@ -360,7 +360,7 @@ class Guarantee:
             "",
             "| | |",
             "|---|---|",
-            f"| {self.level}-level ε | {_figure(self.epsilon)} |",
+            f"| {self.level}-level ε | {_epsilon(self.epsilon)} |",
             f"| δ | {self.delta:g} |",
             f"| unit | {self.unit} |",
             f"| neighbouring relation | {self.relation} |",
@@ -369,11 +369,11 @@ class Guarantee:
             f"| released | {self.mechanism} |",
             f"| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |",
             f"| derived from | {self.source} |",
-            f"| ε of the releases made so far | {_figure(self.epsilon_spent)} |",
+            f"| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |",
             f"| ε of this run by itself, if nothing about it was chosen by what others gave | "
-            f"{_figure(self.epsilon_of_run)} |",
+            f"{_epsilon(self.epsilon_of_run)} |",
             f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
-            f"{_count(self.runs, 'run')} on them) together | {_figure(self.epsilon_all_runs)} |",
+            f"{_count(self.runs, 'run')} on them) together | {_epsilon(self.epsilon_all_runs)} |",
             f"| identity of the teacher's training | {self.training or 'not known'} |",
             "",
             "It holds if:",
@@ -406,7 +406,7 @@ class Guarantee:
         if self.labels is not None:
             left_out = "it ignores that each update multiplies what is released by a Jacobian of private images"
         return (
-            f"ε = {_figure(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
+            f"ε = {_epsilon(self.claimed_epsilon)} at δ = {self.delta:g}, by {self.claimed_source}. This is a claim of "
             f"the paper, **not** a guarantee, and no part of the statement above: {left_out}. It is given so that "
             "results can be compared with the papers' tables."
         )
@@ -483,7 +483,7 @@ def _listed(counted: Mapping[Any, int]) -> tuple[tuple[Mapping[str, Any], int], 
     return tuple((one.to_dict(), count) for one, count in counted.items() if count)
 
 
-def _figure(value: float) -> str:
+def _epsilon(value: float) -> str:
     return "infinite (nothing bounds it)" if math.isinf(value) else round_up(value)
 
 

@@ -153,8 +153,8 @@ def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) ->
 
 def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:
     """Both ε figures and the number of queries, to every logger and the progress bar."""
-    figures = {**module.run.figures(), "privacy/queries": float(module.annotator.account.queries())}
-    module.log_dict(figures, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
+    spent = {**module.run.epsilons(), "privacy/queries": float(module.annotator.account.queries())}
+    module.log_dict(spent, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
 
 
 def _meaning(shape: tuple[int, int, int], data: Any) -> str:

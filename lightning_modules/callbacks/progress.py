@@ -20,6 +20,6 @@ class ProgressLines(Callback):
         now, last = time.monotonic(), trainer.current_epoch + 1 == trainer.max_epochs
         if trainer.is_global_zero and (last or now - self._said >= _APART):
             self._said = now
-            figures = ", ".join(f"{name} {float(value):.3g}" for name, value in trainer.progress_bar_metrics.items())
+            values = ", ".join(f"{name} {float(value):.3g}" for name, value in trainer.progress_bar_metrics.items())
             epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            print(f"{epoch}, {now - self._began:.0f} s: {figures}", flush=True)
+            print(f"{epoch}, {now - self._began:.0f} s: {values}", flush=True)

@@ -43,8 +43,8 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
         infinite += x == math.inf
         if row.mean is not None and x is not None and x < math.inf:
             lines.setdefault(name, []).append((x, row.mean, row.std or 0.0, row))
-        if row.printed is not None and axis not in REACHED:
-            lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.printed.accuracy, 0.0, None))
+        if row.reported is not None and axis not in REACHED:
+            lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.reported.accuracy, 0.0, None))
     for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
         name = f"{entry.dataset}: {entry.method} {entry.setting} ({entry.table})"
         lines.setdefault(name, []).append((cast(float, entry.epsilon), entry.accuracy, 0.0, None))

@@ -19,7 +19,7 @@ from privacy.events import (
     SampledGaussian,
     Unbounded,
 )
-from privacy.formatting import short_figure
+from privacy.formatting import short_epsilon
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
@@ -66,10 +66,10 @@ def methods_table() -> str:
         if one is None or "Algorithm 3" in name:
             return _cell(None)
         # Responses are also post-processing of the teacher's DP-SGD training: either bound holds.
-        return short_figure(min(_epsilon(one), _epsilon(dp)))
+        return short_epsilon(min(_epsilon(one), _epsilon(dp)))
 
     lines = ["| method and setting | one private teacher | n teachers on disjoint shards | DP-SGD teacher (alone: "
-             f"{short_figure(_epsilon(dp))}) |", "|---|---:|---:|---:|"]  # fmt: skip
+             f"{short_epsilon(_epsilon(dp))}) |", "|---|---:|---:|---:|"]  # fmt: skip
     for name, one, many in rows:
         lines.append(f"| {name} | {_cell(one)} | {_cell(many)} | {of_dp_sgd(name, one)} |")
     return "\n".join(lines) + "\n"
@@ -94,7 +94,7 @@ def papers_table() -> str:
         rows.append((f"DGD, {queries} Laplace votes, b=40, without the baseline", published, votes))
     lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
     lines += [
-        f"| {name} | {short_claim(published)} | {short_figure(_epsilon(counts))} |" for name, published, counts in rows
+        f"| {name} | {short_claim(published)} | {short_epsilon(_epsilon(counts))} |" for name, published, counts in rows
     ]
     return "\n".join(lines) + "\n"
 
@@ -112,7 +112,7 @@ def _epsilon(counts: Counts) -> float:
 
 
 def _cell(counts: Counts | None) -> str:
-    return "–" if counts is None else short_figure(_epsilon(counts))
+    return "–" if counts is None else short_epsilon(_epsilon(counts))
 
 
 def short_claim(value: float) -> str:

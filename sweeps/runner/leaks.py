@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from privacy.formatting import lower_bound, short_figure
+from privacy.formatting import lower_bound, short_epsilon
 from sweeps.runner.fit import read_record
 
 _KINDS = ("record", "mislabelled", "noise")
@@ -42,8 +42,8 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
         *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
         "–" if rate is None else f"{100 * rate:.1f} %",
         ", ".join(lower_bound(max(values)) if values else "–" for values in refuted),
-        short_figure(float(run["epsilon"])),
-        "–" if run["published"] is None else short_figure(float(run["published"])),
+        short_epsilon(float(run["epsilon"])),
+        "–" if run["published"] is None else short_epsilon(float(run["published"])),
     ]
     return f"| {' | '.join(cells)} |"
 

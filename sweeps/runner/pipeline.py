@@ -21,7 +21,7 @@ from rich.markdown import Markdown
 from lightning_modules.runtime.figures import comparison, save_figure
 from lightning_modules.runtime.outcome import role
 from privacy.files import write_atomically
-from privacy.formatting import short_figure
+from privacy.formatting import short_epsilon
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.queue import Plan, Run, Store, run_plan
@@ -102,7 +102,7 @@ def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         accuracy = f"{100 * record['accuracy']:.2f} %"
         lines.append(
             f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {_claim(record) or '–'} | "
-            f"{short_figure(float(record['epsilon_record']))} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
+            f"{short_epsilon(float(record['epsilon_record']))} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
         )
     return lines
 

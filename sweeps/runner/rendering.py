@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_modules.runtime.figures import save_figure
 from privacy.files import write_atomically
-from privacy.formatting import short_figure
+from privacy.formatting import short_epsilon
 from sweeps.runner.figures import figure_of
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import footnotes, reported
@@ -102,17 +102,17 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _bound)} if of_labels else {}
     shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
-    printed = any(row.printed is not None for row in rows)
-    heading = [*(["paper"] if printed else []), "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
+    in_paper = any(row.reported is not None for row in rows)
+    heading = [*(["paper"] if in_paper else []), "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
     lines += [f"| {' | '.join([*axes, *heading])} |", "|" + "---|" * len(axes) + "---:|" * len(heading)]
     for row in rows:
-        found = row.printed
-        paper = ["–" if found is None else _percent(found.accuracy) + notes.marks(found.notes)] if printed else []
+        one = row.reported
+        paper = ["–" if one is None else _percent(one.accuracy) + notes.marks(one.notes)] if in_paper else []
         measured = [_shares(row.values(name)) for name in spec.measures]
         largest = [show(row.largest(name)) for name, show in shown.values()]
         cells = [*(value for _, value in row.labels), *paper, _ours(row), *measured, str(len(row.records)), *largest]
         lines.append(f"| {' | '.join(cells)} |")
-    legend = [*(["*Paper*: as printed."] if printed else []), LEGEND, *([OF_LABELS] if of_labels else [])]
+    legend = [*(["*Paper*: as printed."] if in_paper else []), LEGEND, *([OF_LABELS] if of_labels else [])]
     lines += ["", " ".join(legend), ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
@@ -163,10 +163,10 @@ def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) ->
 def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     """List the same printed table's figures of other methods at the same points, and anchors from other papers."""
     columns, own = _columns(rows), _methods(spec, rows)
-    units = {row.printed.unit for row in rows if row.printed is not None}
+    units = {row.reported.unit for row in rows if row.reported is not None}
     units = units or {entry.unit for entry in reported() if entry.method == spec.method}
     methods: dict[str, dict[str, str]] = {}
-    for entry in (*spec.printed(), *(row for row in reported() if not row.paper)):
+    for entry in (*spec.reported(), *(row for row in reported() if not row.paper)):
         # ε for labels and for records cannot be compared.
         if entry.method in own or (not entry.paper and units and entry.unit not in units):
             continue
@@ -181,10 +181,10 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
 def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
     """List the same printed table's figures at points without a row here: other data sets, budgets, teachers."""
     columns, own = _columns(rows), _methods(spec, rows)
-    shown = {row.printed for row in rows}
+    shown = {row.reported for row in rows}
     left = [
         entry
-        for entry in spec.printed()
+        for entry in spec.reported()
         if entry not in shown
         and (entry.method in own or not any(entry.matches({"dataset": d, "epsilon": e}) for d, e in columns))
     ]
@@ -258,7 +258,7 @@ def _number(value: float | None) -> str:
 
 
 def _bound(value: float | None) -> str:
-    return "–" if value is None else short_figure(value)
+    return "–" if value is None else short_epsilon(value)
 
 
 def _distinct(records: Sequence[Mapping[str, Any]], name: str) -> list[str]:

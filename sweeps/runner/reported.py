@@ -56,7 +56,7 @@ class Reported:
 def reported() -> tuple[Reported, ...]:
     """Read all printed figures."""
     names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
-    return tuple(_figure(row) for name in names if name != FOOTNOTES for row in _rows(name))
+    return tuple(_reported(row) for name in names if name != FOOTNOTES for row in _rows(name))
 
 
 @cache
@@ -65,7 +65,7 @@ def footnotes() -> dict[str, str]:
     return {row["footnote"]: row["text"] for row in _rows(FOOTNOTES)}
 
 
-def _figure(row: dict[str, str]) -> Reported:
+def _reported(row: dict[str, str]) -> Reported:
     notes = tuple(row.pop("footnote").split())
     numbers: dict[str, Any] = {name: float(row[name]) if row[name] else None for name in NUMBERS}
     return Reported(**{**row, **numbers}, notes=notes)

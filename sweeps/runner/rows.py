@@ -22,14 +22,14 @@ class Row:
         labels: Value of each axis.
         records: Records of the seeds that finished.
         errors: Errors of the seeds that failed.
-        printed: The paper's figure, if there is one.
+        reported: The paper's figure, if there is one.
         outdated: Whether the configuration has changed since a record was made.
     """
 
     labels: tuple[tuple[str, str], ...]
     records: Sequence[Mapping[str, Any]]
     errors: Sequence[str]
-    printed: Reported | None
+    reported: Reported | None
     outdated: bool = False
 
     @property
@@ -69,16 +69,16 @@ def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
                 labels=labels,
                 records=records,
                 errors=[record["error"] for record in mine if "error" in record],
-                printed=_printed(spec, dict(labels)),
+                reported=_reported(spec, dict(labels)),
                 outdated=any(record.get("digest") != digests[labels, int(record["seed"])] for record in records),
             )
         )
     return rows
 
 
-def _printed(spec: Spec, labels: Mapping[str, str]) -> Reported | None:
+def _reported(spec: Spec, labels: Mapping[str, str]) -> Reported | None:
     if not spec.is_printed(labels):
         return None
     wanted = {"method": spec.method or "", **labels}
-    found = [row for row in spec.printed() if row.matches(wanted)]
+    found = [row for row in spec.reported() if row.matches(wanted)]
     return found[0] if len(found) == 1 else None

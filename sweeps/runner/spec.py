@@ -217,7 +217,7 @@ class Spec:
             raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
         return self.presets[name]
 
-    def printed(self) -> list[Reported]:
+    def reported(self) -> list[Reported]:
         """Return the printed figures of the paper's tables, each from the first table that has it."""
         found: dict[tuple[Any, ...], Reported] = {}
         for table in self.tables:

@@ -116,8 +116,8 @@ def one_and_two(place: Path, names: list[str]) -> None:
         states = [torch.load(place / f"{name} {rank}.pt", weights_only=True) for rank in range(2)]
         assert not differing(states), name
         assert [state["ledger"] for state in states] == ["Ledger", "LedgerReplica"]
-        for figure in ("epsilon", "queries", "steps"):
-            assert states[0][figure] == states[1][figure], (name, figure)
+        for key in ("epsilon", "queries", "steps"):
+            assert states[0][key] == states[1][key], (name, key)
 
 
 def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
@@ -131,8 +131,8 @@ def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> N
         )
         assert one == two, name
         records = [result(f"{name} in {count}") for count in ("one", "two")]
-        for figure in ("epsilon_record", "epsilon_published", "queries", "steps", "published_claim", "unit"):
-            assert records[0].get(figure) == records[1].get(figure), (name, figure)
+        for key in ("epsilon_record", "epsilon_published", "queries", "steps", "published_claim", "unit"):
+            assert records[0].get(key) == records[1].get(key), (name, key)
 
 
 def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

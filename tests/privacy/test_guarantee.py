@@ -18,7 +18,7 @@ from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.files import write_atomically
-from privacy.formatting import json_number, round_up, short_figure
+from privacy.formatting import json_number, round_up, short_epsilon
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
@@ -221,10 +221,10 @@ def test_figures_are_rounded_up(value: float) -> None:
     for digits in (4, 6):
         shown = float(round_up(value, digits=digits))
         assert value <= shown <= value * (1 + 10.0 ** (1 - digits))
-    assert value <= float(short_figure(value).replace(",", ""))
+    assert value <= float(short_epsilon(value).replace(",", ""))
 
 
 def test_the_nearest_digits_may_lie_below() -> None:
     assert float(f"{28.838725:.4g}") > 28.838725 > float(f"{28.838725:.6g}")
     assert float(f"{219.2442:.4g}") < 219.2442
-    assert (round_up(math.inf), round_up(0.0), short_figure(math.inf)) == ("inf", "0", "inf")
+    assert (round_up(math.inf), round_up(0.0), short_epsilon(math.inf)) == ("inf", "0", "inf")

@@ -30,7 +30,7 @@ def row(size: int, variant: str, *seeds: tuple[float | str, float | str]) -> Row
     """A row of a record for each seed, given by its ε: published and record-level."""
     found = [{"accuracy": 0.5, "epsilon_published": claim, "epsilon_record": bound} for claim, bound in seeds]
     labels = (("size", str(size)), ("variant", variant))
-    return Row(labels=labels, records=found, errors=[], printed=None)
+    return Row(labels=labels, records=found, errors=[], reported=None)
 
 
 def drawn(spec: Spec, rows: Sequence[Row]) -> Figure:

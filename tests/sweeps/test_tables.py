@@ -198,9 +198,9 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         rows = read_rows(installed, "paper", Path("nowhere"))
         # Of a curve the papers print a few points at most.
         # DGD Table II is of a data set alone that is not at hand: it stands below ours.
-        datasets = {row.dataset for row in installed.printed()}
+        datasets = {row.dataset for row in installed.reported()}
         sought = [row for row in rows if dict(row.labels)["dataset"] in datasets]
-        found = [row.printed is not None for row in sought if installed.is_printed(dict(row.labels))]
+        found = [row.reported is not None for row in sought if installed.is_printed(dict(row.labels))]
         assert any(found) if installed.kind == "figure" else all(found)
 
 
@@ -245,15 +245,15 @@ def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec:
         assert "| 0.5 | MNIST | 1 | 95.12 %" in text
         assert ("| 0.1 | MNIST | 1 | 95.12 %" in text) is shown
     federated = Spec.read("dpsd-table5")
-    printed = {row.labels: row.printed for row in read_rows(federated, "cpu", Path("nowhere"))}
-    assert {dict(labels)["setting"] for labels, figure in printed.items() if figure is not None} == {"alpha 0.5"}
+    reported = {row.labels: row.reported for row in read_rows(federated, "cpu", Path("nowhere"))}
+    assert {dict(labels)["setting"] for labels, row in reported.items() if row is not None} == {"alpha 0.5"}
 
 
 def test_figures_for_records_stand_beside_none_for_labels(spec: Spec) -> None:
     """Neither where a table of LabelDP's is printed, nor where it is not legible."""
     assert "PSG on synthetic data" in page(spec)
-    for printed in ("Table I", None):
-        labels = {**SPEC, "paper": "LabelDP", "method": "DP-DFD", "reported": printed}
+    for table in ("Table I", None):
+        labels = {**SPEC, "paper": "LabelDP", "method": "DP-DFD", "reported": table}
         assert "PSG" not in page(written({key: value for key, value in labels.items() if value}))
 
 

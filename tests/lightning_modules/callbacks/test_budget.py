@@ -35,8 +35,8 @@ def test_training_stops_before_the_step_that_would_overspend(folder: Path, accou
     account = cli.model.annotator.account
     assert cli.model.steps_done == 5
     assert sum(account.counts().values()) == 5
-    figure = account.epsilon() if accounting == "record" else account.epsilon_published()
-    assert figure <= target < account.epsilon_after(cli.model.annotator.charge, 1)
+    epsilon = account.epsilon() if accounting == "record" else account.epsilon_published()
+    assert epsilon <= target < account.epsilon_after(cli.model.annotator.charge, 1)
     # The stop came in the middle of an epoch, and the state of that moment was judged and saved.
     record = result()
     assert record["steps"] == 5 and record["curve"][-1]["steps"] == 5

@@ -40,8 +40,8 @@ def test_the_last_line_has_the_figure_of_the_last_step(
     }
     made = fit(config).model
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ") and ": " in line]
-    figures = re.findall(r"privacy/epsilon(?:_label)? (\d[\d.e+]*)\b", "\n".join(lines))
-    shown = [float(figure) for figure in figures]
+    epsilons = re.findall(r"privacy/epsilon(?:_label)? (\d[\d.e+]*)\b", "\n".join(lines))
+    shown = [float(epsilon) for epsilon in epsilons]
     spent = made.epsilon() if model is TEACHER else made.annotator.account.epsilon_label()
     assert len(shown) == EPOCHS and shown == sorted(set(shown))
     assert shown[-1] == pytest.approx(spent, rel=1e-2)

@@ -135,8 +135,8 @@ def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pyte
     for name in ("first", "second"):
         distil(*teacher, "--folder", f"runs/{name}", "--to", name)
         record = json.loads(Path(f"runs/{name}/result.json").read_text())
-        figures = [round_up(record[f"epsilon_{of}"]) for of in ("of_run", "record", "all_runs")]
-        assert figures == [alone, together, together] and ("by itself costs" in record["statement"]) == (
+        epsilons = [round_up(record[f"epsilon_{of}"]) for of in ("of_run", "record", "all_runs")]
+        assert epsilons == [alone, together, together] and ("by itself costs" in record["statement"]) == (
             name != "first"
         )
         card = Path(name, "README.md").read_text()

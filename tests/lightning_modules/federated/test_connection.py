@@ -38,7 +38,7 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
     """One ledger, the same clients with teachers by DP-SGD: first about records, then about whole clients."""
     bound = {SampledGaussian(1.0, 0.001): 1}
     known = [Introduction(name=name, training=name * 16, releases=bound) for name in ("ab", "cd")]
-    figures = []
+    epsilons = []
     for of_clients in (False, True):
         federation = Federation(known, private_data="x", of_clients=of_clients)
         annotator = GradientAnnotator(
@@ -49,9 +49,9 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
         annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="DPSD")
         annotator.open(private_data="x", training=federation.training)
         annotator.account.charge(annotator.charge)
-        figures.append((annotator.account.epsilon(), annotator.account.neighbours()[0]))
+        epsilons.append((annotator.account.epsilon(), annotator.account.neighbours()[0]))
         annotator.close()
-    (of_record, unit), (of_client, other) = figures
+    (of_record, unit), (of_client, other) = epsilons
     assert (unit, other) == (Unit.RECORD, Unit.CLIENT) and of_record < of_client
     # A person may be at both: what bounds one at each client bounds none over all.
     by_person = {SampledGaussian(1.0, 0.001, unit=Unit.PERSON): 1}

@@ -201,12 +201,12 @@ def test_epsilon_is_that_of_opacus() -> None:
     teacher = cli.model
     assert isinstance(teacher, DPSGDTeacher)
     assert teacher.accountant.history == [(1.5, pytest.approx(128 / 1275), 40)]
-    figures = {}
+    epsilons = {}
     for name, accountant in (("prv", PRVAccountant()), ("rdp", RDPAccountant())):
         accountant.history = list(teacher.accountant.history)
-        figures[name] = accountant.get_epsilon(delta=1e-5)
-    assert teacher.epsilon() == pytest.approx(figures["prv"], rel=0.02)
-    assert teacher.epsilon() <= figures["rdp"]
+        epsilons[name] = accountant.get_epsilon(delta=1e-5)
+    assert teacher.epsilon() == pytest.approx(epsilons["prv"], rel=0.02)
+    assert teacher.epsilon() <= epsilons["rdp"]
     assert guarantee()["epsilon"] == pytest.approx(teacher.epsilon())
     assert guarantee()["relation"] == "add-or-remove of one training record"
 

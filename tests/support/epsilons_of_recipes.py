@@ -1,7 +1,7 @@
 """Every ε that this project states for its own recipes, computed without training anything.
 
-`python -m support.figures_of_epsilon FILE` (in `tests/`) writes them as JSON. `tests/test_figures_of_epsilon.py` holds
-them against those that were written at an earlier commit: a change that moves one has to say so.
+`python -m support.epsilons_of_recipes FILE` (in `tests/`) writes them as JSON. `tests/test_epsilons_of_recipes.py`
+holds them against those that were written at an earlier commit: a change that moves one has to say so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def recipes() -> list[Path]:
     return sorted(path for path, model in models.items() if model and "class_path" in model)
 
 
-def figures(path: Path) -> dict[str, float]:
+def epsilons(path: Path) -> dict[str, float]:
     """What a recipe costs: the ε of its plan, and how many calls a target of it allows."""
     cli = command_line(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
     epochs = int(cli.trainer.max_epochs or 0)
@@ -73,12 +73,12 @@ def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, fl
     return {"steps": steps, "noise_multiplier": noise, "record": epsilon}
 
 
-def every_figure() -> dict[str, Any]:
+def all_epsilons() -> dict[str, Any]:
     """Those of all recipes, by name."""
-    found = {path.relative_to(SWEEPS).with_suffix("").as_posix(): figures(path) for path in recipes()}
+    found = {path.relative_to(SWEEPS).with_suffix("").as_posix(): epsilons(path) for path in recipes()}
     plain = {name: {key: json_number(value) for key, value in made.items()} for name, made in found.items() if made}
     return {"recipes": plain}
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(every_figure(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    Path(sys.argv[1]).write_text(json.dumps(all_epsilons(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

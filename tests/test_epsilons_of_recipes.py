@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import figures_of_epsilon
-from support.figures_of_epsilon import SWEEPS, figures
+from support import epsilons_of_recipes
+from support.epsilons_of_recipes import SWEEPS, epsilons
 from support.fixtures import quick_whitening as quick_whitening
 
 from privacy import gaussian_epsilon, published_dpdfd_epsilon
 
-FILE = Path(figures_of_epsilon.__file__).with_suffix(".json")
+FILE = Path(epsilons_of_recipes.__file__).with_suffix(".json")
 PINNED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["recipes"]
 #: Building these takes seconds each: statistics of procedural images are computed for their features.
 SLOW = {
@@ -36,12 +36,12 @@ def same(found: dict[str, float], pinned: dict[str, float | str]) -> bool:
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PINNED]
 )
 def test_a_recipe_costs_what_it_did(name: str) -> None:
-    assert same(figures(SWEEPS / f"{name}.yaml"), PINNED[name])
+    assert same(epsilons(SWEEPS / f"{name}.yaml"), PINNED[name])
 
 
 def test_dpsd_as_printed_costs_what_one_record_moves_its_batches() -> None:
     """200 means of 256 gradients that are bounded together; bounded each by itself they would cost far more."""
-    found = figures(SWEEPS / "methods/dpsd_mnist_paper.yaml")
+    found = epsilons(SWEEPS / "methods/dpsd_mnist_paper.yaml")
     assert found["calls"] == 200
     assert found["record"] == pytest.approx(gaussian_epsilon(math.sqrt(200) * 2 / 100, 1e-5), rel=1e-9)
     assert found["record"] < 0.1 * gaussian_epsilon(math.sqrt(200 * 256) * 2 / 100, 1e-5)
