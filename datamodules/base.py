@@ -375,8 +375,8 @@ class ImageDataModule(LightningDataModule, ABC):
         self._numbered = True
 
     @property
-    def trained_on(self) -> ImageDataset:
-        """Records of the training batches: the training records, or these with their numbers as labels."""
+    def loaded_records(self) -> ImageDataset:
+        """What training batches are loaded from: the training records, or these with their numbers as labels."""
         records = self.train_records
         return records.relabelled(torch.arange(len(records))) if self._numbered else records
 
@@ -386,7 +386,7 @@ class ImageDataModule(LightningDataModule, ABC):
         The last, smaller batch is kept, so that every epoch has every record and small data sets are not skipped; only
         a last batch of a single image is dropped, because BatchNorm refuses it.
         """
-        records = self.trained_on
+        records = self.loaded_records
         batch_size = share_size(self.batch_size, 1 if self.trainer is None else self.trainer.world_size)
         # Lightning gives all processes equally many records.
         own = -(-len(records) // (self.batch_size // batch_size))

@@ -216,12 +216,12 @@ class PoissonSampled(WrappedDataset):
             self._forget_precomputed()
             self._num_persons = None
             self.dataset.setup("fit")
-            kind, own = type(self.dataset.train_records), type(self.dataset).trained_on
-            if kind is not ImageDataset or own is not ImageDataModule.trained_on:
+            kind, own = type(self.dataset.train_records), type(self.dataset).loaded_records
+            if kind is not ImageDataset or own is not ImageDataModule.loaded_records:
                 raise ValueError(
-                    f"read() of {self.name} must give an ImageDataset for DP-SGD, and trained_on not be overridden, "
-                    f"got a {'trained_on of its own' if kind is ImageDataset else kind.__name__}: it may repeat or mix "
-                    "records. Move operations on single images into the network"
+                    f"read() of {self.name} must give an ImageDataset for DP-SGD, without loaded_records of its own, "
+                    f"got a {'loaded_records of its own' if kind is ImageDataset else kind.__name__}: it may repeat or "
+                    "mix records. Move operations on single images into the network"
                 )
         self.dataset.setup("test")
         if stage == "fit" and self.batch_size > len(self.dataset.train_records):
@@ -322,7 +322,7 @@ class PoissonSampled(WrappedDataset):
 
     @property
     def _own_records(self) -> ImageDataset:
-        records = self.dataset.trained_on
+        records = self.dataset.loaded_records
         return records if self.trainer is None or self.trainer.world_size == 1 else records.at(self._own_rows)
 
     def train_dataloader(self) -> PoissonLoader:

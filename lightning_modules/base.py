@@ -18,7 +18,7 @@ from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.manual_optimization import ManualOptimization, Trained
+from lightning_modules.manual_optimization import ManualOptimization, OptimizedGroup
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_run import PrivateRun, state_of_run
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
@@ -219,13 +219,13 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         assert self.generator is not None
         return self.generator.parameters()
 
-    def trained(self) -> dict[str, Trained]:
+    def optimized_groups(self) -> dict[str, OptimizedGroup]:
         """Returns the trained networks by name: the student, and the generator if there is one."""
         student, images = self.student_settings, self.image_settings
-        found = {"student": Trained(self.student.parameters(), student.optimizer, student.lr_scheduler)}
+        groups = {"student": OptimizedGroup(self.student.parameters(), student.optimizer, student.lr_scheduler)}
         if self.generator is not None:
-            found["generator"] = Trained(self.generator_parameters(), images.optimizer, images.lr_scheduler)
-        return found
+            groups["generator"] = OptimizedGroup(self.generator_parameters(), images.optimizer, images.lr_scheduler)
+        return groups
 
     def reset_generator(self) -> None:
         """Gives the generator new random weights, and clears the state of its optimizer."""

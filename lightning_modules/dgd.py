@@ -18,7 +18,7 @@ from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhas
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
-from lightning_modules.manual_optimization import Trained
+from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
@@ -351,9 +351,9 @@ class DGD(DataFreeDistillation):
         left = min(self.batch_size, next((end - asked for end in self._round_ends if end > asked), 0))
         return self.annotator.affordable(limit=left) if left else 0
 
-    def trained(self) -> dict[str, Trained]:
-        vae = {} if self.vae is None else {"vae": Trained(self.vae.parameters())}
-        return {**super().trained(), **vae}
+    def optimized_groups(self) -> dict[str, OptimizedGroup]:
+        vae = {} if self.vae is None else {"vae": OptimizedGroup(self.vae.parameters())}
+        return {**super().optimized_groups(), **vae}
 
     # --- logging, figures and checkpoints ---
 

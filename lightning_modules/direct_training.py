@@ -149,10 +149,10 @@ class DirectTraining(Teacher):
             )
         loaders = (ImageDataModule.train_dataloader, PoissonSampled.train_dataloader)
         own = type(data if isinstance(data, ImageDataModule) else data.dataset)
-        if type(data).train_dataloader not in loaders or own.trained_on is not ImageDataModule.trained_on:
+        if type(data).train_dataloader not in loaders or own.loaded_records is not ImageDataModule.loaded_records:
             raise ValueError(
-                f"train_dataloader and trained_on of {data.name} must be those of ImageDataModule or PoissonSampled "
-                "here: where others balance classes, for example, labels decide which records are trained on"
+                f"train_dataloader and loaded_records of {data.name} must be those of ImageDataModule or "
+                "PoissonSampled: where others balance classes, for example, labels decide which records are trained on"
             )
         data.number_records()
         labels = data.train_records.labels.clone()

@@ -22,8 +22,8 @@ else:
     _Module = object
 
 
-class Trained(NamedTuple):
-    """Parameters that a method trains, with `adam` unless an optimizer is given."""
+class OptimizedGroup(NamedTuple):
+    """Parameters with an optimizer of their own, `adam` unless one is given."""
 
     parameters: Iterable[nn.Parameter]
     optimizer: OptimizerCallable | None = None
@@ -40,8 +40,8 @@ class ManualOptimization(_Module):
 
     _schedules: Mapping[str, Any] = {}
 
-    def trained(self) -> dict[str, Trained]:
-        """Returns what is trained, by name."""
+    def optimized_groups(self) -> dict[str, OptimizedGroup]:
+        """Returns the parameters that are trained, by name."""
         raise NotImplementedError
 
     @property
@@ -50,17 +50,20 @@ class ManualOptimization(_Module):
         return processes_of(self._trainer)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns an optimizer for each entry of `trained`, and the configured schedules."""
-        trained = self.trained()
-        made = {name: (one.optimizer or adam)(one.parameters) for name, one in trained.items()}
-        self._schedules = {name: one.lr_scheduler(made[name]) for name, one in trained.items() if one.lr_scheduler}
-        return list(made.values()), list(self._schedules.values())
+        """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules."""
+        groups = self.optimized_groups()
+        optimizers = {name: (group.optimizer or adam)(group.parameters) for name, group in groups.items()}
+        self._schedules = {
+            name: group.lr_scheduler(optimizers[name]) for name, group in groups.items() if group.lr_scheduler
+        }
+        return list(optimizers.values()), list(self._schedules.values())
 
     def optimizer(self, name: str) -> LightningOptimizer:
-        """Returns Lightning's optimizer of an entry of `trained`."""
-        made: Any = self.optimizers()
-        found: LightningOptimizer = made[list(self.trained()).index(name)] if isinstance(made, list) else made
-        return found
+        """Returns Lightning's optimizer of an entry of `optimized_groups`."""
+        optimizers: Any = self.optimizers()  # a single one comes without a list
+        position = list(self.optimized_groups()).index(name)
+        optimizer: LightningOptimizer = optimizers[position] if isinstance(optimizers, list) else optimizers
+        return optimizer
 
     def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
         """Takes a step of an optimizer and its schedule on a loss, with gradients averaged over processes."""

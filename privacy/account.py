@@ -127,13 +127,13 @@ class PrivacyAccount:
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything in the ledger: DP-SGD trainings and the plans of all runs."""
         # Queries of a teacher whose own training is counted are post-processing of that training.
-        trained = self.ledger.trained()
+        bounds = self.ledger.releases_by_training()
         everything: Counter[Release] = Counter()
-        for releases in trained.values():
+        for releases in bounds.values():
             everything.update(releases)
         queried = self.ledger.counts() + self.ledger.unmade()
         for training, releases in self._by_training(queried).items():
-            if training is None or not trained.get(training):
+            if training is None or not bounds.get(training):
                 everything.update(releases)
         return self.epsilon_of(everything)
 
@@ -144,9 +144,9 @@ class PrivacyAccount:
             Relation.ANY_CHANGE,
         )
 
-    def _trained(self, training: str | None) -> Counter[Release] | None:
+    def _bound_of(self, training: str | None) -> Counter[Release] | None:
         """Releases of a training, which bound everything computed from it; None if nothing does."""
-        return None if training is None else self.ledger.trained_by(training) or None
+        return None if training is None else self.ledger.releases_of(training) or None
 
     @staticmethod
     def _by_training(counts: Mapping[Charge, int]) -> dict[str | None, Counter[Release]]:
@@ -164,7 +164,7 @@ class PrivacyAccount:
         total: Counter[Release] = Counter()
         by_bound: set[str] = set()
         for training, releases in self._by_training(counts).items():
-            bound = self._trained(training)
+            bound = self._bound_of(training)
             if (
                 training is not None
                 and bound is not None
@@ -188,11 +188,11 @@ class PrivacyAccount:
 
     def claims(self, counts: Mapping[Charge, int] | None = None) -> Counter[Claim]:
         """Claims that the papers' theorems count for `counts`, by default the charges in the account's scope."""
-        found: Counter[Claim] = Counter()
+        claims: Counter[Claim] = Counter()
         for charge, count in (self.counts() if counts is None else counts).items():
             if charge.claim is not None:
-                found[charge.claim] += count
-        return found
+                claims[charge.claim] += count
+        return claims
 
     def unbounded(self, *, counts: Mapping[Charge, int] | None = None) -> list[str]:
         """Reasons why no record-level ε holds for `counts`, by default everything spent so far; empty if one does."""

@@ -273,7 +273,7 @@ class Guarantee:
         own = account.training == account.ledger.run or not of_teacher
         if by_bound and not own:
             holds.append(_DP_SGD_ASSUMPTION)
-        own_training = account.ledger.trained_by(account.training or "")
+        own_training = account.ledger.releases_of(account.training or "")
         teacher_epsilon = account.epsilon_of(own_training) if own_training else math.inf
         outside = []
         if not own:
@@ -313,7 +313,7 @@ class Guarantee:
             # Plans are in the ledger; a script that only states one must not get a smaller ε.
             epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
             runs=len(account.ledger.runs()),
-            trainings=len(account.ledger.trained()),
+            trainings=len(account.ledger.releases_by_training()),
             training=account.training or "",
             queries=account.queries(),
             claimed_epsilon=claimed,

@@ -103,8 +103,8 @@ class Ledger:
     def counts(self, *, run: str | None = None) -> Counter[Charge]:
         """Charges for releases of teachers so far: of one run, or of all runs in the ledger if `run` is None.
 
-        What DP-SGD trainings themselves released is in `trained`. This object's open block counts for what it used;
-        every other block for all that it reserved.
+        What DP-SGD trainings themselves released is in `releases_by_training`. This object's open block counts for what
+        it used; every other block for all that it reserved.
         """
         total: Counter[Charge] = Counter()
         for owner, counts in self._totals.items():
@@ -159,17 +159,17 @@ class Ledger:
         """Identities of the runs that have charged, in the order of their first charges."""
         return [owner for owner in self._totals if owner not in self._trainings and self.counts(run=owner)]
 
-    def trained_by(self, training: str) -> Counter[Release]:
+    def releases_of(self, training: str) -> Counter[Release]:
         """What the training of a teacher itself released: its planned DP-SGD steps, or nothing."""
-        found: Counter[Release] = Counter()
+        releases: Counter[Release] = Counter()
         if training in self._trainings:
             for charge, count in self.counts(run=training).items():
-                found[charge.release] += count
-        return found
+                releases[charge.release] += count
+        return releases
 
-    def trained(self) -> dict[str, Counter[Release]]:
-        """Returns `trained_by` of every known training, by identity."""
-        return {training: self.trained_by(training) for training in self._trainings}
+    def releases_by_training(self) -> dict[str, Counter[Release]]:
+        """Returns `releases_of` of every known training, by identity."""
+        return {training: self.releases_of(training) for training in self._trainings}
 
     def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
         """State of `LedgerReplica` in the other processes of a run, by attribute.
@@ -224,7 +224,7 @@ class Ledger:
             if training.id not in self._trainings:
                 self._append_training(append, training=training.id, kind=training.kind, division=training.division)
             released = training.releases or {}
-            if self.trained_by(training.id) and not released:
+            if self.releases_of(training.id) and not released:
                 raise LedgerError(
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"

@@ -39,8 +39,8 @@ def ledger(args: Sequence[str]) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=title)
     for heading in ("training", "of itself", "queries of it", "together"):
         table.add_column(heading, justify="left" if heading == "training" else "right")
-    trained = book.trained()
-    charges: dict[str | None, Counter[Any]] = {training: Counter() for training in trained}
+    releases = book.releases_by_training()
+    charges: dict[str | None, Counter[Any]] = {training: Counter() for training in releases}
     planned: dict[str | None, Counter[Any]] = {}
     for charge, count in book.counts().items():
         charges.setdefault(charge.training, Counter())[charge] += count
@@ -49,7 +49,7 @@ def ledger(args: Sequence[str]) -> None:
         planned.setdefault(charge.training, Counter())[charge] += count
     whose = ""
     for training, counts in charges.items():
-        own = trained.get(training or "")
+        own = releases.get(training or "")
         name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
         if any(release.unit is Unit.PERSON for release in own or ()):
             whose = f" ({ONE_PERSON})"  # also for the total, which is infinite with any other unit
@@ -65,7 +65,7 @@ def ledger(args: Sequence[str]) -> None:
     console = Console(width=118)
     console.print(table)
     console.print(
-        f"All of it together{whose}: {round_up(account.epsilon_of_ledger())} (trainings: {len(trained)}, runs: "
+        f"All of it together{whose}: {round_up(account.epsilon_of_ledger())} (trainings: {len(releases)}, runs: "
         f"{len(book.runs())}). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was "
         "stopped early its whole plan counts.",
         highlight=False,

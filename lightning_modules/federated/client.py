@@ -118,7 +118,7 @@ class FederatedClient:
             },
             training=self.teacher.training,
         )
-        if terms.run in annotator.account.ledger.trained():
+        if terms.run in annotator.account.ledger.releases_by_training():
             # The ledger would count the run's charges as that training's releases, and could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
         annotator.require_affordable()

@@ -139,7 +139,7 @@ class ClippedNetwork:
         assert self._clipped is not None and self.by_person == (counts is not None)
         refuse_gradient_hooks(self.network)  # also those added since the trial
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
-        sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.trained]
+        sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.parameters]
         if len(inputs) == 0:
             return sums
         drawn = random_states(inputs.device)
@@ -155,7 +155,7 @@ class ClippedNetwork:
                     total += part
         if random_states(inputs.device) != drawn:  # for example a dropout schedule that began after the trial
             raise ValueError(f"model.network: it {DRAWS}")
-        for parameter in self._clipped.trained:  # they have no noise, and Lightning's hooks may log them
+        for parameter in self._clipped.parameters:  # they have no noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None
             vars(parameter).pop("_norm_sample", None)
         return sums

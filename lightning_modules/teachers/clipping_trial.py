@@ -178,14 +178,14 @@ class _Copy:
         self.network: Any = copy.deepcopy(network).train()
         if double:
             self.network.double()
-        self.trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
+        self.parameters = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
         draw = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in self.trained.values():
+            for parameter in self.parameters.values():
                 fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
                 scale = max(float(parameter.square().mean().sqrt()), fan_in**-0.5)
                 parameter.add_(0.3 * scale * torch.randn(parameter.shape, generator=draw).to(parameter))
-        weight = next(iter(self.trained.values()))
+        weight = next(iter(self.parameters.values()))
         images, self.labels = trial.records(weight.device)
         self.images = images.to(weight.dtype)
         self._clipped: RecordClipping | None = None
@@ -207,7 +207,7 @@ class _Copy:
         """Gradient of one record in a batch of one, by autograd."""
         inputs, labels = self.batch([record])
         loss = self.trial.criterion(self.logits(inputs), labels)
-        found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True)
         return [gradient.double() for gradient in found]
 
     def clipped(self, rows: list[int], mode: Mode, limit: float) -> list[Tensor]:
@@ -227,7 +227,7 @@ class _Reference:
 
     def __init__(self, tried: _Copy) -> None:
         self.gradients: list[list[Tensor]] = []
-        norms, used = [], dict.fromkeys(tried.trained, False)
+        norms, used = [], dict.fromkeys(tried.parameters, False)
         for record in range(len(tried.images)):
             whole = tried.gradient(record)
             if not all(bool(torch.isfinite(gradient).all()) for gradient in whole):
@@ -404,7 +404,7 @@ def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, 
 def _layer(tried: _Copy, rows: list[int], reference: _Reference) -> str:
     """Names the parameter whose per-sample gradients, if kept, differ most from those in a batch of one."""
     apart: dict[str, float] = {}
-    for number, (name, parameter) in enumerate(tried.trained.items()):
+    for number, (name, parameter) in enumerate(tried.parameters.items()):
         each = getattr(parameter, "grad_sample", None)
         if isinstance(each, Tensor):
             if len(each) != len(rows):

@@ -136,7 +136,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training = OwnTraining(type(self).__name__)
         self.anchor: nn.Parameter | None = None
         # A list registers no modules: no `state_dict` holds a teacher.
-        self.trained: list[nn.Module] = []
+        self.trained_teachers: list[nn.Module] = []
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
@@ -160,7 +160,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     @property
     def chunk(self) -> range:
         """Numbers of the teachers in training."""
-        first = len(self.trained)
+        first = len(self.trained_teachers)
         return range(first, min(first + self.teachers_at_once, self.shards.num_teachers))
 
     @property
@@ -173,7 +173,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
         It is private; `PrivateEnsemble.unprotected` hands one out after charging an annotator.
         """
-        return with_feature_extractor(self.trained[index].eval(), self.networks.feature_extractor)
+        return with_feature_extractor(self.trained_teachers[index].eval(), self.networks.feature_extractor)
 
     def forward(self, images: Tensor) -> Tensor:
         """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; until there are any, of those in training.
@@ -185,12 +185,12 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
-        named, teachers = (since, len(self.trained)), self.trained[since:]
+        named, teachers = (since, len(self.trained_teachers)), self.trained_teachers[since:]
         if self.training_now is not None and not teachers:
             teachers = self.training_now.networks()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
-        if self._voters is None or self._voters[0] != named or not self.trained:
+        if self._voters is None or self._voters[0] != named or not self.trained_teachers:
             extractor = self.networks.feature_extractor
             self._voters = named, NetworkStack(teachers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
@@ -267,7 +267,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
                 self.log("train/loss", losses.mean())
             if now.steps_done == self.steps:
                 self._end_chunk(now.networks())
-        self.log("ensemble/teachers_done", float(len(self.trained)), prog_bar=True)
+        self.log("ensemble/teachers_done", float(len(self.trained_teachers)), prog_bar=True)
         # Lightning writes no checkpoint unless its count of steps has grown.
         self.optimizers().step()  # type: ignore[union-attr]
 
@@ -304,13 +304,14 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def _end_chunk(self, own: list[nn.Module]) -> None:
         # Those of all processes, in the order of their numbers: a checkpoint holds all of them.
         gathered = self.processes.gather([network.state_dict() for network in own])
-        self.trained += self.networks.restored(state for states in gathered for state in states)
+        self.trained_teachers += self.networks.restored(state for states in gathered for state in states)
         self._begin_chunk()
 
     def on_fit_end(self) -> None:
         if self.chunk:
             rank_zero_warn(
-                f"{len(self.trained)} of {self.shards.num_teachers} teachers are trained: go on with --ckpt_path"
+                f"{len(self.trained_teachers)} of {self.shards.num_teachers} teachers are trained: go on with "
+                "--ckpt_path"
             )
 
     def teardown(self, stage: str) -> None:
@@ -329,11 +330,11 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """A fit evaluates new teachers while others are in training, and then all; any other validation all."""
         self._evaluates_all = self.trainer.state.fn != "fit" or not self.chunk
         self._evaluated_from = 0 if self._evaluates_all else self._newest
-        self._newest = 0 if self.trainer.sanity_checking else len(self.trained)
+        self._newest = 0 if self.trainer.sanity_checking else len(self.trained_teachers)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Mean of teachers' accuracies on held-out images and labels, and accuracy of the vote of all."""
-        if self._evaluated_from < len(self.trained):
+        if self._evaluated_from < len(self.trained_teachers):
             votes = self._evaluate(batch, since=self._evaluated_from, mean_name="ensemble/mean_accuracy")
             if self._evaluates_all:
                 self.evaluation.validate(self, votes, batch[1])
@@ -356,7 +357,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, for no noise is on them."""
-        shares: Tensor = self(images_of(batch)).double() / len(self.trained)
+        shares: Tensor = self(images_of(batch)).double() / len(self.trained_teachers)
         return shares
 
     def configure_callbacks(self) -> list[Callback]:
@@ -369,8 +370,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         settings = self._settings_before or self._settings  # not those of data on which it was tested since
         checkpoint["state_dict"] = {}  # without the anchor
         checkpoint["ensemble"] = {
-            "done": len(self.trained),
-            "weights": stack_states(self.trained),
+            "done": len(self.trained_teachers),
+            "weights": stack_states(self.trained_teachers),
             "draw_seed": self.draw_seed,
             "settings": settings,
             "assumptions": self._assumptions,
@@ -389,7 +390,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
         self._assumptions = content["assumptions"]
-        self.trained, self._voters = self.networks.restored(unstacked(content["weights"])), None
+        self.trained_teachers, self._voters = self.networks.restored(unstacked(content["weights"])), None
 
 
 def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

@@ -152,7 +152,7 @@ class OwnTraining:
     def _branch(self) -> None:
         self._open()
         assert self.id is not None
-        known = self.id in self.ledger.trained()
+        known = self.id in self.ledger.releases_by_training()
         # A checkpoint whose training this ledger does not know comes from another ledger.
         same = self.ledger.saved(self.id) == self._token if known else self._stated is None
         if not same:

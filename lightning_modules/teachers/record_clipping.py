@@ -148,7 +148,7 @@ class RecordClipping(ABC):
         for module in network.modules():
             if "inplace" in vars(module):
                 vars(module)["inplace"] = False  # the outputs of Opacus's hooks must not be modified in place
-        self.trained: list[Any] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.parameters: list[Any] = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self.clipping = clipping
         self.criterion = criterion
         self._prepare(network)
@@ -188,16 +188,16 @@ class FlatClipping(RecordClipping):
         self._losses.reduction = "sum"
 
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        for parameter in self.trained:
+        for parameter in self.parameters:
             parameter.grad_sample = None
         self._losses(forward(inputs), labels).backward()
-        if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.trained):
+        if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.parameters):
             raise ValueError("a trained weight has no gradient of each record")
-        for parameter in self.trained:
+        for parameter in self.parameters:
             if counts is not None:
                 of_persons = parameter.grad_sample.split(counts)
                 parameter.grad_sample = torch.stack([each.mean(dim=0) for each in of_persons])
-        each, settings = [parameter.grad_sample for parameter in self.trained], self.clipping
+        each, settings = [parameter.grad_sample for parameter in self.parameters], self.clipping
         stability = None if settings.bounding == "clip" else settings.stability
         return flat_sums(each, norm=settings.max_grad_norm, stability=stability, lattice=settings.lattice)
 
@@ -228,14 +228,14 @@ class GhostClipping(RecordClipping):
     def _sums_of_some(self, inputs: Tensor, labels: Tensor, forward: Forward) -> list[Tensor]:
         losses = self._losses(forward(inputs), labels)
         losses.mean().backward(retain_graph=True)
-        for parameter in self.trained:
+        for parameter in self.parameters:
             parameter.grad = None
         factors = self._hooks.get_clipping_coef()
         self._hooks.disable_hooks()
         (factors.to(losses) * losses).sum().backward()
         self._hooks.enable_hooks()
-        found = [parameter.grad.double() for parameter in self.trained]
-        for parameter in self.trained:
+        found = [parameter.grad.double() for parameter in self.parameters]
+        for parameter in self.parameters:
             parameter.grad = None
         return found
 

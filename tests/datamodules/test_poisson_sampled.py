@@ -125,25 +125,25 @@ def with_the_next(records: ImageDataset) -> ImageDataset:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("trained_on", [None, lambda records: as_kind(records, Mixing), with_the_next])
-def test_records_come_as_they_are(monkeypatch: pytest.MonkeyPatch, trained_on: Any, broken: bool) -> None:
-    if broken and trained_on:
+@pytest.mark.parametrize("read", [None, lambda records: as_kind(records, Mixing), with_the_next])
+def test_records_come_as_they_are(monkeypatch: pytest.MonkeyPatch, read: Any, broken: bool) -> None:
+    if broken and read:
         monkeypatch.setattr("datamodules.poisson_sampled.ImageDataModule", OfMixing)
     elif broken:
         monkeypatch.setattr("datamodules.poisson_sampled.ImageDataset", Mixing)
-    if trained_on:
+    if read:
         monkeypatch.setattr(OfMixing, "kind", ImageDataset)
-        monkeypatch.setattr(OfMixing, "trained_on", property(lambda self: trained_on(copy(self.train_records))))
+        monkeypatch.setattr(OfMixing, "loaded_records", property(lambda self: read(copy(self.train_records))))
     data = PoissonSampled(dataset=OfMixing(), batch_size=1275)
     if broken:  # a record depends on who else is in the batch
         data.setup("fit")
-        drawn = data.dataset.trained_on.__getitems__([0, 1])[0][0]
+        drawn = data.dataset.loaded_records.__getitems__([0, 1])[0][0]
         assert not torch.equal(drawn, ImageDataset.__getitems__(data.train_records, [0])[0][0])
         return
-    with pytest.raises(ValueError, match=r"read\(\) of OfMixing must .* got a (Mixing|trained_on of its own)"):
+    with pytest.raises(ValueError, match=r"read\(\) of OfMixing must .* got a (Mixing|loaded_records of its own)"):
         data.setup("fit")
     monkeypatch.setattr(OfMixing, "kind", ImageDataset)
-    monkeypatch.setattr(OfMixing, "trained_on", Digits.trained_on)
+    monkeypatch.setattr(OfMixing, "loaded_records", Digits.loaded_records)
     PoissonSampled(dataset=OfMixing(), batch_size=1275).setup("fit")
 
 

@@ -106,15 +106,15 @@ class Balanced(Digits):
     def train_dataloader(self) -> Any:
         weights = torch.where(self.train_records.labels == 3, 1e9, 1e-9).tolist()
         sampler = WeightedRandomSampler(weights, 128, replacement=False)
-        return DataLoader(self.trained_on, batch_size=self.batch_size, sampler=sampler, collate_fn=keep_batch)
+        return DataLoader(self.loaded_records, batch_size=self.batch_size, sampler=sampler, collate_fn=keep_batch)
 
 
 class OfOneClass(Digits):
     """Trains on those of one class."""
 
     @property
-    def trained_on(self) -> ImageDataset:
-        return super().trained_on.select(self.train_records.labels == 3)
+    def loaded_records(self) -> ImageDataset:
+        return super().loaded_records.select(self.train_records.labels == 3)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -125,7 +125,7 @@ def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch
     )
     if not broken:
         with pytest.raises(
-            ValueError, match=r"and trained_on of \w+ must be those of ImageDataModule or PoissonSampled"
+            ValueError, match=r"and loaded_records of \w+ must be those of ImageDataModule or PoissonSampled"
         ):
             train(module, own())
         return
@@ -180,7 +180,7 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     ledger = next(Path("ledgers").glob("*.jsonl")).read_text(encoding="utf-8")
     assert '"label_only"' in ledger
     # The training itself is registered as one that nothing bounds: no student of it inherits a finite figure.
-    assert not annotator.account.ledger.trained()[str(model.own_training.id)]
+    assert not annotator.account.ledger.releases_by_training()[str(model.own_training.id)]
 
 
 def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:

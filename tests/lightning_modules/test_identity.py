@@ -382,7 +382,7 @@ def test_the_ledger_holds_the_plan_before_the_first_step(ledgers: Path, monkeypa
     with pytest.raises(Stopped):
         teacher_by_dp_sgd("teacher", noise_multiplier=1.0, epochs=2)
     book = Ledger(path=ledgers / "Digits-train.jsonl", private_data="Digits/train", run="reader")
-    ((_, releases),) = book.trained().items()
+    ((_, releases),) = book.releases_by_training().items()
     assert sum(releases.values()) == 6 and isinstance(next(iter(releases)), SampledGaussian)
 
 

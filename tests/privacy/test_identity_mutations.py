@@ -56,14 +56,14 @@ def composes_two_trainings(path: Path) -> bool:
 def reads_trainings_back(path: Path) -> bool:
     of_dp(path)
     book = Ledger(path=path, private_data=DATA, run="reader")
-    return {charge.training for charge in book.counts()} == {DP} and dict(book.trained_by(DP)) == STEPS
+    return {charge.training for charge in book.counts()} == {DP} and dict(book.releases_of(DP)) == STEPS
 
 
 def never_forgets_a_plan(path: Path) -> bool:
     book = Ledger(path=path, private_data=DATA, run="reader")
     book.register(Training(DP, releases={SampledGaussian(1.0, 0.05): 100}))
     book.register(Training(DP, releases={SampledGaussian(1.0, 0.05): 10}))
-    return book.trained_by(DP) == Counter(STEPS)
+    return book.releases_of(DP) == Counter(STEPS)
 
 
 def totals_everything(path: Path) -> bool:
@@ -97,7 +97,7 @@ def refuses_a_shorter_ledger(path: Path) -> bool:
 
 
 def _one_for_all(self: PrivacyAccount, training: str | None) -> Counter[Release] | None:
-    bounds = [releases for releases in self.ledger.trained().values() if releases]
+    bounds = [releases for releases in self.ledger.releases_by_training().values() if releases]
     return bounds[0] if bounds else None
 
 
@@ -115,7 +115,7 @@ def _anew(self: Ledger, training: Training) -> None:
 
 
 MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = {
-    "a bound for every training": (keeps_trainings_apart, [(PrivacyAccount, "_trained", _one_for_all)]),
+    "a bound for every training": (keeps_trainings_apart, [(PrivacyAccount, "_bound_of", _one_for_all)]),
     "two trainings as one": (
         composes_two_trainings,
         [(PrivacyAccount, "_by_training", staticmethod(lambda counts: {DP: Counter(c.release for c in counts)}))],
@@ -125,7 +125,7 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
         [(privacy.ledger.Charge, "from_dict", staticmethod(_anonymous))],
     ),
     "a plan that shrinks": (never_forgets_a_plan, [(Ledger, "register", _anew)]),
-    "a total without trainings": (totals_everything, [(Ledger, "trained", lambda self: {})]),
+    "a total without trainings": (totals_everything, [(Ledger, "releases_by_training", lambda self: {})]),
     "a chain that nobody checks": (refuses_an_edited_line, [(privacy.journal, "_hash", lambda line: "0" * 32)]),
     "a head that nobody checks": (
         refuses_a_shorter_ledger,

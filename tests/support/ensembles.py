@@ -60,13 +60,13 @@ def train_ensemble(
     trainer = Trainer(**trainer_settings(".", -1, **quiet))
     data = Shards(dataset=dataset or Digits(), num_teachers=num_teachers, batch_size=40, steps_per_epoch=8)
     trainer.fit(module, datamodule=data)
-    assert len(module.trained) == num_teachers
+    assert len(module.trained_teachers) == num_teachers
     return module
 
 
 def differ(first: TeacherEnsemble, second: TeacherEnsemble) -> list[int]:
     """Numbers of the teachers that are not the same to the last bit, BatchNorm's buffers included."""
-    pairs = zip(first.trained, second.trained, strict=True)
+    pairs = zip(first.trained_teachers, second.trained_teachers, strict=True)
     return [
         number
         for number, (a, b) in enumerate(pairs)

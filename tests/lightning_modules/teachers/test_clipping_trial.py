@@ -439,7 +439,7 @@ class Repeated(PoissonSampled):
     """One record fills each batch."""
 
     def train_dataloader(self) -> Any:
-        loader: Any = DataLoader(self.dataset.trained_on, batch_size=64, sampler=[0] * 128, collate_fn=keep_batch)
+        loader: Any = DataLoader(self.dataset.loaded_records, batch_size=64, sampler=[0] * 128, collate_fn=keep_batch)
         loader.batches = super().train_dataloader().batches
         return loader
 

@@ -262,7 +262,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, hook: str, at: tuple[int, int], r
 
     def failing(self: TeacherEnsemble, *arguments: Any) -> None:
         steps = 0 if self.training_now is None else self.training_now.steps_done
-        if (len(self.trained), steps) == at:
+        if (len(self.trained_teachers), steps) == at:
             raise InterruptedError
 
     with monkeypatch.context() as patch:
@@ -315,7 +315,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert saved["done"] == at[0]
     assert not [name for name in saved["weights"] if "feature_extractor" in name]
     resumed = fit(configuration(**settings), LAST).model
-    assert len(resumed.trained) == 5 and differ(uninterrupted(**settings), resumed) == []
+    assert len(resumed.trained_teachers) == 5 and differ(uninterrupted(**settings), resumed) == []
 
 
 def test_a_finished_run_has_nothing_left_to_do(uninterrupted: Run) -> None:

@@ -109,5 +109,5 @@ def test_a_page_says_where_recipes_were_chosen_on_its_data(data: dict[str, Any],
 def test_a_trial_run_is_in_the_ledger_too() -> None:
     fit(dp_sgd(noise_multiplier=1.0), "--trainer.fast_dev_run=2")
     assert not Path("run").exists()
-    trained = Ledger(path=Path("ledgers/Digits-train.jsonl"), private_data="Digits/train", run="").trained()
-    assert [sum(releases.values()) for releases in trained.values()] == [3]  # the epoch that was planned
+    book = Ledger(path=Path("ledgers/Digits-train.jsonl"), private_data="Digits/train", run="")
+    assert [sum(own.values()) for own in book.releases_by_training().values()] == [3]  # the epoch that was planned
