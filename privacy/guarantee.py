@@ -52,6 +52,17 @@ _OTHER_NAMES = (
     "ledger"
 )
 
+_ANOTHER_LEDGER = (
+    "ANOTHER LEDGER: the one in which the teacher's training or the start of this run was recorded is not available, "
+    "and what else it holds is not counted: nothing computed from that is published"
+)
+_IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
+_OTHER_RELEASES = "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere"
+_OTHER_RUNS = (
+    "other runs and teachers from the same private data, if anything they produced is published too: the ledger's "
+    "total is given above"
+)
+
 MEANINGFUL_EPSILON = 20.0
 """A larger record-level ε protects no record in any meaningful sense."""
 
@@ -243,75 +254,50 @@ class Guarantee:
             LedgerError: The ledger cannot be read: nothing can be stated.
         """
         account.ledger.refresh()
-        holds = [_PUBLIC]
-        holds += [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries] or [
-            _NO_ACCESSES if of_teacher else _NO_LABELS
-        ]
-        holds.append(
-            "the number of steps planned before the first release was chosen without the private data"
-            if planned
-            else "the number of steps was not chosen by looking at the results"
-        )
-        holds += [_NOISE_CHANGED] if noise_changed else []
-        if secure and words.noise:
-            holds.append(f"{_GENERATOR}, {words.noise}")
-        holds += [words.assumption] if words.assumption else []
-        if num_records is None:
-            holds.append(
-                f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
-            )
-        if account.ledger_was_replaced:
-            holds.append(
-                "ANOTHER LEDGER: the one in which the teacher's training or the start of this run was recorded is not "
-                "available, and what else it holds is not counted: nothing computed from that is published"
-            )
-        if not account.ledger.durable:
-            holds.append("the ledger was kept in memory: no other run and no crashed run has used this teacher")
-        holds += assumptions
-        holds += [f"VOID: {reason}" for reason in account.unbounded(counts=covered)]
-        releases, by_bound = account.covering(covered)
-        own = account.training == account.ledger.run or not of_teacher
-        if by_bound and not own:
-            holds.append(_DP_SGD_ASSUMPTION)
-        own_training = account.ledger.releases_of(account.training or "")
-        teacher_epsilon = account.epsilon_of(own_training) if own_training else math.inf
-        outside = []
-        if not own:
-            alone = {charge.training for charge, count in covered.items() if count} <= {account.training}
-            outside.append(_about_teacher(teacher_epsilon, account.budget.delta, covers_it=alone))
-        outside += not_covered
         # From the charges, not a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
-        outside += [
-            _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
-            "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
+        epsilon, claimed = account.epsilon(counts=covered), account.epsilon_published()
+        by_itself = epsilon if of_run is None else min(epsilon, account.epsilon(counts=of_run))
+        # A person-level ε does not hold for another stated unit.
+        other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
+        releases, by_bound = account.covering(covered)
+        inherited = of_teacher and account.training != account.ledger.run
+        own_training = account.ledger.releases_of(account.training or "")
+        teacher_epsilon = account.epsilon_of(own_training) if own_training else math.inf
+        accesses = [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries]
+        conditions = [
+            _PUBLIC,
+            *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
+            *_about_releases(words, planned=planned, noise_changed=noise_changed, secure=secure),
+            *_about_ledger(account, num_records=num_records),
+            *assumptions,
+            *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
+            *([_DP_SGD_ASSUMPTION] if by_bound and inherited else []),
+            *(["what the guarantees of the other runs in the ledger assume"] if by_itself < epsilon else []),
         ]
-        claimed = account.epsilon_published()
-        stated = account.epsilon(counts=covered)
-        of_this = stated if of_run is None else min(stated, account.epsilon(counts=of_run))
-        if of_this < stated:
-            holds.append("what the guarantees of the other runs in the ledger assume")
-        if unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON:
-            of_this = stated  # a person-level figure does not hold for the stated unit
-        if account.budget.scope == "run" or account.epsilon_of_ledger() > stated:
-            outside.append(
-                "other runs and teachers from the same private data, if anything they produced is published too: the "
-                "ledger's total is given above"
-            )
+        only_it = {charge.training for charge, count in covered.items() if count} <= {account.training}
+        about_teacher = _about_teacher(teacher_epsilon, account.budget.delta, covers_it=only_it)
+        excluded = [
+            *([about_teacher] if inherited else []),
+            *not_covered,
+            _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
+            _OTHER_RELEASES,
+            *([_OTHER_RUNS] if account.budget.scope == "run" or account.epsilon_of_ledger() > epsilon else []),
+        ]
         return cls(
-            epsilon=stated,
+            epsilon=epsilon,
             delta=account.budget.delta,
             unit={Unit.CLIENT: _OF_CLIENT, Unit.PERSON: ONE_PERSON}.get(unit, words.unit),
             relation=RELATIONS.get((unit, relation), words.relation),
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
             mechanism=words.mechanism,
-            source=POST_PROCESSING if account.training in by_bound and not own else words.source,
-            assumptions=tuple(holds),
-            not_covered=tuple(outside),
+            source=POST_PROCESSING if account.training in by_bound and inherited else words.source,
+            assumptions=tuple(conditions),
+            not_covered=tuple(excluded),
             epsilon_spent=account.epsilon() if spent is None else spent,
             # Plans are in the ledger; a script that only states one must not get a smaller ε.
-            epsilon_all_runs=max(account.epsilon_of_ledger(), stated),
+            epsilon_all_runs=max(account.epsilon_of_ledger(), epsilon),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.releases_by_training()),
             training=account.training or "",
@@ -321,7 +307,7 @@ class Guarantee:
             run=account.ledger.run,
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
-            epsilon_of_run=of_this,
+            epsilon_of_run=epsilon if other_unit else by_itself,
             releases=_listed(releases),
             claims=() if math.isinf(claimed) else _listed(account.claims()),
         )
@@ -456,6 +442,28 @@ class Guarantee:
 def level_of(unit: str) -> str:
     """`client` or `person` if that is the unit of a guarantee, else `record`."""
     return {_OF_CLIENT: "client", ONE_PERSON: "person"}.get(unit, "record")
+
+
+def _about_releases(words: MechanismDescription, *, planned: bool, noise_changed: bool, secure: bool) -> list[str]:
+    """Conditions on the number of releases and on their noise."""
+    return [
+        "the number of steps planned before the first release was chosen without the private data"
+        if planned
+        else "the number of steps was not chosen by looking at the results",
+        *([_NOISE_CHANGED] if noise_changed else []),
+        *([f"{_GENERATOR}, {words.noise}"] if secure and words.noise else []),
+        *([words.assumption] if words.assumption else []),
+    ]
+
+
+def _about_ledger(account: PrivacyAccount, *, num_records: int | None) -> list[str]:
+    """Conditions on δ and on what the ledger cannot know."""
+    delta = f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
+    return [
+        *([delta] if num_records is None else []),
+        *([_ANOTHER_LEDGER] if account.ledger_was_replaced else []),
+        *([] if account.ledger.durable else [_IN_MEMORY]),
+    ]
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
