@@ -15,6 +15,7 @@ from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.dgd_query_set import QuerySet
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.losses.selection import balanced_quotas, confident_samples
 from lightning_modules.losses.tangent_normal import TangentNormalLoss
@@ -23,7 +24,6 @@ from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
 from lightning_modules.private_run import steps_of_run
-from lightning_modules.query_set import QuerySet
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.precision import full_float32
 from lightning_modules.runtime.randomness import random_states
-from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.clipping_trial import (
     DRAWS,
     ClippingTrial,
@@ -24,6 +23,7 @@ from lightning_modules.teachers.clipping_trial import (
     logits_after,
     refuse_gradient_hooks,
 )
+from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError

@@ -24,7 +24,7 @@ from datamodules.mapped import PIECE
 from lightning_modules.networks.memory import bytes_of, without_memory
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
 from lightning_modules.runtime.randomness import random_states
-from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.losses import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
 
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]

@@ -25,10 +25,10 @@ from lightning_modules.runtime.processes import check_strategy, processes_of
 from lightning_modules.runtime.publication import ForwardExceptions, clear, publish
 from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
-from lightning_modules.teachers.class_prior import InnerProduct
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.losses import InnerProduct
 from lightning_modules.teachers.private_teacher import weights_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks import ImageClassifier
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.class_prior import PriorCrossEntropy
+from lightning_modules.teachers.losses import PriorCrossEntropy
 from privacy.mechanisms.discrete_gaussian import FINEST, lattice_spacing, round_to_lattice
 
 Mode: TypeAlias = Literal["flat", "ghost", "linear"]

@@ -15,7 +15,7 @@ from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.teachers.class_prior import PriorCrossEntropy, log_prior_of
+from lightning_modules.teachers.losses import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from datamodules import Digits
 from lightning_modules.networks import MeanEmbedding
-from lightning_modules.teachers.class_prior import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.processes import ALONE
 

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, SmallCNN
 from lightning_modules.teachers import record_clipping as module
-from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers.losses import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import (
     Clipping,
     FlatClipping,

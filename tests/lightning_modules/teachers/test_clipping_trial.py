@@ -35,9 +35,9 @@ from lightning_modules.networks.memory import feature_memory
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers import clipped_network, clipping_trial, dp_sgd
-from lightning_modules.teachers.class_prior import PriorCrossEntropy
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial, keeps_nothing
+from lightning_modules.teachers.losses import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import Mode
 from privacy import SampledGaussian, Unbounded, compose
 from privacy.mechanisms.noise import ReproducibleNoise

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import Teacher
-from lightning_modules.teachers.class_prior import log_prior_of
+from lightning_modules.teachers.losses import log_prior_of
 from lightning_modules.teachers.record_clipping import linear_sums
 
 FREQUENCIES = (0.75, 0.2, 0.05)
