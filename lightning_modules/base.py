@@ -161,8 +161,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         """Trains the student on earlier images, which is post-processing of earlier releases."""
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
-            drawn = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
-            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in drawn)
+            parts = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
+            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in parts)
             outputs = self.student(images).float()
             targets = self.memory.targets(kept, outputs.detach())
             losses = functional.cross_entropy(outputs, targets, reduction="none")

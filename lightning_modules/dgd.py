@@ -147,9 +147,9 @@ class DGD(DataFreeDistillation):
 
     def _enter_next_phase(self) -> None:
         while self._phase_is_over():
-            asked, queries = len(self.query_set), self.query_phase.queries
-            if self.phase == "query" and asked < queries and not self.annotator.affordable(limit=1):
-                rank_zero_info(f"The budget ended the queries after {asked} of {queries}; the student goes on.")
+            queried, queries = len(self.query_set), self.query_phase.queries
+            if self.phase == "query" and queried < queries and not self.annotator.affordable(limit=1):
+                rank_zero_info(f"The budget ended the queries after {queried} of {queries}; the student goes on.")
             self.phase_index += -1 if self.phase == "student" else 1  # from the student back to the next round
             self.phase_step = 0
 
@@ -210,8 +210,8 @@ class DGD(DataFreeDistillation):
         """Queries as many images as a step has, each once, and keeps their labels."""
         if len(self.query_set.images) == len(self.query_set):
             # All processes take the same choice, yet each computes it: layers that synchronise would wait for them.
-            own = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
-            chosen, self.query_set.positions = self.processes.broadcast(own)
+            choice = by_all(self.processes, lambda: (self.choose_queries().half().cpu(), self.query_set.positions))
+            chosen, self.query_set.positions = self.processes.broadcast(choice)
             self.query_set.images = torch.cat([self.query_set.images, chosen])
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
@@ -226,17 +226,17 @@ class DGD(DataFreeDistillation):
     @torch.no_grad()
     def choose_queries(self) -> torch.Tensor:
         """Chooses the images (n, C, H, W) to query in this round, without using the ensemble."""
-        settings, asked = self.query_phase, len(self.query_set)
-        number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > asked)
-        count, draw = end - asked, self.draws.stream(number, "queries")
-        chooses = settings.selection == "confident" and asked > 0
-        wanted = count * (settings.candidates if chooses else 1)
+        settings, queried = self.query_phase, len(self.query_set)
+        number, end = next((number, end) for number, end in enumerate(self._round_ends) if end > queried)
+        count, draw = end - queried, self.draws.stream(number, "queries")
+        chooses = settings.selection == "confident" and queried > 0
+        least = count * (settings.candidates if chooses else 1)
         pool = self.images.pixels if isinstance(self.images, PoolSource) else None
-        candidates = self._images_to_choose_from(wanted, first=asked * settings.candidates) if pool is None else pool
+        candidates = self._images_to_choose_from(least, first=queried * settings.candidates) if pool is None else pool
         positions = torch.randperm(len(candidates), generator=draw)
         if pool is not None:
             positions = positions[~torch.isin(positions, self.query_set.positions)]
-        positions = positions[:wanted]
+        positions = positions[:least]
         batches = (batch.to(self.device) for batch in candidates[positions].split(512))
         if chooses:  # those the student is surest of, with quotas that balance the released labels
             with evaluating(self.student):
@@ -347,8 +347,8 @@ class DGD(DataFreeDistillation):
         """Number of queries of the next step that the budget allows; 0 outside the query phase."""
         if self.phase != "query":
             return 0
-        asked = len(self.query_set)
-        left = min(self.batch_size, next((end - asked for end in self._round_ends if end > asked), 0))
+        queried = len(self.query_set)
+        left = min(self.batch_size, next((end - queried for end in self._round_ends if end > queried), 0))
         return self.annotator.affordable(limit=left) if left else 0
 
     def optimized_groups(self) -> dict[str, OptimizedGroup]:

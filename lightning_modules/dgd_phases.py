@@ -66,10 +66,10 @@ class VAEPhase:
         Raises:
             ValueError: The network is of another class.
         """
-        built = Network.of(self.network or "ConvVAE").build(setting="model.vae_phase.network", image_shape=image_shape)
-        if not isinstance(built, ConvVAE):
-            raise ValueError(f"vae_phase.network must be a ConvVAE, got {type(built).__name__}")
-        return built
+        vae = Network.of(self.network or "ConvVAE").build(setting="model.vae_phase.network", image_shape=image_shape)
+        if not isinstance(vae, ConvVAE):
+            raise ValueError(f"vae_phase.network must be a ConvVAE, got {type(vae).__name__}")
+        return vae
 
 
 @dataclass(frozen=True, kw_only=True)

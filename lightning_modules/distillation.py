@@ -150,22 +150,24 @@ class Distillation(DataFreeDistillation):
         fitted = self.fit_answers() if self.of_ensemble else None
         extract, teacher = self._feature_extractor[0], self.teacher
         # Features take most of the time: a teacher that shares the student's is queried about the extracted ones.
-        own = teacher if isinstance(teacher, PrivateTeacher) and teacher.shares_extractor(extract) else None
+        sharing = teacher if isinstance(teacher, PrivateTeacher) and teacher.shares_extractor(extract) else None
         if torch.is_autocast_enabled(self.device.type):
-            own = None
+            sharing = None
 
-        def respond(images: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        def respond(images: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
             if fitted is not None:
                 return fitted(images)
-            return self.annotator.annotate(teacher.logits(images) if own is None else own.logits_of_extracted(kept))
+            return self.annotator.annotate(
+                teacher.logits(images) if sharing is None else sharing.logits_of_extracted(features)
+            )
 
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
         for call in self._tracked(self.pool_calls, "answers"):
             images = self._own_images(call)
-            kept = images if extract is None else extract(images)
-            answers.append(self.gather_rows(respond(images, kept)))
-            inputs.append(self.gather_rows(kept.half()))
+            features = images if extract is None else extract(images)
+            answers.append(self.gather_rows(respond(images, features)))
+            inputs.append(self.gather_rows(features.half()))
         logits = torch.cat(answers)
         if not self.of_ensemble:
             self._say_whether_images_suit(logits)
@@ -173,17 +175,17 @@ class Distillation(DataFreeDistillation):
 
     def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
         """For one teacher only: answers fitted to an ensemble are scaled, and do not show how sure it is."""
-        self.pool_informativeness = told = informativeness(logits)
+        self.pool_informativeness = share = informativeness(logits)
         sure = float(logits.softmax(dim=1).amax(dim=1).mean())
         shares = torch.bincount(logits.argmax(dim=1), minlength=self.num_classes) / len(logits)
         rank_zero_info(
-            f"What the images tell of the teacher: {told:.2f} of 1. It is sure of them to {100 * sure:.0f} % on the "
+            f"What the images tell of the teacher: {share:.2f} of 1. It is sure of them to {100 * sure:.0f} % on the "
             f"average, and gives its rarest class to {100 * float(shares.min()):.1f} %."
         )
-        if round(told, 2) < _INFORMATIVE:
+        if round(share, 2) < _INFORMATIVE:
             prior = type(self.images.prior).__name__ if isinstance(self.images, SyntheticSource) else self.images.kind
             rank_zero_warn(
-                f"Images of {prior} tell little of this teacher: {told:.2f} of 1, where {_INFORMATIVE} and more is "
+                f"Images of {prior} tell little of this teacher: {share:.2f} of 1, where {_INFORMATIVE} and more is "
                 "usual of images that suit, and a student may lose much to it. Take public pictures of its kind, or "
                 "the prior of which this figure is largest: docs/choosing.md"
             )
@@ -213,19 +215,19 @@ class Distillation(DataFreeDistillation):
         describe = build_network(
             "LinearOnFeatures", num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
-        released, described = [], []
+        answers, parts = [], []
         if self.noisy_answers is None:
             rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
         for call in self._tracked(self.charged_calls, "queries"):
             # Negative steps, which no image of the pool has.
             images = self._own_images(-1 - call)
-            described.append(self.gather_rows(logits_and_features(describe, images)[1]))
+            parts.append(self.gather_rows(logits_and_features(describe, images)[1]))
             if self.noisy_answers is None:
-                released.append(self.gather_rows(annotator.annotate(teacher.each(images))))
+                answers.append(self.gather_rows(annotator.annotate(teacher.each(images))))
         if self.noisy_answers is None:
-            self.noisy_answers = torch.cat(released)
+            self.noisy_answers = torch.cat(answers)
             self.answer_deviation = annotator.std(teacher.num_teachers)
-        features = torch.cat(described)
+        features = torch.cat(parts)
         fitted = fit_noisy_responses(features, self.noisy_answers, std=self.answer_deviation)
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
         if not fitted.learnt:
@@ -294,13 +296,13 @@ class Distillation(DataFreeDistillation):
             CheckpointError: The run would not draw the images again that the answers are about.
         """
         super().on_load_checkpoint(checkpoint)
-        kept = checkpoint.get("noisy_answers")
-        if kept is None:
+        noisy = checkpoint.get("noisy_answers")
+        if noisy is None:
             return
         now = {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior"))}
         now["queries"] = self.charged_calls * self.batch_size if self.of_ensemble else 0
         for name, value in now.items():
-            before = len(kept["answers"]) if name == "queries" else kept[name]
+            before = len(noisy["answers"]) if name == "queries" else noisy[name]
             if before != value:
                 raise CheckpointError(f"{name} was {before} for the queries and is {value} now: resume with the same")
-        self.noisy_answers, self.answer_deviation = kept["answers"], float(kept["deviation"])
+        self.noisy_answers, self.answer_deviation = noisy["answers"], float(noisy["deviation"])

@@ -215,14 +215,14 @@ class FedDPSD(DataFreeDistillation):
         Raises:
             FederationError: There are fewer than `min_clients`.
         """
-        found = self.clients.ask(question)
-        absent = {name: answer for name, answer in found.items() if isinstance(answer, Absence)}
+        replies = self.clients.ask(question)
+        absent = {name: answer for name, answer in replies.items() if isinstance(answer, Absence)}
         for name, absence in absent.items():
             self.absences[name] += 1
             if (name, absence.reason) not in self._told:
                 self._told.add((name, absence.reason))
                 rank_zero_warn(f"Round {question.number} goes on without {name}: {absence.reason}")
-        answers = [found[name] for name in sorted(found) if name not in absent]
+        answers = [replies[name] for name in sorted(replies) if name not in absent]
         self.log_in_step("federation/answers", float(len(answers)))
         if len(answers) < self.federation.min_clients:
             why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(absent.items()))
@@ -245,13 +245,13 @@ class FedDPSD(DataFreeDistillation):
             super().require_unlike(client.teacher)
 
     def read_teacher(self) -> PrivateModel:
-        known = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
-        if len(known) < self.federation.min_clients:
-            raise FederationError(f"min_clients is {self.federation.min_clients}, and there are {len(known)} clients")
-        twice = Counter(client.training for client in known if client.training)
-        if alike := [client.name for client in known if twice[client.training] > 1]:
+        clients = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
+        if len(clients) < self.federation.min_clients:
+            raise FederationError(f"min_clients is {self.federation.min_clients}, and there are {len(clients)} clients")
+        by_training = Counter(client.training for client in clients if client.training)
+        if alike := [client.name for client in clients if by_training[client.training] > 1]:
             raise FederationError(f"{', '.join(alike)} have teachers of one training: each client needs its own")
-        for one, other in combinations(known, 2):
+        for one, other in combinations(clients, 2):
             mine, others = one.partition, other.partition
             if mine and others and not disjoint(mine, others):
                 raise FederationError(
@@ -259,11 +259,11 @@ class FedDPSD(DataFreeDistillation):
                     f"{others['share'] or 'all'} of {others['data']!r}: clients of one data set must be different ones "
                     "of one partition (data: ClientRecords); other records need another name"
                 )
-        if not all(client.secure for client in known) and self.annotator.noise.secure and self.noise_by == "client":
-            insecure = ", ".join(client.name for client in known if not client.secure)
+        if not all(client.secure for client in clients) and self.annotator.noise.secure and self.noise_by == "client":
+            insecure = ", ".join(client.name for client in clients if not client.secure)
             raise FederationError(f"the noise of {insecure} can be reproduced by anyone who knows its seed")
         return Federation(
-            known,
+            clients,
             private_data=f"{self.federation.name}/clients",
             num_records=self.federation.num_records,
             of_clients=self.federation.unit == "client",
@@ -301,8 +301,8 @@ class FedDPSD(DataFreeDistillation):
         A resumed run may have other noise than its first rounds, which does not make those cheaper. None if the number
         of rounds is not planned, or the noise is on a lattice and has no μ.
         """
-        calls, made = self.run.plan.calls, self.annotator.account.counts(scope="run")
-        whole = made + unmade((self.run.plan.charges) or {}, made)
+        calls, charged = self.run.plan.calls, self.annotator.account.counts(scope="run")
+        whole = charged + unmade((self.run.plan.charges) or {}, charged)
         releases = [(charge.release, count) for charge, count in whole.items() if charge.queries]
         if not calls or not all(isinstance(release, Gaussian) for release, _ in releases):
             return None
@@ -325,14 +325,15 @@ class FedDPSD(DataFreeDistillation):
 
     def assumptions(self) -> list[str]:
         noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
-        said = [_CLIENTS, _ABSENT, noise]
+        assumptions = [_CLIENTS, _ABSENT, noise]
         training = self.teacher.training if isinstance(self.teacher, Federation) else None
         if isinstance(training, Training) and training.releases:
-            said.append(_STATED)
+            assumptions.append(_STATED)
         if self.absences:
-            listed = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))
-            said.append(f"rounds that clients were left out of: {listed}; they are charged for these all the same")
-        return said
+            absences = ", ".join(f"{name} in {count:,}" for name, count in sorted(self.absences.items()))
+            text = f"rounds that clients were left out of: {absences}; they are charged for these all the same"
+            assumptions.append(text)
+        return assumptions
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

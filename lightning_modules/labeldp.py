@@ -173,16 +173,16 @@ class LabelDP(DataFreeDistillation):
         if self.annotator.affordable(limit=self.stage_calls) < self.stage_calls:
             raise BudgetExceeded(self.annotator.account.refusal(self.annotator.charge))
         union = self.stages.train_on == "union"
-        kept = [(self.stage_images, self.stage_labels, self.stage_candidates)] if union else []
+        parts = [(self.stage_images, self.stage_labels, self.stage_candidates)] if union else []
         with evaluating(self.student):
             for step in range(self.steps_done, self.steps_done + self.stage_calls):
                 # In half precision from the start, so that what is kept is what was labelled.
-                drawn = self.draw_images(step, self.draw_latents(step)).half()
-                candidates = self.candidates(self.student(drawn.float()))
-                labels = self.annotator.annotate(self.teacher.logits(drawn.float()), candidates)
+                images = self.draw_images(step, self.draw_latents(step)).half()
+                candidates = self.candidates(self.student(images.float()))
+                labels = self.annotator.annotate(self.teacher.logits(images.float()), candidates)
                 # Every process keeps the rows of all, so that a checkpoint holds the whole stage.
-                kept.append((self.gather_rows(drawn), self.gather_rows(labels), self.gather_rows(candidates)))
-        self.stage_images, self.stage_labels, self.stage_candidates = map(joined, zip(*kept, strict=True))
+                parts.append((self.gather_rows(images), self.gather_rows(labels), self.gather_rows(candidates)))
+        self.stage_images, self.stage_labels, self.stage_candidates = map(joined, zip(*parts, strict=True))
         self.stage_begin, self.stage_end = self.steps_done, self.steps_done + self.stage_calls
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -250,10 +250,10 @@ class LabelDP(DataFreeDistillation):
         """Also saves the stage's images and labels, which a resumed run must not draw again."""
         super().on_save_checkpoint(checkpoint)
         needed = self.stages.train_on == "union" or self.steps_done < self.stage_end
-        kept = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
+        tensors = {"images": self.stage_images, "labels": self.stage_labels, "candidates": self.stage_candidates}
         checkpoint["stage"] = {
             # Not slices: saving one saves the whole tensor behind it.
-            **{name: value if needed else torch.empty_like(value[:0]) for name, value in kept.items()},
+            **{name: value if needed else torch.empty_like(value[:0]) for name, value in tensors.items()},
             "begin": self.stage_begin,
             "end": self.stage_end,
         }

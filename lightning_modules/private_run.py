@@ -190,8 +190,8 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
     loop: Any = trainer.fit_loop
     epochs, steps = loop.epoch_progress.current, int(length)
     # Not `completed`: a step is not repeated if the fit was interrupted after it.
-    made = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
-    return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(made)))
+    steps_of_epoch = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
+    return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(steps_of_epoch)))
 
 
 def steps_of_run(trainer: Trainer, *, done: int) -> int | None:

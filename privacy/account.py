@@ -248,13 +248,13 @@ class PrivacyAccount:
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
         """One paragraph on why `calls` more releases of this kind do not fit."""
-        asked = "one more step" if calls == 1 else f"the {calls:,} calls that it begins with"
+        more = "one more step" if calls == 1 else f"the {calls:,} calls that it begins with"
         budget, data = self.budget, self.ledger.private_data
         where = "by this run" if budget.scope == "run" else f"from {data} by all runs in its ledger"
         spent = self.epsilon() if budget.accounting == "record" else self.epsilon_published()
         text = (
             f"target_epsilon={budget.target_epsilon:g} ({budget.accounting} accounting, delta={budget.delta:g}) leaves "
-            f"no room for {asked}: spent {where}: {spent:.6g}; with {asked}: {self.epsilon_after(charge, calls):.6g}."
+            f"no room for {more}: spent {where}: {spent:.6g}; with {more}: {self.epsilon_after(charge, calls):.6g}."
         )
         if not charge.release.bounded and self.unbounded(counts={charge: 1}):
             text += f" No record-level ε holds here at all: {_reason(charge.release)}."
@@ -311,8 +311,8 @@ class PrivacyAccount:
         self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
         charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
         self.ledger.restore(charges)
-        described = zip(charges, state.get("mechanisms", ()), strict=False)
-        self.mechanisms.update({charge: words for charge, words in described if words})
+        descriptions = zip(charges, state.get("mechanisms", ()), strict=False)
+        self.mechanisms.update({charge: words for charge, words in descriptions if words})
 
 
 def open_account(

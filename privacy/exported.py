@@ -32,10 +32,10 @@ def checksums(folder: Path) -> dict[str, str]:
     Raises:
         AlteredError: There is a link, whose target may change after the check.
     """
-    found = sorted(folder.rglob("*"))
-    if links := [path for path in found if path.is_symlink()]:
+    paths = sorted(folder.rglob("*"))
+    if links := [path for path in paths if path.is_symlink()]:
         raise AlteredError(f"{links[0]} is a link, and no export holds one")
-    files = [path for path in found if path.is_file() and path != folder / GUARANTEE]
+    files = [path for path in paths if path.is_file() and path != folder / GUARANTEE]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -51,9 +51,9 @@ def check_export(folder: Path) -> list[str]:
     try:
         text = (folder / GUARANTEE).read_text(encoding="utf-8")
         content = json.loads(text, object_pairs_hook=_unique)
-        wrong, said = _files(folder, content["files"]), _statements(content)
+        wrong, lines = _files(folder, content["files"]), _statements(content)
         guarantee = Guarantee.from_dict(content)
-        wrong += [text for text in said if text.startswith(GUARANTEE)]
+        wrong += [text for text in lines if text.startswith(GUARANTEE)]
         page = guarantee.to_markdown()
         for name, true in (("guarantee.md", page.__eq__), ("README.md", lambda text: section_of(page) in text)):
             if (folder / name).is_file() and not true((folder / name).read_text(encoding="utf-8")):
@@ -66,7 +66,7 @@ def check_export(folder: Path) -> list[str]:
         raise AlteredError(f"{folder / GUARANTEE} cannot be read as the guarantee of an export ({error!r})") from error
     if wrong:
         raise AlteredError(f"{folder} is not as it was exported:\n" + "\n".join(f"- {text}" for text in wrong))
-    return [f"{len(content['files'])} files are as they were exported (SHA-256)", *said]
+    return [f"{len(content['files'])} files are as they were exported (SHA-256)", *lines]
 
 
 def section_of(page: str) -> str:
@@ -83,7 +83,7 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
     releases = _counted([(release_from_dict(one), count) for one, count in stated["releases"]])
     bound = known_epsilon(releases, delta)
     level = level_of(stated["unit"])
-    said = [
+    lines = [
         f"{level}-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
         f"unit: {stated['unit']}; neighbours: {stated['relation']}"
     ]
@@ -91,27 +91,27 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
         unit, relation = common_neighbours((one.unit, one.relation) for one in releases)
         of_record = unit is not Unit.RECORD or stated["unit"].startswith("one training record")
         if level != unit.value or not of_record:
-            said.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are about one {unit.value}")
+            lines.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are about one {unit.value}")
         if stated["relation"] != RELATIONS.get((unit, relation), stated["relation"]):
-            said.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
+            lines.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
     if not math.isclose(bound, epsilon, rel_tol=1e-9):
-        said.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
+        lines.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
-        said.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
+        lines.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
     if claim is not None:
         claims = _counted([(claim_from_dict(one), count) for one, count in claim["claims"]])
         published = published_epsilon(claims, delta) if claims else math.inf
         if not math.isclose(published, float(claim["epsilon"]), rel_tol=1e-9):
-            said.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {published}")
-        said.append(f"published ε = {round_up(published)} is what {claim['source']} gives; it bounds no record")
-    return said
+            lines.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {published}")
+        lines.append(f"published ε = {round_up(published)} is what {claim['source']} gives; it bounds no record")
+    return lines
 
 
 def _files(folder: Path, stated: Mapping[str, str]) -> list[str]:
-    found = checksums(folder)
-    wrong = [f"{name} is missing" for name in stated if name not in found]
-    wrong += [f"{name} was altered" for name, digest in stated.items() if found.get(name, digest) != digest]
-    return wrong + [f"{name} was added" for name in found if name not in stated]
+    digests = checksums(folder)
+    wrong = [f"{name} is missing" for name in stated if name not in digests]
+    wrong += [f"{name} was altered" for name, digest in stated.items() if digests.get(name, digest) != digest]
+    return wrong + [f"{name} was added" for name in digests if name not in stated]
 
 
 def _counted(listed: Sequence[tuple[_Counted, Any]]) -> Counter[_Counted]:

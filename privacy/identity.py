@@ -61,8 +61,8 @@ class Training:
         if not re.fullmatch(r"[0-9a-f]{8,64}", self.id):
             raise ValueError(f"id of a training must be 8 to 64 hexadecimal digits, got {self.id!r}")
         if self.releases is not None:
-            kept = {release: int(count) for release, count in self.releases.items() if count}
-            object.__setattr__(self, "releases", MappingProxyType(kept))
+            releases = {release: int(count) for release, count in self.releases.items() if count}
+            object.__setattr__(self, "releases", MappingProxyType(releases))
 
     @property
     def division(self) -> dict[str, Any]:

@@ -455,18 +455,18 @@ def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) ->
 
     Files that are not ledgers are skipped.
     """
-    found = {}
+    data_names = {}
     for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
         try:
             header, _, rest = path.read_bytes().partition(b"\n")
             opening = json.loads(header)
             readable = opening["event"] == "open" and opening["version"] == _VERSION
-            named = training.id if isinstance(training, Training) else _fingerprint(opening["key"], training.digest)
-            if readable and f'"{named}"'.encode() in rest:
-                found[path.resolve()] = str(opening["private_data"])
+            identity = training.id if isinstance(training, Training) else _fingerprint(opening["key"], training.digest)
+            if readable and f'"{identity}"'.encode() in rest:
+                data_names[path.resolve()] = str(opening["private_data"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found
+    return data_names
 
 
 def _fingerprint(key: str, digest: bytes) -> str:

@@ -56,9 +56,9 @@ def write_onnx(
         # Otherwise no_grad blocks within a network would become calls that cannot be saved.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            given, batch = (torch.zeros(2, *image_shape),), torch.export.Dim("batch")
-            program = torch.export.export(portable(network), given, dynamic_shapes=({0: batch},))
-            made: Any = torch.onnx.export(
+            example, batch = (torch.zeros(2, *image_shape),), torch.export.Dim("batch")
+            program = torch.export.export(portable(network), example, dynamic_shapes=({0: batch},))
+            converted: Any = torch.onnx.export(
                 program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
             )
     except Exception as error:
@@ -68,9 +68,9 @@ def write_onnx(
         ) from error
     finally:
         logger.setLevel(level)
-    _forget_origin(made.model)
-    made.model.metadata_props.update({name: json.dumps(value) for name, value in (metadata or {}).items()})
-    made.save(str(folder / ONNX))
+    _forget_origin(converted.model)
+    converted.model.metadata_props.update({name: json.dumps(value) for name, value in (metadata or {}).items()})
+    converted.save(str(folder / ONNX))
     session = onnxruntime.InferenceSession(str(folder / ONNX), providers=["CPUExecutionProvider"])
 
     def ask(images: Tensor) -> Tensor:
@@ -108,10 +108,10 @@ def require_agreement(
         with torch.no_grad():
             expected = network(images)
             try:
-                given = exported(images)
+                logits = exported(images)
             except Exception as error:
                 raise ExportError(f"{name} does not take {len(images)} images: {error}") from error
-        difference = float((given - expected).abs().max())
+        difference = float((logits - expected).abs().max())
         if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
             raise ExportError(f"logits of {name} differ from the network's by {difference:.3g}: it was not exported")
         largest = max(largest, difference)

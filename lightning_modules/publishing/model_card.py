@@ -113,13 +113,13 @@ def inline(text: str) -> str:
 def _what(run: FinishedRun) -> str:
     shape = "×".join(map(str, run.image_shape))
     kind = str(run.architecture.name).rsplit(".", 1)[-1]
-    made = (
+    origin = (
         f"A student of a private model ({run.method}, {run.steps:,} steps)"
         if run.role == "student"
         else f"A classifier that was trained on the private images by DP-SGD ({run.method}, {run.steps:,} steps)"
     )
     return (
-        f"{made}. It distinguishes {run.num_classes} classes in images of {shape} (channels × height × width): "
+        f"{origin}. It distinguishes {run.num_classes} classes in images of {shape} (channels × height × width): "
         f"{', '.join(map(inline, run.class_names[:20]))}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
     )
 
@@ -150,7 +150,7 @@ def _accuracy(run: FinishedRun) -> str:
 
 
 def _use(run: FinishedRun) -> str:
-    told = (
+    caution = (
         "It must be treated like the private model itself"
         if run.epsilon > MEANINGFUL_EPSILON
         else "The bound is about this folder; other models of the same private data compose with it"
@@ -158,7 +158,7 @@ def _use(run: FinishedRun) -> str:
     return (
         f"For classifying images like those of {run.data}, and for research on private learning. It was measured on "
         "that data set's test split alone: nothing is known about other images, rare classes, or how errors affect "
-        f"groups of people. It is not a medical device and not a basis for decisions about people. {told}."
+        f"groups of people. It is not a medical device and not a basis for decisions about people. {caution}."
     )
 
 

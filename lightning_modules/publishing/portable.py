@@ -18,8 +18,8 @@ def portable(network: nn.Module) -> nn.Module:
 
     Scattering is computed without complex numbers; scattering, patches and kernels process a batch in one piece.
     """
-    found = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
-    return _replaced(found)
+    copied = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
+    return _replaced(copied)
 
 
 def _replaced(module: nn.Module) -> nn.Module:

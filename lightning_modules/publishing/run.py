@@ -113,8 +113,8 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         num_classes=num_classes,
         image_shape=image_shape,
     )
-    stated = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
-    partition: Mapping[str, Any] = next(filter(None, stated), {})  # what the checkpoint says of the teacher's data
+    partitions = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
+    partition: Mapping[str, Any] = next(filter(None, partitions), {})  # what the checkpoint says of the teacher's data
     class_names, pictures = _of_data(noted_by_run(content).get("data"), partition, num_classes, named=named)
     return FinishedRun(
         network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
@@ -143,12 +143,12 @@ def _places(given: Path) -> tuple[Path, Path | None]:
             Path(settings.get("dirpath") or given / "checkpoints", f"{settings.get('filename') or 'last'}.ckpt")
         )
     only = list((given / "checkpoints").glob("*.ckpt"))  # Lightning's default names it by step
-    found = next((place for place in places + (only if len(only) == 1 else []) if place.is_file()), None)
-    if found is None:
+    checkpoint = next((place for place in places + (only if len(only) == 1 else []) if place.is_file()), None)
+    if checkpoint is None:
         raise ExportError(
             f"RUN must be a run's folder (runs/NAME/version_0) with checkpoints/last.ckpt, or a checkpoint, got {given}"
         )
-    return found, given
+    return checkpoint, given
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def _guarantee(folder: Path) -> tuple[dict[str, Any], str]:
             f"{public} holds no guarantee that can be read ({error}), without which nothing is exported: a fit writes "
             "it when it ends. Resume the fit to its end"
         ) from error
-    found: dict[str, Any] = without_folders(values)
-    return found, str(without_folders(page))
+    plain: dict[str, Any] = without_folders(values)
+    return plain, str(without_folders(page))
 
 
 def _refuse_uncovered(
@@ -215,16 +215,16 @@ def _refuse_uncovered(
     )
     if role == "teacher":
         training = Training.from_dict(content["training"])
-        own: str | None = training.id
+        identity: str | None = training.id
         if training.releases is None:
             raise ExportError("the teacher's checkpoint does not say what its training released: nothing bounds it")
         if compose(training.releases, float(stated["delta"])).epsilon > float(stated["epsilon"]) * (1 + 1e-9):
             raise ExportError(late)
     else:
         state = content["distillation"].get("annotator")
-        own = None if state is None else state["run"]
-        asked = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
-        if asked > int(stated["queries_of_run"]):
+        identity = None if state is None else state["run"]
+        total = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
+        if total > int(stated["queries_of_run"]):
             raise ExportError(late)
         if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
             raise ExportError(late)
@@ -232,9 +232,9 @@ def _refuse_uncovered(
     accesses = state["uncharged_queries"]
     if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
         raise ExportError(late)
-    if stated.get("run") != own:
+    if stated.get("run") != identity:
         raise ExportError(
-            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {own}"
+            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {identity}"
         )
     if role == "teacher" and math.isinf(float(stated["epsilon"])):
         raise ExportError("nothing bounds what this teacher reveals (its noise may be known): it is never exported")
@@ -296,13 +296,13 @@ def _filled(
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
     }
     try:
-        built = build_network(spec, num_classes=num_classes, image_shape=image_shape, name="network")
-        built.load_state_dict(weights)
+        network = build_network(spec, num_classes=num_classes, image_shape=image_shape, name="network")
+        network.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
         raise ExportError(f"the network {spec.name} cannot be built with its weights: {error}") from error
     if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
         raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
-    return built.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
+    return network.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
 def _of_data(
@@ -321,10 +321,10 @@ def _of_data(
     names = names or partition.get("class_names")
     if names is None or len(names) != num_classes:
         names = range(num_classes)
-    given = dict(spec.get("init_args") or {}) if isinstance(spec, Mapping) else {}
-    inner = given.get("dataset")
-    given |= dict(inner.get("init_args") or {}) if isinstance(inner, Mapping) else {}
-    pictures = {"resize": given.get("resize", "crop"), "bits": given.get("bits", 16)}
+    settings = dict(spec.get("init_args") or {}) if isinstance(spec, Mapping) else {}
+    inner = settings.get("dataset")
+    settings |= dict(inner.get("init_args") or {}) if isinstance(inner, Mapping) else {}
+    pictures = {"resize": settings.get("resize", "crop"), "bits": settings.get("bits", 16)}
     return tuple(str(name) for name in names), pictures
 
 
@@ -347,12 +347,12 @@ def _record(
 def _savers(folder: Path) -> list[dict[str, Any]]:
     """Settings of a run's `ModelCheckpoint`s."""
     try:
-        given = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
+        callbacks = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return []
-    listed = given if isinstance(given, list) else [given]
-    found = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith("ModelCheckpoint")]
-    return [one.get("init_args") or {} for one in found]
+    listed = callbacks if isinstance(callbacks, list) else [callbacks]
+    savers = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith("ModelCheckpoint")]
+    return [one.get("init_args") or {} for one in savers]
 
 
 def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple[int, int, int]) -> Network:

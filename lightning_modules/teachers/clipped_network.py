@@ -114,15 +114,15 @@ class ClippedNetwork:
             criterion=self.criterion,
         )
         with full_float32():  # as the steps themselves
-            own = by_all(processes, lambda: trial(self.network, self.mode))
-        found, why = min(processes.gather(own))  # flat before ghost, in all processes where it is in one
-        if found != self.mode:
+            outcome = by_all(processes, lambda: trial(self.network, self.mode))
+        mode, why = min(processes.gather(outcome))  # flat before ghost, in all processes where it is in one
+        if mode != self.mode:
             if resumed:
                 raise CheckpointError(
                     f"model.network: {why}. The checkpoint's steps were clipped so: start a new run without --ckpt_path"
                 )
             rank_zero_info(f"Takes flat clipping: {why}. Lower physical_batch_size where memory does not suffice.")
-            self.mode = found
+            self.mode = mode
         self._state = digests(self.network, trained=False)
         self._clipped = MODES[self.mode](self.network, self.clipping, self.criterion)
 
@@ -142,7 +142,7 @@ class ClippedNetwork:
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.parameters]
         if len(inputs) == 0:
             return sums
-        drawn = random_states(inputs.device)
+        states = random_states(inputs.device)
         persons = None if counts is None else counts.tolist()
         size = len(inputs) if self.mode == "linear" else self._most
         pieces = pieces_of(inputs, labels, persons, size=size)
@@ -153,7 +153,7 @@ class ClippedNetwork:
                 )
                 for total, part in zip(sums, parts, strict=True):
                     total += part
-        if random_states(inputs.device) != drawn:  # for example a dropout schedule that began after the trial
+        if random_states(inputs.device) != states:  # for example a dropout schedule that began after the trial
             raise ValueError(f"model.network: it {DRAWS}")
         for parameter in self._clipped.parameters:  # they have no noise, and Lightning's hooks may log them
             parameter.grad = parameter.grad_sample = None

@@ -207,8 +207,8 @@ class _Copy:
         """Gradient of one record in a batch of one, by autograd."""
         inputs, labels = self.batch([record])
         loss = self.trial.criterion(self.logits(inputs), labels)
-        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True)
-        return [gradient.double() for gradient in found]
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True)
+        return [gradient.double() for gradient in gradients]
 
     def clipped(self, rows: list[int], mode: Mode, limit: float) -> list[Tensor]:
         """Sum of some records' clipped gradients as in training; use a copy for one mode and limit only."""
@@ -286,7 +286,7 @@ def _require_steady(tried: _Copy) -> None:
 def _require_forgetful(network: nn.Module, trial: ClippingTrial, *, double: bool) -> None:
     """Refuses a network that remembers earlier batches outside its state, where `digests` would not show it."""
     for first, then in ((1.0, 0.05), (0.05, 1.0)):
-        found = []
+        outcomes = []
         for scales in ((then,), (first, then)):
             tried = _Copy(network, trial, double=double)
             images, rows = tried.images, list(range(len(tried.images)))
@@ -294,8 +294,8 @@ def _require_forgetful(network: nn.Module, trial: ClippingTrial, *, double: bool
                 tried.images = scale * images
                 with torch.no_grad():
                     logits = tried.logits(tried.batch(rows)[0])
-            found.append(logits)
-        if not torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-7, equal_nan=True):
+            outcomes.append(logits)
+        if not torch.allclose(outcomes[0], outcomes[1], rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ValueError(
                 "model.network: the logits of a batch depend on the batch before it, so that a record would act on "
                 "later steps as well. Take out what remembers it"
@@ -378,20 +378,20 @@ def _problem(
     if mode == "ghost":
         for row, norm in enumerate(reference.norms.tolist()):
             if norm > reference.limit:
-                found = _norm(tried.clipped([row], mode, reference.limit)) / reference.limit
+                scale = _norm(tried.clipped([row], mode, reference.limit)) / reference.limit
                 # Opacus divides by the norm and 1e-6.
-                if abs(found - (1 - GHOST_MARGIN) * norm / (norm + 1e-6)) > 1e-5:
-                    return f"ghost clipping makes {found:.6f} C of a record's gradient, not {1 - GHOST_MARGIN:.4f} C"
+                if abs(scale - (1 - GHOST_MARGIN) * norm / (norm + 1e-6)) > 1e-5:
+                    return f"ghost clipping makes {scale:.6f} C of a record's gradient, not {1 - GHOST_MARGIN:.4f} C"
     return None
 
 
 def _compared(tried: _Copy, rows: list[int], mode: Mode, reference: _Reference, tolerance: float) -> str | None:
     """Describe what is wrong with the sum over some records; None if it is correct."""
     try:
-        found = [_sketch(part).cpu() for part in tried.clipped(rows, mode, reference.limit)]
+        sums = [_sketch(part).cpu() for part in tried.clipped(rows, mode, reference.limit)]
     except Exception as error:  # any user's network, under hooks
         return f"{mode} clipping fails within a batch of {len(rows)}{_layer(tried, rows, reference)}: {error}"
-    off = _norm([one - other.cpu() for one, other in zip(found, reference.clipped(rows), strict=True)])
+    off = _norm([one - other.cpu() for one, other in zip(sums, reference.clipped(rows), strict=True)])
     off /= len(rows) * reference.limit
     if off <= tolerance:
         return None
@@ -409,7 +409,7 @@ def _layer(tried: _Copy, rows: list[int], reference: _Reference) -> str:
         if isinstance(each, Tensor):
             if len(each) != len(rows):
                 return f" (the layer of {name!r} has {len(each)} rows for {len(rows)} records)"
-            wanted = torch.stack([reference.gradients[row][number].cpu() for row in rows])
-            off = torch.stack([_sketch(one).cpu() for one in each]) - wanted
-            apart[name] = float(off.norm(dim=1).max()) / (float(wanted.norm(dim=1).max()) or 1.0)
+            expected = torch.stack([reference.gradients[row][number].cpu() for row in rows])
+            off = torch.stack([_sketch(one).cpu() for one in each]) - expected
+            apart[name] = float(off.norm(dim=1).max()) / (float(expected.norm(dim=1).max()) or 1.0)
     return f" (first of all the layer of {max(apart, key=lambda name: apart[name])!r})" if any(apart.values()) else ""

@@ -73,17 +73,17 @@ class TeacherConfig:
 
     def held(self) -> TeacherConfig:
         """Returns these settings with a script's network out of reach of every `state_dict`, copy and pickle."""
-        given: Any = self.path
-        if isinstance(given, nn.Module):
-            hand_out(given)
+        teacher: Any = self.path
+        if isinstance(teacher, nn.Module):
+            hand_out(teacher)
             name = self.private_data or "training data of a teacher given in a script"
-            if isinstance(given, nn.ModuleList):
-                common = require_own_weights(given)
-                stack = NetworkStack([self.adapted(network) for network in given])
-                given = PrivateEnsemble(stack, private_data=name, assumptions=common)
+            if isinstance(teacher, nn.ModuleList):
+                common = require_own_weights(teacher)
+                stack = NetworkStack([self.adapted(network) for network in teacher])
+                teacher = PrivateEnsemble(stack, private_data=name, assumptions=common)
             else:
-                given = PrivateTeacher(self.adapted(given), private_data=name)
-        return replace(self, path=given)
+                teacher = PrivateTeacher(self.adapted(teacher), private_data=name)
+        return replace(self, path=teacher)
 
     def adapted(self, network: nn.Module) -> nn.Module:
         """Returns the network, wrapped in an `AdaptedTeacher` if its inputs or outputs are not this project's."""
@@ -131,9 +131,9 @@ class TeacherConfig:
             graph = OnnxNetwork(file)
             origin = self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
             return PrivateTeacher(self.adapted(graph), **origin)
-        found = weights_in(content, file)
+        entries = weights_in(content, file)
         network = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
-        weights = fitted_weights(found, network, file=file)
+        weights = fitted_weights(entries, network, file=file)
         with _fits(file, network, num_classes=num_classes, image_shape=image_shape):
             network.load_state_dict(weights)
         # A weight in a plain file may have the name of one of our settings.
@@ -175,15 +175,15 @@ class TeacherConfig:
                 "model.teacher.input"
             )
         records, own_name = content.get("num_records"), f"training data of {file.name}"
-        named = self.private_data or content.get("private_data")
-        kept, known, assumptions = None, {}, []
-        if not named:
+        name = self.private_data or content.get("private_data")
+        ledger, ledgers, assumptions = None, {}, []
+        if not name:
             assumptions.append(_UNNAMED)
             if isinstance(training, UnnamedTraining):
                 # Under any name: the folder counts.
-                known = ledgers_of(training, [ledger_file("x", beside=file).parent])
+                ledgers = ledgers_of(training, [ledger_file("x", beside=file).parent])
             # The ledger under the file's present name comes first, whatever names it had before.
-            kept = min(known, key=lambda path: (known[path] != own_name, path), default=None)
+            ledger = min(ledgers, key=lambda path: (ledgers[path] != own_name, path), default=None)
         elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):
             assumptions.append(_BESIDE)
         for state in (content.get("dp_sgd"), content.get("ensemble")):
@@ -191,11 +191,11 @@ class TeacherConfig:
             accesses = (state or {}).get("uncharged_queries", ())
             assumptions += [f"ACCESSED WITHOUT CHARGE, in the teacher's training: {text}" for text in accesses]
         return {
-            "private_data": named or (own_name if kept is None else known[kept]),
+            "private_data": name or (own_name if ledger is None else ledgers[ledger]),
             "training": training,
             "num_records": None if records is None else int(records),
             "path": file,
-            "known_ledger": kept,
+            "known_ledger": ledger,
             "assumptions": tuple(assumptions),
         }
 

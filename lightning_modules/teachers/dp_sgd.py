@@ -278,23 +278,23 @@ class DPSGDTeacher(Teacher):
     @property
     def _assumptions(self) -> list[str]:
         """Assumptions that this training adds to its guarantee, and through its file to those of students."""
-        found = list(MODES[self.clipped.mode].assumptions)
+        assumptions = list(MODES[self.clipped.mode].assumptions)
         if not self.clipped.known:
-            found.append(
+            assumptions.append(
                 "the network treats each image by itself in all batches of all steps, and not only in those of public "
                 "images that it was tried on"
             )
         if self.own_training.resumed:
-            found.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
+            assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
         if self.unit is Unit.PERSON:
-            found.append(
+            assumptions.append(
                 "the data say truly whose each picture is, and alike in all trainings that epsilon covers; the number "
                 "of persons is public"
             )
         if self.class_prior is not None:
             frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
-            found.append(f"the frequencies of the classes, {frequencies}, are public")
-        return found
+            assumptions.append(f"the frequencies of the classes, {frequencies}, are public")
+        return assumptions
 
     def configure_callbacks(self) -> list[Callback]:
         return [*super().configure_callbacks(), ForwardExceptions()]
@@ -415,8 +415,8 @@ class DPSGDTeacher(Teacher):
     @property
     def _settings(self) -> dict[str, Any]:
         """Settings that a resumed training must not change."""
-        kept = {**asdict(self.clipping), "mode": self.clipped.mode}
-        del kept["physical_batch_size"]
+        clipping = {**asdict(self.clipping), "mode": self.clipped.mode}
+        del clipping["physical_batch_size"]
         return {
             "class": f"{type(self).__module__}.{type(self).__name__}",
             "precision": None if self._trainer is None else str(self._trainer.precision),
@@ -425,7 +425,7 @@ class DPSGDTeacher(Teacher):
             "delta": self.delta,
             "unit": self.unit.value,
             "loss": self.loss,
-            **{f"clipping.{name}": value for name, value in kept.items()},
+            **{f"clipping.{name}": value for name, value in clipping.items()},
             # The guarantee names it as public; steps with another one would go unmentioned.
             "class_prior": None if self.class_prior is None else [float(share) for share in self.class_prior],
         }

@@ -56,17 +56,17 @@ class PlannedSteps:
     def calibrated(self, *, rate: float, steps: int) -> float:
         """Smallest noise multiplier at which `steps` steps cost at most `target_epsilon`."""
         assert self.target_epsilon is not None
-        found = calibrate_noise(
+        calibration = calibrate_noise(
             lambda noise: compose({self.step(noise, rate): steps}, self.delta).epsilon,
             self.target_epsilon,
             low=0.2,
             high=1e4,
         )
         rank_zero_info(
-            f"noise_multiplier={found.value:.4f} for epsilon={found.epsilon:.4f} at delta={self.delta:g} after {steps} "
-            f"steps at sample rate {rate:.4f}"
+            f"noise_multiplier={calibration.value:.4f} for epsilon={calibration.epsilon:.4f} at delta={self.delta:g} "
+            f"after {steps} steps at sample rate {rate:.4f}"
         )
-        return found.value
+        return calibration.value
 
     @property
     def releases(self) -> Counter[Release]:
@@ -137,8 +137,8 @@ class PlannedSteps:
             return
         epsilon = compose(releases, self.delta).epsilon
         if epsilon > self.target_epsilon * (1 + 1e-6):
-            found = sorted({getattr(release, "noise_multiplier", 0.0) for release in releases})
-            noises = " and ".join(f"noise_multiplier={noise:.4g}" for noise in found)
+            multipliers = sorted({getattr(release, "noise_multiplier", 0.0) for release in releases})
+            noises = " and ".join(f"noise_multiplier={noise:.4g}" for noise in multipliers)
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} was what the noise was calibrated to, and "
                 f"{sum(releases.values())} steps in all with {noises} cost {round_up(epsilon)}: lower "

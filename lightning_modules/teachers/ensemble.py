@@ -185,14 +185,14 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
-        named, teachers = (since, len(self.trained_teachers)), self.trained_teachers[since:]
+        numbers, teachers = (since, len(self.trained_teachers)), self.trained_teachers[since:]
         if self.training_now is not None and not teachers:
             teachers = self.training_now.networks()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
-        if self._voters is None or self._voters[0] != named or not self.trained_teachers:
+        if self._voters is None or self._voters[0] != numbers or not self.trained_teachers:
             extractor = self.networks.feature_extractor
-            self._voters = named, NetworkStack(teachers, feature_extractor=extractor)
+            self._voters = numbers, NetworkStack(teachers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
 
     # --- fit hooks ---

@@ -32,9 +32,9 @@ class EnsembleNetworks:
         whole = self._built(seed=0, teacher=0)
         self.random = _draws_at_random(whole, image_shape=image_shape)
         network, self.feature_extractor = without_feature_extractor(whole)
-        kept = fixed_extractor(network)
-        if kept is not None and kept.state_dict():
-            raise ValueError(f"model.network: {type(kept).__name__} has weights or buffers: leave out whitening")
+        extractor = fixed_extractor(network)
+        if extractor is not None and extractor.state_dict():
+            raise ValueError(f"model.network: {type(extractor).__name__} has weights or buffers: leave out whitening")
 
     def fresh(self, *, seed: int, teacher: int) -> nn.Module:
         """The teacher of this number with its initial weights of this seed."""

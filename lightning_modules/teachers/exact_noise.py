@@ -62,12 +62,12 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         """
         sums = [parameter.summed_grad.cpu() for parameter in self.params]
         if self.processes.size > 1:
-            given = self.processes.gather(sums)
-            sums = [torch.stack(parts).sum(dim=0) for parts in zip(*given, strict=True)]
-        drawn = on_rank_zero(
+            gathered = self.processes.gather(sums)
+            sums = [torch.stack(parts).sum(dim=0) for parts in zip(*gathered, strict=True)]
+        gradients = on_rank_zero(
             self.processes, lambda: [self._released(*pair) for pair in zip(self.params, sums, strict=True)]
         )
-        for parameter, gradient in zip(self.params, drawn, strict=True):
+        for parameter, gradient in zip(self.params, gradients, strict=True):
             parameter.grad = gradient.to(parameter.device).view_as(parameter)
             # The sum has no noise, and a parameter's attributes are pickled with it.
             parameter.summed_grad = None
@@ -77,8 +77,8 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         if self.lattice is None:
             noisy = total + self.source.gaussian(tuple(total.shape)) * std
         else:
-            drawn = discrete_gaussian(self.source, tuple(total.shape), sigma=std / self.lattice)
-            noisy = (total + drawn).double() * self.lattice
+            integers = discrete_gaussian(self.source, tuple(total.shape), sigma=std / self.lattice)
+            noisy = (total + integers).double() * self.lattice
         rounded: torch.Tensor = (noisy / self.expected_batch_size).to(parameter.dtype)
         return rounded
 

@@ -41,8 +41,8 @@ def require_file(file: Path) -> None:
     if file.is_dir():
         raise TeacherError(f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt")
     name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
-    made = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
-    recipe = next(made, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
+    recipes = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
+    recipe = next(recipes, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
     raise TeacherError(
         f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}`, or give your own"
     )
@@ -85,13 +85,13 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
             f"{file} holds an ensemble, and this method takes one teacher: set model.annotator.release to ensemble for "
             "DPDFD, take MeanResponseAnnotator for Distillation, VoteAnnotator for DGD, or LocalClients (teachers=FILE)"
         )
-    found = content
-    while isinstance(found, Mapping):
-        if found and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()):
-            return dict(found)
-        found = next((found[name] for name in _WRAPPINGS if isinstance(found.get(name), Mapping)), None)
-    held = f": it has {', '.join(map(str, list(content)[:8]))}" if isinstance(content, Mapping) else ""
-    raise TeacherError(f"{file} holds no weights: expected a state_dict, or one under {', '.join(_WRAPPINGS)}{held}")
+    inner = content
+    while isinstance(inner, Mapping):
+        if inner and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in inner.items()):
+            return dict(inner)
+        inner = next((inner[name] for name in _WRAPPINGS if isinstance(inner.get(name), Mapping)), None)
+    keys = f": it has {', '.join(map(str, list(content)[:8]))}" if isinstance(content, Mapping) else ""
+    raise TeacherError(f"{file} holds no weights: expected a state_dict, or one under {', '.join(_WRAPPINGS)}{keys}")
 
 
 def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict[str, torch.Tensor]:
@@ -118,9 +118,9 @@ def fitted_weights(weights: _Weights, network: nn.Module, *, file: Path) -> dict
 
 
 def _fits(weights: _Weights, network: nn.Module) -> bool:
-    wanted = network.state_dict()
+    state = network.state_dict()
     # Files from before PyTorch 0.4.1 have no counters; loading fills them in.
-    needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
-    return needed <= weights.keys() <= wanted.keys() and all(
-        weights[name].shape == wanted[name].shape for name in weights
+    needed = {name for name in state if not name.endswith("num_batches_tracked")}
+    return needed <= weights.keys() <= state.keys() and all(
+        weights[name].shape == state[name].shape for name in weights
     )

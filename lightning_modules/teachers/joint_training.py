@@ -175,9 +175,9 @@ def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: in
     It depends only on (seed, teacher) and the shard's own size, and any part can be computed without those before it.
     """
     passes = range(first // size, (first + count - 1) // size + 1)
-    drawn = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]
+    orders = [torch.randperm(size, generator=stream(seed, number, teacher, "shard order")) for number in passes]
     start = first - passes.start * size
-    return torch.cat(drawn)[start : start + count]
+    return torch.cat(orders)[start : start + count]
 
 
 def shifted(images: Tensor, moves: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ class OnnxNetwork(nn.Module):
             raise TeacherError(f"teacher {file} cannot be read as ONNX ({str(error)[:300]})") from error
         inputs = session.get_inputs()
         if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
-            found = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
-            raise TeacherError(f"teacher {file} must take one float32 input (N, C, H, W), got {found}")
+            descriptions = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
+            raise TeacherError(f"teacher {file} must take one float32 input (N, C, H, W), got {descriptions}")
         weights = [onnx.numpy_helper.to_array(one) for one in model.graph.initializer]
         if not all(np.isfinite(one).all() for one in weights if one.dtype.kind == "f"):
             raise TeacherError(f"teacher {file} holds weights that are not finite")

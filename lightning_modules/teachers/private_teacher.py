@@ -333,15 +333,15 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
     Raises:
         TeacherError: There is a common weight; the message names it.
     """
-    known: dict[bytes, int] = {}
+    owners: dict[bytes, int] = {}
     frozen: dict[str, None] = {}
     for index, network in enumerate(networks):
-        held = [(name, value.requires_grad, _digest(value)) for name, value in _varied(network)]
-        common = [one for one in held if known.setdefault(one[2], index) != index]
+        weights = [(name, value.requires_grad, _digest(value)) for name, value in _varied(network)]
+        common = [one for one in weights if owners.setdefault(one[2], index) != index]
         for name, trained, digest in common:
-            if trained or len(common) == len(held):
+            if trained or len(common) == len(weights):
                 raise TeacherError(
-                    f"teachers {known[digest]} and {index} both have the weight {name!r}: each must be trained by "
+                    f"teachers {owners[digest]} and {index} both have the weight {name!r}: each must be trained by "
                     "itself. Public weights that all have must be frozen (requires_grad), and not be all of a teacher"
                 )
             frozen[name] = None

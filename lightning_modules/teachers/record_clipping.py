@@ -251,8 +251,8 @@ class LinearClipping(RecordClipping):
     def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
         """`inputs` are the head's, (B, F); `forward` is not called."""
         norm, prior = self.clipping.max_grad_norm, self.criterion.log_prior
-        found = linear_sums(inputs, labels, self._head, norm=norm, log_prior=prior, counts=counts)
-        return [total.cpu() for total in found]
+        sums = linear_sums(inputs, labels, self._head, norm=norm, log_prior=prior, counts=counts)
+        return [total.cpu() for total in sums]
 
 
 MODES: dict[Mode, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostClipping, "linear": LinearClipping}
@@ -363,11 +363,11 @@ def linear_sums(
     limit = norm * (1 - LINEAR_MARGIN)
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     # Reused: allocating memory for each piece costs more than computing it.
-    held = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
+    buffer = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
     for rows, targets, within in pieces_of(features, labels, counts, size=_ROWS):
         if len(rows) == 0:
             continue
-        inputs = held[: len(rows)].copy_(rows) if len(rows) <= len(held) else rows.double()
+        inputs = buffer[: len(rows)].copy_(rows) if len(rows) <= len(buffer) else rows.double()
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1
         if within is not None and max(within) > 1:

@@ -54,10 +54,10 @@ def of_all_processes(*, samples: int) -> Callable[[_F], _F]:
             if self.processes.size == 1:
                 return cast(torch.Tensor, annotate(self, *private, **settings))
             device = private[0].device
-            given = self.processes.gather(tuple(tensor.detach().cpu() for tensor in private))
-            whole = [torch.cat(parts, dim=samples) for parts in zip(*given, strict=True)]
+            gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in private))
+            whole = [torch.cat(parts, dim=samples) for parts in zip(*gathered, strict=True)]
             released = self._on_rank_zero(lambda: annotate(self, *whole, **settings).cpu())
-            shares = [tensors[0].shape[samples] for tensors in given]
+            shares = [tensors[0].shape[samples] for tensors in gathered]
             own: torch.Tensor = released.split(shares)[self.processes.rank].to(device)
             return own
 
@@ -212,15 +212,15 @@ class Annotator(ABC):
         for charge, count in self.account.counts(scope="run").items():
             if _noised(charge):
                 calls[self._words_of(charge)] += count if charge.queries else 0
-        described = [f"{n:,} call{'' if n == 1 else 's'}: {words}" if n else words for words, n in calls.items()]
+        descriptions = [f"{n:,} call{'' if n == 1 else 's'}: {words}" if n else words for words, n in calls.items()]
         if len(calls) < 2:
-            described = list(calls) or [self.describe().mechanism]
-        return replace(self.describe(), mechanism="; ".join(described))
+            descriptions = list(calls) or [self.describe().mechanism]
+        return replace(self.describe(), mechanism="; ".join(descriptions))
 
     def _words_of(self, charge: Charge) -> str:
-        known = self.account.mechanisms
-        alike = [words for other, words in known.items() if charge.covers(other) or other.covers(charge)]
-        return known.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
+        descriptions = self.account.mechanisms
+        alike = [words for other, words in descriptions.items() if charge.covers(other) or other.covers(charge)]
+        return descriptions.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
 
     def _noted(self, charges: Counter[Charge]) -> Counter[Charge]:
         """Returns charges at the current settings, after noting for `description` what they are for."""

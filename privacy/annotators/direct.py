@@ -266,8 +266,8 @@ class DirectLabelAnnotator(_OfLabels):
                 self._charge_once()
                 self._charged = self.charge
             candidates = torch.ones(int(new.sum()), num_classes, dtype=torch.bool)
-            drawn = randomized_response(labels.cpu()[new], candidates, epsilon=self.epsilon, noise=self.noise)
-            self.responses[own[new]] = drawn.to(self.responses.dtype)
+            responses = randomized_response(labels.cpu()[new], candidates, epsilon=self.epsilon, noise=self.noise)
+            self.responses[own[new]] = responses.to(self.responses.dtype)
         return self.responses[own].long().to(labels.device)
 
     def kept(self) -> torch.Tensor | None:

@@ -138,8 +138,8 @@ class GradientAnnotator(Annotator):
         if self._lattice is None or not std:
             return values + self.noise.gaussian(tuple(values.shape)) * std
         # `_bounded` has rounded to multiples of the lattice.
-        drawn = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
-        return values + drawn.double() * self._lattice
+        integers = discrete_gaussian(self.noise, tuple(values.shape), sigma=std / self._lattice)
+        return values + integers.double() * self._lattice
 
     @of_all_processes(samples=-2)
     def annotate(self, gradients: torch.Tensor) -> torch.Tensor:

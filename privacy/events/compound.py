@@ -82,11 +82,11 @@ class OneOf(Release):
     alternatives: tuple[Alternative, ...]
 
     def __post_init__(self) -> None:
-        made = tuple(tuple(_item(item) for item in alternative) for alternative in self.alternatives)
-        if not made or not all(made):
+        alternatives = tuple(tuple(_item(item) for item in alternative) for alternative in self.alternatives)
+        if not alternatives or not all(alternatives):
             raise ValueError(f"alternatives must be one or more, each of some releases, got {self.alternatives!r}")
-        object.__setattr__(self, "alternatives", made)
-        pairs = [(release.unit, release.relation) for alternative in made for release, _ in alternative]
+        object.__setattr__(self, "alternatives", alternatives)
+        pairs = [(release.unit, release.relation) for alternative in alternatives for release, _ in alternative]
         unit, relation = common_neighbours(pairs)
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "relation", relation)
@@ -94,8 +94,8 @@ class OneOf(Release):
     @classmethod
     def of(cls, trainings: list[Mapping[Release, int]]) -> OneOf:
         """Build the event from the releases of each training; their order does not matter."""
-        made = [tuple(sorted(releases.items(), key=repr)) for releases in trainings]
-        return cls(tuple(sorted(set(made), key=repr)))
+        alternatives = [tuple(sorted(releases.items(), key=repr)) for releases in trainings]
+        return cls(tuple(sorted(set(alternatives), key=repr)))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         curves = [
@@ -130,7 +130,7 @@ class OneOf(Release):
 
 def _item(item: Any) -> tuple[Release, int]:
     release, count = item
-    made = release_from_dict(release) if isinstance(release, Mapping) else release
-    if not isinstance(made, Release) or isinstance(made, OneOf):
-        raise ValueError(f"alternatives must be of single releases, got {made!r}")
-    return made, check_count("count", count, minimum=1)
+    event = release_from_dict(release) if isinstance(release, Mapping) else release
+    if not isinstance(event, Release) or isinstance(event, OneOf):
+        raise ValueError(f"alternatives must be of single releases, got {event!r}")
+    return event, check_count("count", count, minimum=1)

@@ -22,8 +22,8 @@ def keep_largest(rows: torch.Tensor, *, k: int) -> torch.Tensor:
     By magnitude, since the largest signed values would leave out the teacher's class, whose entry is negative. k is
     from 1 to c.
     """
-    kept = rows.abs().topk(k, dim=1).indices
-    return torch.zeros_like(rows).scatter_(1, kept, rows.gather(1, kept))
+    largest = rows.abs().topk(k, dim=1).indices
+    return torch.zeros_like(rows).scatter_(1, largest, rows.gather(1, largest))
 
 
 def normalize_per_sample(rows: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:

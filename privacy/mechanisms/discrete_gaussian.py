@@ -63,9 +63,9 @@ def discrete_gaussian(noise: NoiseSource, shape: Sequence[int], *, sigma: float)
     filled = 0
     while filled < draws.size:
         missing = draws.size - filled
-        kept = _propose(noise, min(_BATCH, 3 * missing + 64), sigma)[:missing]
-        draws[filled : filled + kept.size] = kept
-        filled += kept.size
+        accepted = _propose(noise, min(_BATCH, 3 * missing + 64), sigma)[:missing]
+        draws[filled : filled + accepted.size] = accepted
+        filled += accepted.size
     return torch.from_numpy(draws).reshape(tuple(shape))
 
 
@@ -122,9 +122,9 @@ def _propose(noise: NoiseSource, count: int, sigma: float) -> NDArray[np.int64]:
         exact = Fraction(sigma)
         return (int(size[i]) / exact - exact / period) ** 2 / 2 + Fraction(int(rest[i]), period)
 
-    kept = _exp_events(noise, 0.5 * distance * distance + rest / period, exponent)
-    kept &= ~(minus & (size == 0))
-    result: NDArray[np.int64] = np.where(minus, -size, size)[kept]
+    accepted = _exp_events(noise, 0.5 * distance * distance + rest / period, exponent)
+    accepted &= ~(minus & (size == 0))
+    result: NDArray[np.int64] = np.where(minus, -size, size)[accepted]
     return result
 
 

@@ -20,17 +20,16 @@ def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: A limit below 1.
     """
-    wanted = limits.detach().cpu().numpy().astype(np.uint64)
     if (limits < 1).any():
         raise ValueError(f"limits must be 1 or more, got {int(limits.min())}")
-    flat = wanted.reshape(-1)
-    drawn = noise.words(flat.size).copy()
+    flat = limits.detach().cpu().numpy().astype(np.uint64).reshape(-1)
+    words = noise.words(flat.size).copy()
     # The last, incomplete multiple of the limit would make small values likelier. Its length is 2**64 % limit, which
     # equals (2**64 - limit) % limit.
     excess = (np.uint64(0) - flat) % flat
-    while (bad := drawn > np.uint64(_WORDS - 1) - excess).any():
-        drawn[bad] = noise.words(int(bad.sum()))
-    return torch.from_numpy((drawn % flat).astype(np.int64)).reshape(limits.shape)
+    while (bad := words > np.uint64(_WORDS - 1) - excess).any():
+        words[bad] = noise.words(int(bad.sum()))
+    return torch.from_numpy((words % flat).astype(np.int64)).reshape(limits.shape)
 
 
 def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
@@ -40,8 +39,8 @@ def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Ten
     favour an outcome.
     """
     thresholds = np.array(probabilities, dtype=np.uint64)[index.detach().cpu().numpy()]
-    drawn = noise.words(int(thresholds.size)).reshape(thresholds.shape)
-    return torch.from_numpy(np.asarray(drawn < thresholds))
+    words = noise.words(int(thresholds.size)).reshape(thresholds.shape)
+    return torch.from_numpy(np.asarray(words < thresholds))
 
 
 def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:

@@ -79,8 +79,8 @@ class LossDistribution:
     @functools.cached_property
     def _support(self) -> tuple[Array, Array]:
         """Losses of positive mass, and the logarithms of their masses."""
-        kept = self.masses > 0.0
-        return self.losses[kept], np.log(self.masses[kept])
+        positive = self.masses > 0.0
+        return self.losses[positive], np.log(self.masses[positive])
 
     def log_mgf(self, theta: float) -> float:
         """log E[exp(theta L); L finite]."""
