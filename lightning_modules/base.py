@@ -26,7 +26,7 @@ from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import Draws
 from lightning_modules.runtime.runs import datamodule_of
-from lightning_modules.setting_checks import check_kind, check_left_out
+from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
@@ -76,7 +76,9 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         images: Images | str = Images(),
     ) -> None:
         super().__init__()
-        check_kind("annotator", annotator, self.annotators)
+        if not isinstance(annotator, self.annotators):
+            names = " or ".join(kind.__name__ for kind in self.annotators)
+            raise ValueError(f"annotator must be a {names}, got {type(annotator).__name__}")
         config = settings_of(TeacherConfig, teacher, name="teacher")
         # A network given in a script is never saved; as a hyperparameter, Lightning would warn about it.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])

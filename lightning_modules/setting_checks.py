@@ -21,17 +21,6 @@ def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
 
 
-def check_kind(name: str, given: Any, allowed: tuple[type, ...]) -> None:
-    """Refuses an object that is not an instance of the allowed classes.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if not isinstance(given, allowed):
-        names = " or ".join(kind.__name__ for kind in allowed)
-        raise ValueError(f"{name} must be a {names}, got {type(given).__name__}")
-
-
 def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: object) -> None:
     """Refuses settings that a method does not use, such as `student.replay`, of groups of settings by name.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -284,7 +285,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             records=self._records,
             teachers=self.own_chunk,
             batch_size=self.shards.batch_size,
-            make_optimizer=self.optimizer_factory or _adam,
+            # Fused into one call for all weights: between calls, only one thread at a time would work.
+            make_optimizer=self.optimizer_factory or partial(torch.optim.Adam, lr=3e-3, fused=True),
             seed=self.draw_seed,
             shift=self.shift,
             label_smoothing=self.label_smoothing,
@@ -391,8 +393,3 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
         self._assumptions = content["assumptions"]
         self.trained_teachers, self._voters = self.networks.restored(unstacked(content["weights"])), None
-
-
-def _adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    # Fused into one call for all weights: between calls, only one thread at a time would work.
-    return torch.optim.Adam(parameters, lr=3e-3, fused=True)
