@@ -157,9 +157,8 @@ class Distillation(DataFreeDistillation):
         def respond(images: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
             if fitted is not None:
                 return fitted(images)
-            return self.annotator.annotate(
-                teacher.logits(images) if sharing is None else sharing.logits_of_extracted(features)
-            )
+            logits = teacher.logits(images) if sharing is None else sharing.logits_of_extracted(features)
+            return self.annotator.annotate(logits)
 
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []

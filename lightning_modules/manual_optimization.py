@@ -52,10 +52,8 @@ class ManualOptimization(_Module):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules."""
         groups = self.optimized_groups()
-        optimizers = {name: (group.optimizer or adam)(group.parameters) for name, group in groups.items()}
-        self._schedules = {
-            name: group.lr_scheduler(optimizers[name]) for name, group in groups.items() if group.lr_scheduler
-        }
+        optimizers = {name: (one.optimizer or adam)(one.parameters) for name, one in groups.items()}
+        self._schedules = {name: one.lr_scheduler(optimizers[name]) for name, one in groups.items() if one.lr_scheduler}
         return list(optimizers.values()), list(self._schedules.values())
 
     def optimizer(self, name: str) -> LightningOptimizer:

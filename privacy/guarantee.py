@@ -57,7 +57,6 @@ _ANOTHER_LEDGER = (
     "and what else it holds is not counted: nothing computed from that is published"
 )
 _IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
-_OTHER_RELEASES = "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere"
 _OTHER_RUNS = (
     "other runs and teachers from the same private data, if anything they produced is published too: the ledger's "
     "total is given above"
@@ -65,8 +64,6 @@ _OTHER_RUNS = (
 
 MEANINGFUL_EPSILON = 20.0
 """A larger record-level ε protects no record in any meaningful sense."""
-
-_GENERATOR = "noise came from the operating system's cryptographic generator"
 
 ONE_PERSON = "one person with all pictures"
 """The unit of a guarantee for persons."""
@@ -276,12 +273,11 @@ class Guarantee:
             *(["what the guarantees of the other runs in the ledger assume"] if by_itself < epsilon else []),
         ]
         only_it = {charge.training for charge, count in covered.items() if count} <= {account.training}
-        about_teacher = _about_teacher(teacher_epsilon, account.budget.delta, covers_it=only_it)
         excluded = [
-            *([about_teacher] if inherited else []),
+            *([_about_teacher(teacher_epsilon, account.budget.delta, covers_it=only_it)] if inherited else []),
             *not_covered,
             _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
-            _OTHER_RELEASES,
+            "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
             *([_OTHER_RUNS] if account.budget.scope == "run" or account.epsilon_of_ledger() > epsilon else []),
         ]
         return cls(
@@ -446,12 +442,13 @@ def level_of(unit: str) -> str:
 
 def _about_releases(words: MechanismDescription, *, planned: bool, noise_changed: bool, secure: bool) -> list[str]:
     """Conditions on the number of releases and on their noise."""
+    generator = "noise came from the operating system's cryptographic generator"
     return [
         "the number of steps planned before the first release was chosen without the private data"
         if planned
         else "the number of steps was not chosen by looking at the results",
         *([_NOISE_CHANGED] if noise_changed else []),
-        *([f"{_GENERATOR}, {words.noise}"] if secure and words.noise else []),
+        *([f"{generator}, {words.noise}"] if secure and words.noise else []),
         *([words.assumption] if words.assumption else []),
     ]
 

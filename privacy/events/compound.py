@@ -94,8 +94,8 @@ class OneOf(Release):
     @classmethod
     def of(cls, trainings: list[Mapping[Release, int]]) -> OneOf:
         """Build the event from the releases of each training; their order does not matter."""
-        alternatives = [tuple(sorted(releases.items(), key=repr)) for releases in trainings]
-        return cls(tuple(sorted(set(alternatives), key=repr)))
+        alternatives = {tuple(sorted(releases.items(), key=repr)) for releases in trainings}
+        return cls(tuple(sorted(alternatives, key=repr)))
 
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         curves = [
