@@ -147,7 +147,7 @@ class FedDPSD(DataFreeDistillation):
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         #: Number of rounds that each client was left out of.
         self.absences: Counter[str] = Counter()
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One round of Algorithm 2. `batch` is only a step index."""
@@ -219,8 +219,8 @@ class FedDPSD(DataFreeDistillation):
         absent = {name: answer for name, answer in replies.items() if isinstance(answer, Absence)}
         for name, absence in absent.items():
             self.absences[name] += 1
-            if (name, absence.reason) not in self._told:
-                self._told.add((name, absence.reason))
+            if (name, absence.reason) not in self._warned:
+                self._warned.add((name, absence.reason))
                 rank_zero_warn(f"Round {question.number} goes on without {name}: {absence.reason}")
         answers = [replies[name] for name in sorted(replies) if name not in absent]
         self.log_in_step("federation/answers", float(len(answers)))

@@ -39,12 +39,12 @@ class PrivateRun:
         self.uncharged_queries: list[str] = []
         self.partitions: list[Partition | None] = []
         self._loaded = False
-        self._restored: Mapping[str, Any] | None = None
+        self._account_state: Mapping[str, Any] | None = None
 
     @property
     def resumed(self) -> str | None:
         """Identity of the resumed checkpoint's run, if any."""
-        return None if self._restored is None else self._restored["run"]
+        return None if self._account_state is None else self._account_state["run"]
 
     def note(self, query: str) -> None:
         """Notes an unaccounted query, before it is made."""
@@ -77,7 +77,7 @@ class PrivateRun:
             )
         if self.annotator.is_open:
             # The same object in a second module, or a second fit.
-            self.annotator.require_open_for(training, state=self._restored)
+            self.annotator.require_open_for(training, state=self._account_state)
             return
         data = datamodule_of(trainer)
         judged_on_own = getattr(data, "private_data", None) == private_data  # the size of other data says nothing here
@@ -85,7 +85,7 @@ class PrivateRun:
             private_data=private_data,
             ledger=ledger,
             num_records=num_records or (getattr(data, "num_records", None) if judged_on_own else None),
-            state=self._restored,
+            state=self._account_state,
             training=training,
             processes=processes,
         )
@@ -152,14 +152,14 @@ class PrivateRun:
         return {
             "uncharged_queries": list(self.uncharged_queries),
             "partitions": list(self.partitions),
-            "annotator": self.annotator.account.state() if self.annotator.is_open else self._restored,
+            "annotator": self.annotator.account.state() if self.annotator.is_open else self._account_state,
             **self.plan.to_dict(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`; the charges are merged with the ledger's by `open`."""
         self._loaded = True
-        self._restored = state["annotator"]
+        self._account_state = state["annotator"]
         self.plan = Plan.from_dict(state)
         # What was accessed once cannot be taken back by resuming without it.
         for query in state["uncharged_queries"]:

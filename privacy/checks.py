@@ -62,7 +62,7 @@ def check_probability(name: str, value: float) -> float:
     return number
 
 
-def named(setting: str, value: str, known: Mapping[str, _T]) -> _T:
+def look_up(setting: str, value: str, known: Mapping[str, _T]) -> _T:
     """Entry `value` of a table; any other is refused, since its cost is unknown."""
     if value not in known:
         raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")
@@ -73,7 +73,7 @@ def registered(known: Mapping[str, type[_T]], data: Mapping[str, Any]) -> tuple[
     """Returns the class that `kind` in plain values names, and the other values, which must be its fields."""
     values = dict(data)
     kind = str(values.pop("kind", None))
-    cls = named("kind", kind, known)
+    cls = look_up("kind", kind, known)
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if set(values) != names:
         raise ValueError(f"fields of {kind!r} must be {sorted(names)}, got {sorted(values)}")

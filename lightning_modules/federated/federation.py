@@ -52,7 +52,7 @@ class Federation(PrivateModel):
             num_records=num_records or (known if ensemble is None else ensemble.num_records),
             path=None if ensemble is None else ensemble.path,
         )
-        self._stated = tuple(one.partition and {**one.partition, "share": None} for one in introductions)
+        self._partitions = tuple(one.partition and {**one.partition, "share": None} for one in introductions)
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
     @property
@@ -64,7 +64,7 @@ class Federation(PrivateModel):
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:
-        return self._stated if any(self._stated) else super().partitions
+        return self._partitions if any(self._partitions) else super().partitions
 
     @property
     def num_teachers(self) -> int:

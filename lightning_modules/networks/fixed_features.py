@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.memory import digest_of, found_once, remembered_features
+from lightning_modules.networks.memory import compute_once, digest_of, remembered_features
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.precision import full_float32
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
@@ -150,12 +150,12 @@ class WhitenedFeatures(nn.Module):
         if whitening.shifts >= min(image_shape[1:]):
             raise ValueError(f"whitening.shifts must be below {min(image_shape[1:])} pixels, got {whitening.shifts}")
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
-        found = found_once(
+        statistics = compute_once(
             prior,
             *("whitening", digest_of(plain), *image_shape, whitening),
             compute=lambda: self._statistics_of(prior, image_shape, whitening.images),
         )
-        for name, value in zip(("mean", "directions", "gains", "scale"), found, strict=True):
+        for name, value in zip(("mean", "directions", "gains", "scale"), statistics, strict=True):
             self.register_buffer(name, value)
 
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.memory import found_once
+from lightning_modules.networks.memory import compute_once
 from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_whole_number
@@ -142,19 +142,19 @@ class Kernels(nn.Module):
         self.register_buffer("smooth_rows", smooth[0], persistent=False)
         self.register_buffer("smooth_columns", smooth[1].T.contiguous(), persistent=False)
         self.register_buffer("average", _cell_means(rows, columns, cells), persistent=False)
-        found = found_once(
+        tensors = compute_once(
             prior,
             *("anchors", channels, height, width, first_anchors, anchors),
-            compute=lambda: self._found_on(prior, image_shape, first_anchors, anchors),
+            compute=lambda: self._fitted_on(prior, image_shape, first_anchors, anchors),
         )
-        for name, tensor in zip(("first", "first_factor", "second", "second_factor"), found, strict=True):
+        for name, tensor in zip(("first", "first_factor", "second", "second_factor"), tensors, strict=True):
             self.register_buffer(name, tensor)
 
     def extra_repr(self) -> str:
         return f"{len(self.first)} and {len(self.second)} anchors, cells={self.cells}"
 
     @torch.no_grad()
-    def _found_on(
+    def _fitted_on(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int
     ) -> tuple[Tensor, ...]:
         """Find both layers' anchors and factors on the prior's first images; deterministic."""

@@ -94,22 +94,22 @@ class FeatureMemory:
             return compute(images)
         keys = self._keys(extractor, images)
         with self._lock:
-            found = [self._entries.get(key) for key in keys]
-            for key, row in zip(keys, found, strict=True):
+            rows = [self._entries.get(key) for key in keys]
+            for key, row in zip(keys, rows, strict=True):
                 if row is not None:
                     self._entries.move_to_end(key)
-        missing = [number for number, row in enumerate(found) if row is None]
+        missing = [number for number, row in enumerate(rows) if row is None]
         if missing:
             computed = compute(images if len(missing) == len(images) else images[missing])
             with self._lock:
                 for number, row in zip(missing, computed.half(), strict=True):
-                    found[number] = row
+                    rows[number] = row
                     if keys[number] not in self._entries:
                         self._entries[keys[number]] = row
                         self.held_bytes += row.nbytes
                 while self.held_bytes > self.most_bytes:
                     self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
-        return torch.stack([row for row in found if row is not None]).float()
+        return torch.stack([row for row in rows if row is not None]).float()
 
     def _keys(self, extractor: nn.Module, images: Tensor) -> list[bytes]:
         values = [*extractor.parameters(), *extractor.buffers()]
@@ -159,11 +159,11 @@ def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[
     return _memory[-1].of(extractor, images, compute) if _memory else compute(images)
 
 
-_found: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+_cache: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
 _KEPT = 6
 
 
-def found_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def compute_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the tensors that `compute` derives from a prior's images, cached for the process.
 
     They take seconds to compute, and a teacher and its student need the same ones. Callers get copies, since the
@@ -179,11 +179,11 @@ def found_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple
     if not all(_is_plain(value) for _, value in own):
         return compute()
     key = (type(prior), *own, *settings)
-    if key not in _found:
-        _found[key] = compute()
-        while len(_found) > _KEPT:
-            _found.pop(next(iter(_found)))
-    return tuple(value.clone() for value in _found[key])
+    if key not in _cache:
+        _cache[key] = compute()
+        while len(_cache) > _KEPT:
+            _cache.pop(next(iter(_cache)))
+    return tuple(value.clone() for value in _cache[key])
 
 
 def _is_plain(value: object) -> bool:

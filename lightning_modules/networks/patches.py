@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.memory import found_once
+from lightning_modules.networks.memory import compute_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 
@@ -120,14 +120,14 @@ class Patches(nn.Module):
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)
 
-        def found() -> tuple[Tensor, Tensor]:
+        def fit_filters() -> tuple[Tensor, Tensor]:
             images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
             count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
             patches = random_patches(images, patch, count=count, generator=draw)
             return patch_filters(patches, count=filters, contrast=contrast)
 
         settings = (channels, height, width, filters, patch, contrast)
-        weights, offsets = found_once(prior, "filters", *settings, compute=found)
+        weights, offsets = compute_once(prior, "filters", *settings, compute=fit_filters)
         self.register_buffer("filters", weights.T.reshape(filters, channels, patch, patch).contiguous())
         self.register_buffer("offsets", offsets[:, None, None])
         self.register_buffer("contrast", torch.tensor(float(contrast)))

@@ -98,7 +98,7 @@ class TeacherConfig:
             TeacherError: The file is missing or cannot be read without running code, has another architecture or
                 number of classes, or weights that are not finite.
         """
-        teacher = self._loaded(self._read, num_classes=num_classes, image_shape=image_shape)
+        teacher = self._load(self._read, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateTeacher):
             raise TeacherError("teacher must be one network, got an nn.ModuleList of several")
         return teacher
@@ -109,12 +109,12 @@ class TeacherConfig:
         Raises:
             TeacherError: As for `load`, or the ensemble is unfinished, or the file holds none.
         """
-        teacher = self._loaded(self._read_ensemble, num_classes=num_classes, image_shape=image_shape)
+        teacher = self._load(self._read_ensemble, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateEnsemble):
             raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
         return teacher
 
-    def _loaded(
+    def _load(
         self, read: Callable[..., PrivateModel], *, num_classes: int, image_shape: tuple[int, int, int]
     ) -> PrivateModel:
         teacher: str | nn.Module | PrivateModel = self.held().path

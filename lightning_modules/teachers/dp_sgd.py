@@ -110,7 +110,7 @@ class DPSGDTeacher(Teacher):
         self.automatic_optimization = False
         self.target_epsilon = target_epsilon
         self.noise_multiplier = noise_multiplier
-        self._given = (target_epsilon, noise_multiplier)
+        self._configured = (target_epsilon, noise_multiplier)
         self.delta = delta
         self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion, by_person=self.unit is Unit.PERSON)
         if problems := ModuleValidator.validate(self.network):
@@ -420,8 +420,8 @@ class DPSGDTeacher(Teacher):
         return {
             "class": f"{type(self).__module__}.{type(self).__name__}",
             "precision": None if self._trainer is None else str(self._trainer.precision),
-            "target_epsilon": self._given[0],
-            "noise_multiplier": self._given[1],
+            "target_epsilon": self._configured[0],
+            "noise_multiplier": self._configured[1],
             "delta": self.delta,
             "unit": self.unit.value,
             "loss": self.loss,

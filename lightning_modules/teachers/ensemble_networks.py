@@ -25,8 +25,8 @@ class EnsembleNetworks:
         random: Whether a teacher draws random numbers while it is trained (dropout).
     """
 
-    def __init__(self, given: Network | str, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        self._given = given
+    def __init__(self, spec: Network | str, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        self._spec = spec
         self._num_classes = num_classes
         self._image_shape = image_shape
         whole = self._built(seed=0, teacher=0)
@@ -44,7 +44,7 @@ class EnsembleNetworks:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, 0, teacher, "teacher"))
             return build_network(
-                self._given, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
+                self._spec, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
             )
 
     def restored(self, states: Iterable[Mapping[str, Any]]) -> list[nn.Module]:

@@ -41,7 +41,7 @@ class OwnTraining:
         self.resumed = False
         self.ledger_was_replaced = False
         #: Training of the checkpoint that is resumed.
-        self._stated: Training | None = None
+        self._previous: Training | None = None
         self._data: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self._token: str | None = None
@@ -137,7 +137,7 @@ class OwnTraining:
         name = self.private_data or "data without a name"
         path = None if self.private_data is None else self._ledger_file(name)
         self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
-        same = self._ledger.verify_head(None if self._stated is None else self._stated.head, whose="the checkpoint")
+        same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
 
     def branch(self) -> None:
@@ -154,7 +154,7 @@ class OwnTraining:
         assert self.id is not None
         known = self.id in self.ledger.releases_by_training()
         # A checkpoint whose training this ledger does not know comes from another ledger.
-        same = self.ledger.saved(self.id) == self._token if known else self._stated is None
+        same = self.ledger.saved(self.id) == self._token if known else self._previous is None
         if not same:
             self.id, self._token = new_training_id(), None
         self.ledger.run = self.id
@@ -174,7 +174,7 @@ class OwnTraining:
         self._token = token
 
     def _ledger_file(self, private_data: str) -> Path:
-        return ledger_file(private_data, recorded=None if self._stated is None else self._stated.ledger)
+        return ledger_file(private_data, recorded=None if self._previous is None else self._previous.ledger)
 
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
@@ -217,7 +217,7 @@ class OwnTraining:
         self.private_data = self._data["private_data"]
         self._ledger, self.resumed = None, True
         written = checkpoint.get("training")
-        stated = self._stated = None if written is None else Training.from_dict(written)
+        stated = self._previous = None if written is None else Training.from_dict(written)
         self.id = None if stated is None or stated.kind != self.kind else stated.id
         self._token = None if stated is None else stated.state
         self.partition = None if stated is None else stated.partition

@@ -10,7 +10,7 @@ import torch
 
 from privacy.account import Budget
 from privacy.annotators.base import Annotator, of_all_processes, uncompiled
-from privacy.checks import check_count, named
+from privacy.checks import check_count, look_up
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
 from privacy.mechanisms.bounding import clip_per_sample, keep_largest, zero_non_finite_samples
@@ -81,10 +81,10 @@ class GradientAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        self.mechanism = named("release", release, GRADIENT_MECHANISMS)
+        self.mechanism = look_up("release", release, GRADIENT_MECHANISMS)
         if top_k is not None:
             check_count("top_k", top_k, minimum=1)
-        self.bounded_by = named("bounding", bounding, GRADIENT_BOUNDINGS)
+        self.bounded_by = look_up("bounding", bounding, GRADIENT_BOUNDINGS)
         # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
         if not _SMALLEST <= norm_bound <= _LARGEST:
             raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {norm_bound}")

@@ -9,7 +9,7 @@ import torch
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.annotators.base import Annotator, of_all_processes
-from privacy.checks import check_positive, named
+from privacy.checks import check_positive, look_up
 from privacy.mechanisms.description import FLOATS, MechanismDescription, of_shards
 from privacy.mechanisms.noise import NoiseSource
 from privacy.mechanisms.votes import VOTE_MECHANISMS, NoisyVote, laplace_latents
@@ -50,7 +50,7 @@ class VoteAnnotator(Annotator):
         noise: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget=budget, noise=noise)
-        named("mechanism", mechanism, VOTE_MECHANISMS)  # refuses one whose cost is unknown
+        look_up("mechanism", mechanism, VOTE_MECHANISMS)  # refuses one whose cost is unknown
         check_positive("scale", scale)
         if latent_epsilon is not None:
             check_positive("latent_epsilon", latent_epsilon)

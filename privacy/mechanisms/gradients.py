@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from privacy.checks import check_count, check_positive, named
+from privacy.checks import check_count, check_positive, look_up
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding
 
 AddNoise = Callable[[torch.Tensor], torch.Tensor]
@@ -122,5 +122,5 @@ def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *
     """
     rows = check_count("batch_size", batch_size, minimum=1)
     sigma = check_positive("noise_multiplier", noise_multiplier)
-    bounded = named("bounding", bounding, GRADIENT_BOUNDINGS)
-    return named("release", release, GRADIENT_MECHANISMS).mu(rows, sigma, bounding=bounded)
+    bounded = look_up("bounding", bounding, GRADIENT_BOUNDINGS)
+    return look_up("release", release, GRADIENT_MECHANISMS).mu(rows, sigma, bounding=bounded)

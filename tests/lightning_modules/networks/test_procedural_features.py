@@ -94,7 +94,7 @@ def test_what_one_network_found_is_found_for_the_next_and_for_no_other(
             return found
 
         monkeypatch.setattr(prior, "sample", counted)
-    monkeypatch.setattr(memory, "_found", {})
+    monkeypatch.setattr(memory, "_cache", {})
     first = build(kind)
     after, anew = torch.rand(1), {name: value.clone() for name, value in first.state_dict().items()}
     with torch.no_grad():
@@ -113,6 +113,6 @@ def test_what_one_network_found_is_found_for_the_next_and_for_no_other(
 
 
 def test_settings_that_may_change_in_place_are_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_found", {})
+    monkeypatch.setattr(memory, "_cache", {})
     build("scattering", prior=MixturePrior(priors=[StrokePrior(), DeadLeavesPrior()]))
-    assert not memory._found
+    assert not memory._cache

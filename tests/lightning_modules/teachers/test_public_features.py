@@ -37,7 +37,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
-        patch.setattr(memory, "_found", {})  # nothing is taken over from another private set
+        patch.setattr(memory, "_cache", {})  # nothing is taken over from another private set
         if swap:
             normalise = ImageDataset._normalise
             patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))
