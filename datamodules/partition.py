@@ -30,27 +30,27 @@ def disjoint(first: Partition, second: Partition) -> bool:
     return not same_data(first, second) or (same and bool(mine[1] != other[1]))
 
 
-def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: str = "the teacher's file") -> None:
-    """Refuses data whose public test split may hold records that are private according to `stated`.
+def require_partition(partitions: Iterable[Partition | None], data: Any, *, whose: str = "the teacher's file") -> None:
+    """Refuses data whose public test split may hold records that are private according to `partitions`.
 
     Args:
-        stated: Partitions in files; None for a file of plain weights, which has none to compare.
-        given: A data module; one without `partition` is not compared.
+        partitions: Partitions in files; None for a file of plain weights, which has none to compare.
+        data: A data module; one without `partition` is not compared.
         whose: Source of the partitions, for messages.
 
     Raises:
         PartitionError: The same data are divided differently, or the division of the teacher's data is unknown.
     """
-    found: Partition | None = getattr(given, "partition", None)
-    for one in stated:
-        if one is None and found is not None and found["settings"].get("test_fraction") is not None:
+    own: Partition | None = getattr(data, "partition", None)
+    for one in partitions:
+        if one is None and own is not None and own["settings"].get("test_fraction") is not None:
             raise PartitionError(
-                f"test_fraction makes some records of {found['data']} public, and the teacher's file does not say "
+                f"test_fraction makes some records of {own['data']} public, and the teacher's file does not say "
                 "which are private: they may be among them. Leave it out, and move public pictures into test/CLASS"
             )
-        if one is None or found is None or not same_data(one, found):
+        if one is None or own is None or not same_data(one, own):
             continue
-        before, now = one["settings"], found["settings"]
+        before, now = one["settings"], own["settings"]
         for name in sorted({*before, *now}):
             was, is_now = before.get(name, _ABSENT), now.get(name, _ABSENT)
             if was != is_now:
@@ -61,21 +61,21 @@ def require_partition(stated: Iterable[Partition | None], given: Any, *, whose: 
                 )
 
 
-def require_classes(stated: Iterable[Partition | None], given: Any) -> None:
+def require_classes(partitions: Iterable[Partition | None], data: Any) -> None:
     """Refuses data whose classes, or their order, are not those of the teacher's outputs.
 
     Args:
-        stated: Partitions in files, see `require_partition`.
-        given: A data module; one without `partition` is not compared.
+        partitions: Partitions in files, see `require_partition`.
+        data: A data module; one without `partition` is not compared.
 
     Raises:
         PartitionError: Labels would not mean what the teacher's outputs mean.
     """
-    found: Partition | None = getattr(given, "partition", None)
-    for one in stated:
-        if one is not None and found is not None and one.get("class_names") not in (None, found["class_names"]):
+    own: Partition | None = getattr(data, "partition", None)
+    for one in partitions:
+        if one is not None and own is not None and one.get("class_names") not in (None, own["class_names"]):
             raise PartitionError(
-                f"the classes of the data are {', '.join(found['class_names'])}, and the teacher's outputs are "
+                f"the classes of the data are {', '.join(own['class_names'])}, and the teacher's outputs are "
                 f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose and order them with "
                 "classes"
             )

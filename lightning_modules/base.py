@@ -151,7 +151,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.step_student(balanced_mean(losses, annotation.targets, power=self.student_settings.balance))
         if self.memory is not None:
             self.replay_released()
-            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.kept_of(annotation)))
+            self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.rows_of(annotation)))
         return annotation.targets
 
     def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
@@ -164,9 +164,9 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         assert self.memory is not None
         for turn in range(self.memory.settings.steps if len(self.memory) else 0):
             parts = self.memory.draw(self.draws.common.again(turn).stream(self.steps_done, "replay"))
-            images, kept = (part[share_of(len(part), self.processes)].to(self.device) for part in parts)
+            images, rows = (part[share_of(len(part), self.processes)].to(self.device) for part in parts)
             outputs = self.student(images).float()
-            targets = self.memory.targets(kept, outputs.detach())
+            targets = self.memory.targets(rows, outputs.detach())
             losses = functional.cross_entropy(outputs, targets, reduction="none")
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 

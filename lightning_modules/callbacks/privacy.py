@@ -90,9 +90,9 @@ class PrivacyCourse(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
-        stated, data = data_free(pl_module).run.partitions, datamodule_of(trainer)
-        require_classes(stated, data)
-        require_partition(stated, data)
+        partitions, data = data_free(pl_module).run.partitions, datamodule_of(trainer)
+        require_classes(partitions, data)
+        require_partition(partitions, data)
 
     on_validation_start = on_predict_start = on_test_start
 

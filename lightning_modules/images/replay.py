@@ -78,7 +78,7 @@ class ReplayMemory:
     def __len__(self) -> int:
         return self._kept
 
-    def kept_of(self, annotation: Annotation) -> Tensor:
+    def rows_of(self, annotation: Annotation) -> Tensor:
         """Rows to store for an annotation, (B, c), float32: its evidence, or its targets extended by `stride`."""
         if self._evidence != (annotation.evidence is not None):  # a resumed run may hold rows of the other kind
             self._evidence, self._kept, self._next = not self._evidence, 0, 0
@@ -90,12 +90,12 @@ class ReplayMemory:
         further = (self.settings.stride - 1) * annotation.step
         return torch.log_softmax(annotation.targets.float().log() - further, dim=1).exp()
 
-    def targets(self, kept: Tensor, outputs: Tensor) -> Tensor:
+    def targets(self, rows: Tensor, outputs: Tensor) -> Tensor:
         """Target distributions (n, c) from stored rows and the student's current detached logits (n, c)."""
-        return label_posterior(outputs, kept) if self._evidence else kept
+        return label_posterior(outputs, rows) if self._evidence else rows
 
     def add(self, images: Tensor, targets: Tensor) -> None:
-        """Store images (B, C, H, W), in half precision, and rows (B, c) of `kept_of`; replaces the oldest."""
+        """Store images (B, C, H, W), in half precision, and rows (B, c) of `rows_of`; replaces the oldest."""
         if not self._kept:
             room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)

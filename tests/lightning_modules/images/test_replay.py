@@ -92,12 +92,12 @@ def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
     outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
     for follows in ("targets", "gradients"):
         made = GradientTargets(student_target=follows).annotation(outputs, released, norm_bound=1e-3)  # type: ignore[arg-type]
-        assert torch.equal(_memory().kept_of(made), made.targets)
-        found = _memory(stride=5.0).kept_of(made)
+        assert torch.equal(_memory().rows_of(made), made.targets)
+        found = _memory(stride=5.0).rows_of(made)
         assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
         assert not torch.allclose(found, made.targets, atol=1e-2)
     labels = torch.eye(10)[:6]
-    assert torch.equal(_memory(stride=5.0).kept_of(Annotation(labels)), labels)
+    assert torch.equal(_memory(stride=5.0).rows_of(Annotation(labels)), labels)
 
 
 @pytest.mark.parametrize("noise_correction", [True, False])
@@ -106,7 +106,7 @@ def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(no
     labels, candidates = torch.arange(BATCH_SIZE) % 10, torch.ones(BATCH_SIZE, 10, dtype=torch.bool)
     made = LabelTargets(noise_correction=noise_correction).annotation(before, labels, candidates, epsilon=1.0)
     memory, resumed = _memory(), _memory()
-    memory.add(torch.zeros(BATCH_SIZE, 1, 2, 2), memory.kept_of(made))
+    memory.add(torch.zeros(BATCH_SIZE, 1, 2, 2), memory.rows_of(made))
     resumed.load(memory.state())
     _, kept = resumed.draw(torch.Generator().manual_seed(0))
     rows = kept.argmax(dim=1)  # the labels, of which there are as many as rows
@@ -117,7 +117,7 @@ def test_a_noisy_label_is_weighed_with_what_the_student_thinks_at_each_replay(no
     assert not torch.allclose(found, made.targets, atol=1e-2)
     # A run that is resumed with the other setting begins its memory anew.
     other = LabelTargets(noise_correction=not noise_correction).annotation(before, labels, candidates, epsilon=1.0)
-    resumed.add(torch.zeros(BATCH_SIZE, 1, 2, 2), resumed.kept_of(other))
+    resumed.add(torch.zeros(BATCH_SIZE, 1, 2, 2), resumed.rows_of(other))
     assert len(resumed) == BATCH_SIZE
 
 
