@@ -29,7 +29,7 @@ from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
-from privacy.processes import Processes
+from privacy.processes import Processes, require_same
 
 Schedule = Literal["one_cycle", "linear"]
 
@@ -243,6 +243,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
                 raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
+        # Divided in two ways, a record would be in the shards of two teachers.
+        require_same(self.processes, repr(now), "settings")
         self._settings_before, self._assumptions = now, list(self.shards.assumptions)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())

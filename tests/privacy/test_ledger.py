@@ -477,7 +477,7 @@ def test_a_training_that_went_on_in_a_copy_as_well_is_two_teachers(broken: bool,
     if broken:
         other._saved.clear()
         here.absorb(other)
-        assert here.trained_by(training).total() == 100
+        assert here.releases_of(training).total() == 100
     else:
         with pytest.raises(LedgerError, match=r"went on from one state both in .* two teachers"):
             here.absorb(other)

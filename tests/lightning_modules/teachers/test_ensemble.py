@@ -5,6 +5,7 @@ Teachers are networks, linear heads that are trained on fixed features, and line
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -26,7 +27,7 @@ from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN
-from lightning_modules.teachers import ensemble_networks, joint_training
+from lightning_modules.teachers import ensemble, ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.joint_training import shifted, shuffled_passes
@@ -476,3 +477,18 @@ def test_two_processes_train_the_same_teachers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(TeacherEnsemble, "own_chunk", property(lambda self: range(len(_own(self)))))
     fit_in_processes(made("broken"))
     assert not equal(weights("broken"), one)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_processes_that_divide_the_records_in_two_ways_are_refused(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shards, "shard_settings", property(lambda self: {"seed": int(os.environ["LOCAL_RANK"])}))
+    if broken:
+        monkeypatch.setattr(ensemble, "require_same", lambda *given: None)
+    data = {"num_teachers": 4, "batch_size": 16, "steps_per_epoch": 2}
+    run = of_shards("two", data=data, trainer={"callbacks": []}, network=SMALL, steps=2)
+    with working_in(tmp_path):
+        ended = fit_in_processes(run, check=False)
+    assert [end.code == 0 for end in ended] == [broken, broken]
+    assert any("the processes have different settings" in end.printed for end in ended) is not broken
