@@ -289,6 +289,9 @@ class Ledger:
                     division = other._divisions[training]
                     self._require_division(training, division)
                     self._append_training(append, training=training, kind=kind, division=division)
+                # Else an older checkpoint would still be the last one here, and go on under the same identity.
+                for token in other._saved.get(training, [])[len(self._saved.get(training, [])) :]:
+                    append({"event": "saved", "training": training, "token": token})
             for block, (owner, charge, count) in other._blocks.items():
                 known = block in self._blocks or block.startswith("raised") or owner in other._trainings
                 if count and not known:

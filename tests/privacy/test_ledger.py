@@ -483,6 +483,29 @@ def test_a_training_that_went_on_in_a_copy_as_well_is_two_teachers(broken: bool,
             here.absorb(other)
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_checkpoint_that_a_copy_went_on_from_is_an_older_one_when_the_copy_is_gone(broken: bool, path: Path) -> None:
+    copied, training = path.with_name("copy.jsonl"), new_training_id()
+    here = opened(path)
+    here.register(Training(training, kind="DPSGDTeacher", releases={SampledGaussian(1.0, 0.01): 100}))
+    here.note_saved(training, "first", after=None)
+    shutil.copy(path, copied)
+    opened(copied).note_saved(training, "second", after="first")
+    other = opened(copied)
+    if broken:
+        other._saved.clear()
+    for _ in range(2):
+        here.absorb(other)
+    copied.unlink()
+    if broken:
+        here.note_saved(training, "third", after="first")  # a second teacher, with the bound of one
+    else:
+        assert opened(path).saved(training) == "second"
+        with pytest.raises(LedgerError, match="another fit has gone on from the same checkpoint"):
+            here.note_saved(training, "third", after="first")
+        here.note_saved(training, "third", after="second")
+
+
 def test_a_training_whose_division_was_not_written_is_compared_when_it_is_used_again(path: Path) -> None:
     ledger, first = opened(path), new_training_id()
     ledger.register(Training(first, kind="Teacher"))
