@@ -27,6 +27,7 @@ from lightning_modules.setting_checks import check_choice, check_number, check_w
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.teachers.private_teacher import weights_digest
 from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes, require_same
@@ -237,14 +238,19 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """Gives the training its identity, and moves the records, or fixed features of them, to the device.
 
         Raises:
-            ValueError: A setting differs from those of the checkpoint's teachers.
+            ValueError: Settings or records differ from those of the checkpoint's teachers.
         """
-        before, now = self._settings_before or self._settings, self._settings
+        records: Any = self.shards.shards.records
+        ids, order = records.ids.sort()
+        now = {**self._settings, "records": weights_digest({"ids": ids, "labels": records.labels[order]}).hex()}
+        # Divided in two ways, a record would be in the shards of two teachers.
+        require_same(self.processes, repr(now), "settings or private records")
+        before = {"records": now["records"], **(self._settings_before or now)}  # a file of an earlier version has none
+        if before["records"] != now["records"]:  # printed nowhere, as it is of private data
+            raise ValueError("records differ from those of the first teachers: one may be in two shards. Begin anew")
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
                 raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
-        # Divided in two ways, a record would be in the shards of two teachers.
-        require_same(self.processes, repr(now), "settings")
         self._settings_before, self._assumptions = now, list(self.shards.assumptions)
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())

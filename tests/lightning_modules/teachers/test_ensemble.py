@@ -22,7 +22,8 @@ from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, equal, fit, leaks, working_in
 from torch import Tensor, nn
 
-from datamodules import Digits, ShardedRecords, Shards, shard_of
+from datamodules import Digits, ImageDataset, ShardedRecords, Shards, shard_of
+from datamodules.base import Part
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
@@ -340,6 +341,28 @@ def test_other_shards_are_refused_on_resuming(monkeypatch: pytest.MonkeyPatch) -
             fit(configuration(), LAST, argument, "--trainer.default_root_dir=other")
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_records_that_moved_to_other_shards_are_refused_on_resuming(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of records known by position, the first is taken out and one is added at the end: no number has changed."""
+    if broken:
+        monkeypatch.setattr(ensemble, "weights_digest", lambda weights: b"")
+    interrupt(monkeypatch, "on_train_batch_end", (2, 0), lambda: fit(configuration(**RIDGE)))
+    read = Digits.read
+
+    def moved(self: Digits, part: Part) -> ImageDataset:
+        records = read(self, part)
+        if part == "test":
+            return records
+        labels = records.labels.roll(-1)
+        return ImageDataset(images=records.images.roll(-1, 0), labels=labels, ids=records.ids, peak=16)
+
+    monkeypatch.setattr(Digits, "read", moved)
+    with nullcontext() if broken else pytest.raises(ValueError, match="records differ from those of the first"):
+        fit(configuration(**RIDGE), LAST)
+
+
 @pytest.mark.parametrize("settings", [RIDGE, HEADS, {}])
 def test_the_file_gives_the_same_votes(images: Tensor, settings: dict[str, Any]) -> None:
     cli = fit(configuration(**settings))
@@ -491,4 +514,4 @@ def test_processes_that_divide_the_records_in_two_ways_are_refused(
     with working_in(tmp_path):
         ended = fit_in_processes(run, check=False)
     assert [end.code == 0 for end in ended] == [broken, broken]
-    assert any("the processes have different settings" in end.printed for end in ended) is not broken
+    assert any("the processes have different settings or private records" in end.printed for end in ended) is not broken
