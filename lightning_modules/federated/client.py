@@ -87,7 +87,7 @@ class FederatedClient:
         )
 
     def begin(self, terms: Terms, *, folder: Path | None = None) -> None:
-        """Agree to a run: open the ledger, reserve the planned answers and write their guarantee.
+        """Agree to a run: open the ledger, reserve the planned answers and write their guarantee, if there is a plan.
 
         A client that is restarted during a run continues from the ledger's count for that run.
 
@@ -130,7 +130,8 @@ class FederatedClient:
             return None if terms.calls is None else made + annotator.affordable(limit=max(0, terms.calls - made))
 
         self._plan = annotator.fix_plan(Plan(), wanted)
-        self._write_guarantee()
+        if terms.calls is not None:  # else a page would say that nothing leaves this client, until the run ends
+            self._write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:
         if others := sorted(set(terms.mechanism) - _OF_SERVER[terms.switch]):

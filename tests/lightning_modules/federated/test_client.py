@@ -62,6 +62,24 @@ def test_the_guarantee_covers_the_plan_before_anything_is_answered(tmp_path: Pat
     assert after["epsilon"] == said["epsilon"] and after["queries"] == BATCH_SIZE
 
 
+@pytest.mark.parametrize(("calls", "broken"), [(5, False), (None, False), (None, True)])
+def test_the_page_of_a_client_that_is_killed_covers_what_it_answered(
+    calls: int | None, broken: bool, tmp_path: Path
+) -> None:
+    """Without a plan there is none until the run ends: it would say that nothing was answered."""
+    asked, page = client(), tmp_path / "guarantee.json"
+    asked.begin(terms(calls=calls), folder=tmp_path)
+    if broken:
+        asked._write_guarantee()
+    for number in range(5):
+        asked.answer(question(number))
+    if calls is None and not broken:
+        assert not page.exists()
+        asked.end()
+    said = json.loads(page.read_text(encoding="utf-8"))["guarantee"]["epsilon"]
+    assert said == pytest.approx(0 if broken else compose({Gaussian(MU): 5}, DELTA).epsilon, rel=1e-6)
+
+
 def test_without_noise_nothing_is_bounded_and_what_a_trusted_server_adds_is_said_apart() -> None:
     asked = client(trusts_server=True)
     by_server = {**terms().mechanism, "noise_multiplier": 0.0}
