@@ -17,7 +17,7 @@ from lightning_modules.callbacks.figures import Curves, SyntheticImages
 from lightning_modules.images.pool import innermost
 from lightning_modules.private_run import steps_of_run
 from lightning_modules.runtime.predictions import prediction_callbacks
-from lightning_modules.runtime.publication import clear, publish
+from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
 from privacy.formatting import round_up
 from privacy.processes import by_all
@@ -69,7 +69,7 @@ class PrivacyCourse(Callback):
             trainer.should_stop = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fixes the plan, before the first query: the guarantee covers it.
+        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
 
         Raises:
             TeacherError: The student has received a weight of the teacher since the teacher was loaded.
@@ -77,6 +77,9 @@ class PrivacyCourse(Callback):
         module = data_free(pl_module)
         by_all(module.processes, lambda: module.require_unlike(module.teacher))
         module.run.fix_plan(lambda: module.calls_ahead(steps_of_run(trainer, done=module.steps_done)))
+        if trainer.is_global_zero and not is_dev_run(trainer):
+            for page in public_folder(trainer).glob("guarantee.*"):  # images beside it will be of more than it covers
+                page.unlink()
         self._begun = True
 
     def on_train_batch_end(

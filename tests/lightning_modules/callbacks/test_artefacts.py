@@ -71,6 +71,27 @@ def test_loggers_are_given_no_images_that_nothing_bounds(
     assert bool(shown) is bool(noise)
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_page_of_an_earlier_fit_lies_beside_images_of_a_later_one(
+    broken: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resumed fit may be killed at any time."""
+    distil(steps=3, epochs=1)
+    page = Path("run/public/guarantee.json")
+    beside, of_first = [], json.loads(page.read_text())["guarantee"]["epsilon"]
+
+    def note(*given: Any, **_: Any) -> None:
+        stated = json.loads(page.read_text())["guarantee"]["epsilon"] if page.exists() else math.inf
+        beside.append((stated, given[0].lightning_module.annotator.account.epsilon()))
+
+    monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", note)
+    if broken:
+        monkeypatch.setattr("lightning_modules.callbacks.privacy.public_folder", lambda trainer: Path("elsewhere"))
+    distil("run", "--ckpt_path=run/checkpoints/last.ckpt", steps=3, epochs=3)
+    assert len(beside) == 2 and all((stated == of_first < spent) is broken for stated, spent in beside)
+    assert json.loads(page.read_text())["guarantee"]["epsilon"] == pytest.approx(beside[-1][1])
+
+
 def test_an_accuracy_on_what_is_kept_apart_is_called_val(folder: Path) -> None:
     config = configuration(model={"images": "prior", "generator": None})
     config["data"]["init_args"]["evaluation"] = "selection"
