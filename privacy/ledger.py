@@ -269,8 +269,9 @@ class Ledger:
     def absorb(self, other: Ledger) -> None:
         """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
-        Each block of a run counts once, since a checkpoint may be resumed with each ledger; the larger count of each
-        training and the larger plan of each run hold. So this may be repeated at every opening.
+        Each block of a run counts once, since a checkpoint may be resumed with each ledger, and if it was, what is left
+        of both plans; the larger count of each training and otherwise the larger plan hold. So this may be repeated at
+        every opening.
 
         Raises:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:
@@ -292,15 +293,22 @@ class Ledger:
                 # Else an older checkpoint would still be the last one here, and go on under the same identity.
                 for token in other._saved.get(training, [])[len(self._saved.get(training, [])) :]:
                     append({"event": "saved", "training": training, "token": token})
-            for block, (owner, charge, count) in other._blocks.items():
-                known = block in self._blocks or block.startswith("raised") or owner in other._trainings
-                if count and not known:
-                    self._reserve(append, charge, count, run=owner, block=block)
+            new, apart = other._unknown_to(self), {owner for owner, *_ in self._unknown_to(other).values()}
+            left = {run: self._unmade_by(run) + other._unmade_by(run) for run, *_ in new.values() if run in apart}
+            for block, (owner, charge, count) in new.items():
+                self._reserve(append, charge, count, run=owner, block=block)
             for owner, counts in other._totals.items():
                 self._raise(append, counts, run=owner)
             for owner, plan in other._plans.items():
+                if owner in left:  # each of two fits may have been stopped for what it released
+                    plan = Plan(plan.calls, self.counts(run=owner) + left[owner], plan.changed)
                 if (joined := plan.joined(self._plans.get(owner))) != self._plans.get(owner):
                     append({"event": "plan", "run": owner, **joined.to_dict()})
+
+    def _unknown_to(self, other: Ledger) -> dict[str, tuple[str, Charge, int]]:
+        """Blocks of runs, each of them first, that another ledger lacks."""
+        blocks = {key: one for key, one in self._blocks.items() if one[2] and one[0] not in self._trainings}
+        return {key: one for key, one in blocks.items() if key not in other._blocks and not key.startswith("raised")}
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.

@@ -23,7 +23,7 @@ from privacy.events import Gaussian, SampledGaussian, Unbounded
 from privacy.identity import Training, new_training_id
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
-from privacy.plan import Charge
+from privacy.plan import Charge, Plan
 from privacy.published.claims import RdpSlope
 
 VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))
@@ -446,6 +446,33 @@ def test_what_a_run_spent_with_a_copy_of_its_ledger_adds_to_what_it_spent_here(b
         if not broken:
             other.absorb(here)
             assert other.counts() == {VOTE: 460}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_two_fits_that_were_each_stopped_early_have_both_spent_their_plans(broken: bool, path: Path) -> None:
+    copied = path.with_name("copy.jsonl")
+
+    def fit(file: Path, count: int) -> None:
+        ledger = opened(file, block=10)
+        ledger.write_plan(lambda before: before or Plan(1000, {VOTE: 1000}))
+        spend(ledger, count)
+        ledger.settle()
+
+    fit(path, 100)
+    shutil.copy(path, copied)
+    fit(copied, 300)
+    opened(path, run="reader").absorb(opened(copied, run="reader"))
+    assert opened(path).unmade() == {VOTE: 600}, "only the copy went on: one plan"
+    fit(path, 300)
+    fit(copied, 20)
+    for _ in range(2):
+        here, other = opened(path, run="reader"), opened(copied, run="reader")
+        if broken:
+            other._plans.clear()
+        here.absorb(other)
+        assert here.counts() == {VOTE: 720}
+        # 300 left of the plan here, and 580 there, of which the first joining had seen 600.
+        assert here.unmade() == {VOTE: 280 if broken else 880}
 
 
 @pytest.mark.parametrize("known", [False, True])
