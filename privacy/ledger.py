@@ -269,9 +269,8 @@ class Ledger:
     def absorb(self, other: Ledger) -> None:
         """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
-        Each block of a run counts once, since a checkpoint may be resumed with each ledger, and if it was, what is left
-        of both plans; the larger count of each training and otherwise the larger plan hold. So this may be repeated at
-        every opening.
+        Each block of a run counts once, since a checkpoint may be resumed with either ledger; what is then left of both
+        plans adds up. Otherwise the larger count and plan hold, so that this may be repeated at every opening.
 
         Raises:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:

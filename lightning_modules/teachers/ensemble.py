@@ -245,8 +245,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         now = {**self._settings, "records": weights_digest({"ids": ids, "labels": records.labels[order]}).hex()}
         # Divided in two ways, a record would be in the shards of two teachers.
         require_same(self.processes, repr(now), "settings or private records")
-        before = {"records": now["records"], **(self._settings_before or now)}  # a file of an earlier version has none
-        if before["records"] != now["records"]:  # printed nowhere, as it is of private data
+        before = self._settings_before or now
+        if before.get("records") != now["records"]:  # printed nowhere, as it is of private data
             raise ValueError("records differ from those of the first teachers: one may be in two shards. Begin anew")
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
