@@ -178,15 +178,15 @@ class Distillation(DataFreeDistillation):
         sure = float(logits.softmax(dim=1).amax(dim=1).mean())
         shares = torch.bincount(logits.argmax(dim=1), minlength=self.num_classes) / len(logits)
         rank_zero_info(
-            f"What the images tell of the teacher: {share:.2f} of 1. It is sure of them to {100 * sure:.0f} % on the "
-            f"average, and gives its rarest class to {100 * float(shares.min()):.1f} %."
+            f"Informativeness of the images: {share:.2f} of 1. The teacher's mean confidence is {100 * sure:.0f} %; "
+            f"its rarest class has {100 * float(shares.min()):.1f} % of the images."
         )
         if round(share, 2) < _INFORMATIVE:
             prior = type(self.images.prior).__name__ if isinstance(self.images, SyntheticSource) else self.images.kind
             rank_zero_warn(
-                f"Images of {prior} tell little of this teacher: {share:.2f} of 1, where {_INFORMATIVE} and more is "
-                "usual of images that suit, and a student may lose much to it. Take public pictures of its kind, or "
-                "the prior of which this figure is largest: docs/choosing.md"
+                f"Images of {prior} say little about this teacher: {share:.2f} of 1, where suitable images have "
+                f"{_INFORMATIVE} or more, and the student may be much less accurate. Use public pictures like the "
+                "teacher's, or the prior with the largest value: docs/choosing.md"
             )
 
     @torch.no_grad()
