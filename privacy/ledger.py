@@ -220,11 +220,11 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            self._require_division(training.id, training.division)
+            _require_division(self._divisions, training.id, training.division, self.path)
             if training.id not in self._trainings:
                 self._append_training(append, training=training.id, kind=training.kind, division=training.division)
             released = training.releases or {}
-            if self.releases_of(training.id) and not released:
+            if not released and self.releases_of(training.id):
                 raise LedgerError(
                     f"training {training.id} was by DP-SGD as the privacy ledger {self.path} has it, and the file at "
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
@@ -279,18 +279,17 @@ class Ledger:
         self.settle()
         with self._locked() as append:
             for training, kind in other._trainings.items():
-                mine, theirs = (one._saved.get(training, [""]) for one in (self, other))
-                if "" not in mine + theirs and mine[-1] not in theirs and theirs[-1] not in mine:
+                mine, theirs = (one._saved.get(training, []) for one in (self, other))
+                if mine and theirs and mine[-1] not in theirs and theirs[-1] not in mine:
                     raise LedgerError(
                         f"training {training} went on from one state both in {self.path} and in {other.path}: two "
                         "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
                     )
                 if training not in self._trainings:
-                    division = other._divisions[training]
-                    self._require_division(training, division)
-                    self._append_training(append, training=training, kind=kind, division=division)
+                    _require_division(self._divisions, training, other._divisions[training], self.path)
+                    self._append_training(append, training=training, kind=kind, division=other._divisions[training])
                 # Else an older checkpoint would still be the last one here, and go on under the same identity.
-                for token in other._saved.get(training, [])[len(self._saved.get(training, [])) :]:
+                for token in theirs[len(mine) :]:
                     append({"event": "saved", "training": training, "token": token})
             new, apart = other._unknown_to(self), {owner for owner, *_ in self._unknown_to(other).values()}
             left = {run: self._unmade_by(run) + other._unmade_by(run) for run, *_ in new.values() if run in apart}
@@ -377,16 +376,6 @@ class Ledger:
         key, owner = block or f"{self._instance}-{self._serial}", run or self.run
         append({"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()})
         return key, charge, count
-
-    def _require_division(self, training: str, now: Mapping[str, Any]) -> None:
-        for other, before in self._divisions.items():
-            for name in now.keys() & before.keys():
-                if other != training and now[name] != before[name]:
-                    raise LedgerError(
-                        f"{name} of the data is {now[name]!r}, and the privacy ledger {self.path} has {before[name]!r} "
-                        f"for training {other}: which records are private, or whose they are, would differ, and no "
-                        f"epsilon covers both. Set {name} to what it was; other records need another name"
-                    )
 
     def _append_training(self, append: Append, **line: Any) -> None:
         append({"event": "training", "fingerprint": None, "division": {}, **line})
@@ -477,6 +466,17 @@ def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) ->
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return data_names
+
+
+def _require_division(divisions: Mapping[str, Any], training: str, now: Mapping[str, Any], path: Path | None) -> None:
+    for other, before in divisions.items():
+        for name in now.keys() & before.keys():
+            if other != training and now[name] != before[name]:
+                raise LedgerError(
+                    f"{name} of the data is {now[name]!r}, and the privacy ledger {path} has {before[name]!r} for "
+                    f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
+                    f"covers both. Set {name} to what it was; other records need another name"
+                )
 
 
 def _fingerprint(key: str, digest: bytes) -> str:
