@@ -24,7 +24,7 @@ from lightning_modules.teachers.clipping_trial import (
     refuse_gradient_hooks,
 )
 from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
-from lightning_modules.teachers.private_teacher import weights_digest
+from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, by_all
@@ -162,7 +162,7 @@ class ClippedNetwork:
 
     def _digest(self, state: Mapping[str, Any] | None = None) -> bytes:
         values = self.network.state_dict() if state is None else state
-        return weights_digest({name: value for name, value in values.items() if isinstance(value, Tensor)})
+        return tensors_digest({name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     def refuse_other_weights(self) -> None:
         """Refuses to begin a fit with weights that were not built, trained or resumed here.

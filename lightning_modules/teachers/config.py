@@ -25,7 +25,7 @@ from lightning_modules.teachers.private_teacher import (
     PrivateModel,
     PrivateTeacher,
     require_own_weights,
-    weights_digest,
+    tensors_digest,
 )
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.identity import Training, UnnamedTraining
@@ -219,7 +219,7 @@ def _training_of(
     """A file's training run, as the file names it or else by its weights."""
     stated = content.get("training")
     if stated is None:
-        return UnnamedTraining(weights_digest(weights), kind="file without an identity")
+        return UnnamedTraining(tensors_digest(weights), kind="file without an identity")
     try:
         return Training.from_dict(stated)
     except ValueError as error:

@@ -29,7 +29,7 @@ from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.losses import InnerProduct
-from lightning_modules.teachers.private_teacher import weights_digest
+from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
@@ -368,8 +368,8 @@ class DPSGDTeacher(Teacher):
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
         # One record more shifts those after it: what is then in the shares of two is drawn by two coins.
-        ids, data = weights_digest({"ids": self._poisson.train_records.ids}), self._poisson
-        own = (ids, data.sample_rate, data.secure, repr(self._settings))  # what is charged is what process 0 has
+        records, data = tensors_digest({"ids": self._poisson.train_records.ids}), self._poisson
+        own = (records, data.sample_rate, data.secure, repr(self._settings))  # what is charged is what process 0 has
         require_same(self.processes, own, "private records or settings")
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)

@@ -27,7 +27,7 @@ from lightning_modules.setting_checks import check_choice, check_number, check_w
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
-from lightning_modules.teachers.private_teacher import weights_digest
+from lightning_modules.teachers.private_teacher import tensors_digest
 from privacy.identity import CheckpointError
 from privacy.mechanisms.votes import vote_counts
 from privacy.processes import Processes, require_same
@@ -242,7 +242,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         """
         records: Any = self.shards.shards.records
         ids, order = records.ids.sort()
-        now = {**self._settings, "records": weights_digest({"ids": ids, "labels": records.labels[order]}).hex()}
+        now = {**self._settings, "records": tensors_digest({"ids": ids, "labels": records.labels[order]}).hex()}
         # Divided in two ways, a record would be in the shards of two teachers.
         require_same(self.processes, repr(now), "settings or private records")
         before = self._settings_before or now

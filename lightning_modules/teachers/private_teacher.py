@@ -356,18 +356,18 @@ def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _digest(value: torch.Tensor) -> bytes:
-    return weights_digest({"": value.detach()})
+    return tensors_digest({"": value.detach()})
 
 
-def weights_digest(weights: Mapping[str, torch.Tensor]) -> bytes:
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Hash of names, shapes and values. **Private**: a ledger keeps only a keyed hash of it.
 
     Floating-point numbers count as float32, and BatchNorm's counters are left out: a copy without them is the same
     teacher.
     """
     digest = hashlib.sha256()
-    for name in sorted(name for name in weights if not name.endswith("num_batches_tracked")):
-        value = weights[name].float() if weights[name].is_floating_point() else weights[name]
+    for name in sorted(name for name in tensors if not name.endswith("num_batches_tracked")):
+        value = tensors[name].float() if tensors[name].is_floating_point() else tensors[name]
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(bytes_of(value))
     return digest.digest()
@@ -378,4 +378,4 @@ def _of_script(networks: list[nn.Module]) -> UnnamedTraining:
     plain = [network.network if isinstance(network, AdaptedTeacher) else network for network in networks]
     states = [network.state_dict() for network in plain]
     stacked = {f"{index}.{name}": value for index, state in enumerate(states) for name, value in state.items()}
-    return UnnamedTraining(weights_digest(states[0] if len(states) == 1 else stacked), kind="network of a script")
+    return UnnamedTraining(tensors_digest(states[0] if len(states) == 1 else stacked), kind="network of a script")

@@ -347,7 +347,7 @@ def test_records_that_moved_to_other_shards_are_refused_on_resuming(
 ) -> None:
     """Of records known by position, the first is taken out and one is added at the end: no number has changed."""
     if broken:
-        monkeypatch.setattr(ensemble, "weights_digest", lambda weights: b"")
+        monkeypatch.setattr(ensemble, "tensors_digest", lambda weights: b"")
     interrupt(monkeypatch, "on_train_batch_end", (2, 0), lambda: fit(configuration(**RIDGE)))
     read = Digits.read
 
