@@ -21,6 +21,7 @@ from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, require_md5
 from datamodules.images import ImageDataset, keep_batch
 from datamodules.splits import id_fraction
 from privacy.checks import check_count
+from privacy.ledger_place import DataHome
 from privacy.processes import share_size
 
 Part = Literal["train", "validation", "test"]
@@ -173,6 +174,11 @@ class ImageDataModule(LightningDataModule, ABC):
         plain: dict[str, Any] = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
         classes = list(self.class_names)
         return {"data": self._private_name, "place": None, "class_names": classes, "settings": plain, "share": None}
+
+    @property
+    def home(self) -> DataHome | None:
+        """What leads from the data to their ledger, if they are a user's own; None for the public data sets here."""
+        return None if type(self).__module__.startswith("datamodules.") else DataHome(name=self.private_data)
 
     @property
     def kept_classes(self) -> tuple[int, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from datamodules.shards import ShardedRecords, Shards
 from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
+from privacy.ledger_place import DataHome
 
 MIN_RECORDS = 100
 """Smallest expected number of records of a client; hashing leaves 60 or more, almost two default batches."""
@@ -225,6 +226,13 @@ class ClientRecords(DerivedDataset):
         # The number of records determines the least share of a client, and with it the draws.
         label = f"{self._label}-records{self.num_records}" + (f" of {whole['share']}" if whole["share"] else "")
         return {**whole, "share": [label, self.client]}
+
+    @property
+    def home(self) -> DataHome | None:
+        """That of the data set, for this client alone."""
+        whole = self.dataset.home
+        name = self.private_data if whole is not None and whole.name else ""
+        return whole and replace(whole, name=name, part=f"client-{self.client}-{self._label}")
 
     def read(self, part: Part) -> ImageDataset:
         """Reads one official part of the data set; all but `test` are restricted to the client's records."""

@@ -28,6 +28,7 @@ from datamodules.pictures import (
 )
 from datamodules.splits import id_fraction, ids_of_names
 from privacy.checks import check_count
+from privacy.ledger_place import DataHome
 
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
@@ -79,7 +80,8 @@ class ImageFolder(PictureDataModule):
                 Splits then keep persons together. Pictures that it does not match are refused; with `|(.*)` at its
                 end, each of them is its own person.
             name: Name of the private data in results and in their ledger; by default the folder's. Two folders of the
-                same pictures need the same name.
+                same pictures need the same name, unless one is a copy made after the first use: the hidden file
+                `.ledger.jsonl`, which each use leaves in the folder, leads to one ledger.
             num_records: A public bound on the number of private records. Default: the current number of pictures, which
                 by itself reveals whether one was added; unknown if the private ones are not available.
             settings: See `ImageDataModule`.
@@ -101,6 +103,7 @@ class ImageFolder(PictureDataModule):
             )
         place = Path(root).expanduser()
         self.name = name or place.resolve().name
+        self._named = name or ""
         self._layout = self._layout_of(place)
         self.class_names = self._classes_of(place)
         self.num_classes = len(self.class_names)
@@ -110,6 +113,13 @@ class ImageFolder(PictureDataModule):
             size, channels = self._size_and_channels(place, size, channels)
         preparation = Preparation(size=size, channels=channels, resize=resize, bits=bits)
         super().__init__(preparation=preparation, root=place, **settings)
+
+    @property
+    def home(self) -> DataHome:
+        """The folder, and those below it or elsewhere that hold private pictures; equal names are equal data."""
+        private = self.root if self._layout == "classes" else self.root / "train"
+        held = {(file.resolve() if file.is_symlink() else file).parent for file in pictures_below(private)}
+        return DataHome((self.root, *sorted(held)), name=f"{self._named}/train" if self._named else "")
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""

@@ -57,7 +57,7 @@ def require_partition(partitions: Iterable[Partition | None], data: Any, *, whos
                 raise PartitionError(
                     f"{name} of the data is {is_now!r}, and {whose} says {was!r} of {one['data']}: records that are "
                     f"private there may be in the public test split here. Set {name} to what it was; other records "
-                    "need another name"
+                    "need a folder and a name of their own"
                 )
 
 

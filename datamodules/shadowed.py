@@ -39,6 +39,10 @@ class Shadowed(DerivedDataset):
         self.num_canaries = check_count("canaries", canaries)
         self.num_records = dataset.num_records and dataset.num_records + canaries
 
+    @property
+    def home(self) -> None:
+        """Nothing leads from shadows to the ledger of the data: an attack is charged to none."""
+
     def members(self, ids: Tensor) -> Tensor:
         """Whether this shadow is trained on records with these ids (N,): (N,) bool, true for heads.
 

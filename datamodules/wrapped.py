@@ -10,6 +10,7 @@ from datamodules.base import Batches, ImageDataModule, Part
 from datamodules.images import ImageDataset
 from datamodules.splits import selection_halves
 from privacy.checks import check_count
+from privacy.ledger_place import DataHome
 
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides")
 _OF_EVALUATION = ("val_dataloader", "test_dataloader", "evaluated")
@@ -42,6 +43,10 @@ class DerivedDataset(ImageDataModule):
     @property
     def partition(self) -> dict[str, Any]:
         return self.dataset.partition
+
+    @property
+    def home(self) -> DataHome | None:
+        return self.dataset.home
 
     def fetch(self, part: Part) -> None:
         self.dataset.fetch(part)
@@ -85,6 +90,10 @@ class WrappedDataset(LightningDataModule):
         self.evaluation = evaluation
         self.private_data = dataset.private_data
         self.partition = dataset.partition
+
+    @property
+    def home(self) -> DataHome | None:
+        return self.dataset.home
 
     @property
     def evaluated(self) -> ImageDataset:

@@ -9,13 +9,15 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.partition import Partition
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
+from privacy.account import PrivacyAccount
 from privacy.annotators import Annotator
-from privacy.guarantee import Guarantee
+from privacy.guarantee import Guarantee, about_place
 from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger_place import LedgerPlace
 from privacy.neighbours import Unit
 from privacy.plan import Plan
 from privacy.processes import ALONE, Processes
@@ -60,7 +62,7 @@ class PrivateRun:
         trainer: Trainer,
         *,
         private_data: str,
-        ledger: Path | None,
+        ledger: LedgerPlace | Path | None,
         training: Training | UnnamedTraining | None,
         num_records: int | None = None,
         processes: Processes = ALONE,
@@ -89,6 +91,7 @@ class PrivateRun:
             training=training,
             processes=processes,
         )
+        say_ledger(self.annotator.account)
 
     def require_calls(self, calls: int, *, steps_done: int) -> bool:
         """Refuses a budget in which the calls of the next step do not fit.
@@ -165,6 +168,14 @@ class PrivateRun:
         for query in state["uncharged_queries"]:
             self.note(query)
         self.keep_partitions(state["partitions"])
+
+
+def say_ledger(account: PrivacyAccount) -> None:
+    """Tells the owner which ledger counts, and what it does not count."""
+    if account.ledger.path is not None:
+        rank_zero_info(f"Privacy ledger of {account.ledger.private_data}: {account.ledger.path}")
+    for text in about_place(account):
+        rank_zero_warn(text)
 
 
 def epsilon_metric(unit: Unit) -> str:

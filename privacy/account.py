@@ -15,7 +15,8 @@ from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
-from privacy.ledger import Ledger, ledger_file, ledgers_of
+from privacy.ledger import Ledger
+from privacy.ledger_place import LedgerPlace, by_name, ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published.claims import Claim, published_epsilon
@@ -44,7 +45,7 @@ class Budget:
             for persons), or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` only this one. The ε of several published
             students compose: `run` is for research tables, and the guarantee says what it leaves out.
-        ledger: The ledger's file; None is the private data's own, see `ledger_file`.
+        ledger: The ledger's file, to which others of the same data then lead; None is the data's own (`LedgerPlace`).
         ledger_block: Calls that one synced line of the ledger reserves, and that a crash may cost; None is the
             annotator's default.
     """
@@ -86,6 +87,8 @@ class PrivacyAccount:
         self.training = training
         #: Whether the run or its teacher used another ledger before, which is not available.
         self.ledger_was_replaced = False
+        #: What a guarantee has to say about the place of the ledger.
+        self.notes: tuple[str, ...] = ()
         #: Descriptions of what this run was charged for.
         self.mechanisms: dict[Charge, str] = {}
 
@@ -301,7 +304,9 @@ class PrivacyAccount:
             ValueError: The state is of another run, or of other private data.
             LedgerError: The ledger was cut, edited or replaced since.
         """
-        if state["run"] != self.ledger.run or state["private_data"] != self.ledger.private_data:
+        # The data's name may be another one since: two ledgers of the same data become one.
+        known = state["private_data"] == self.ledger.private_data or state["run"] in self.ledger.runs()
+        if state["run"] != self.ledger.run or not known:
             raise ValueError(
                 f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
                 f"the ledger's is run {self.ledger.run} on {self.ledger.private_data}"
@@ -318,7 +323,7 @@ class PrivacyAccount:
 def open_account(
     *,
     private_data: str,
-    path: str | Path | None,
+    place: LedgerPlace | str | Path | None,
     budget: Budget,
     block: int,
     num_records: int | None,
@@ -327,7 +332,7 @@ def open_account(
 ) -> PrivacyAccount:
     """Opens the ledger of the private data, and restores what a checkpoint's `state` remembers of a run.
 
-    Arguments are those of `Annotator.open`; `path` is its `ledger`, and `block` that of `Ledger`.
+    Arguments are those of `Annotator.open`; `place` is its `ledger`, and `block` that of `Ledger`.
 
     Raises:
         ValueError: δ is not below 1/N.
@@ -340,11 +345,14 @@ def open_account(
             f"{budget.delta:g}: a mechanism that publishes one record outright would meet it"
         )
     run = state["run"] if state else uuid.uuid4().hex
-    ledger = Ledger(path=budget.ledger or path, private_data=private_data, run=run, block=block)
+    if not isinstance(place, LedgerPlace):
+        place = LedgerPlace(None if place is None else Path(place))
+    ledger = place.open(private_data=private_data, run=run, block=block, chosen=budget.ledger)
     head, replaced = (training.head, training.ledger_was_replaced) if isinstance(training, Training) else (None, False)
     same = ledger.verify_head(head, whose="the teacher's training")
     account = PrivacyAccount(ledger=ledger, budget=budget, training=admitted(training, ledger))
     account.ledger_was_replaced = replaced or not same
+    account.notes = place.notes
     if state:
         account.require_training(state.get("training"))
         account.restore(state)
@@ -352,25 +360,21 @@ def open_account(
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """Records a training in a ledger, with what other ledgers hold of it, and returns its identity."""
+    """Records a training in a ledger, to which others that know of it then lead, and returns its identity."""
     if training is None:
         return None
-    for path, name in _known_elsewhere(training, ledger).items():
-        ledger.absorb(Ledger(path=path, private_data=name, run=ledger.run))
+    if ledger.path is not None:
+        beside = (
+            training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
+        )
+        folders = [ledger.path.parent, by_name(), *([beside.resolve()] if beside else [])]
+        for path, name in ledgers_of(training, folders).items():
+            Ledger(path=path, private_data=name, run=ledger.run, renamed=True).lead_to(ledger)
     if isinstance(training, UnnamedTraining):
         identity = ledger.identify(training.digest, kind=training.kind)
         training = Training(identity, kind=training.kind)
     ledger.register(training)
     return training.id
-
-
-def _known_elsewhere(training: Training | UnnamedTraining, ledger: Ledger) -> dict[Path, str]:
-    """Ledgers that know the training under another name of its data, in the present and former folders of its file."""
-    if ledger.path is None:
-        return {}
-    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
-    folders = [ledger.path.parent, ledger_file("x").parent, *([beside.resolve()] if beside else [])]
-    return {path: name for path, name in ledgers_of(training, folders).items() if path != ledger.path}
 
 
 def _shared(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,9 +16,9 @@ _T = TypeVar("_T")
 
 
 def _number(name: str, value: float) -> float:
-    """`value` as a float; refuses a bool, which Python would count as 0 or 1."""
-    if isinstance(value, bool):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+    """`value` as a float; refuses a bool, which Python would count as 0 or 1, and an integer that no float can hold."""
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > sys.float_info.max):
+        raise ValueError(f"{name} must be a number, got {str(value)[:40]}")
     return float(value)
 
 

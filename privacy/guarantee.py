@@ -42,18 +42,18 @@ _NOISE_CHANGED = (
 
 _SAME_PERSON = (
     "a person or patient, or an image that occurs more than once: epsilon is for one record, which is one image. "
-    "Several records of one person, near-duplicates of an image, and the same images in a data set of another name, "
-    "which has another ledger, reveal more together than epsilon allows for one"
+    "Several records of one person, near-duplicates of an image, and copies of the same images elsewhere, which may "
+    "have another ledger, reveal more together than epsilon allows for one"
 )
 
 _OTHER_NAMES = (
     "a person whose pictures are counted as several persons', near-duplicates of a picture among those of other "
-    "persons, and pictures of a person in a data set of another name, such as another client's, which has another "
-    "ledger"
+    "persons, and pictures of a person elsewhere, such as copies of a folder or another client's, which may have "
+    "another ledger"
 )
 
 _ANOTHER_LEDGER = (
-    "ANOTHER LEDGER: the one in which the teacher's training or the start of this run was recorded is not available, "
+    "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
     "and what else it holds is not counted: nothing computed from that is published"
 )
 _IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
@@ -458,9 +458,15 @@ def _about_ledger(account: PrivacyAccount, *, num_records: int | None) -> list[s
     delta = f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
     return [
         *([delta] if num_records is None else []),
-        *([_ANOTHER_LEDGER] if account.ledger_was_replaced else []),
+        *about_place(account),
         *([] if account.ledger.durable else [_IN_MEMORY]),
     ]
+
+
+def about_place(account: PrivacyAccount) -> list[str]:
+    """What the account's ledger does not count since it is another one, or lies where it does; for the console too."""
+    replaced = account.ledger_was_replaced or account.ledger.lost
+    return [*([_ANOTHER_LEDGER] if replaced else []), *account.notes]
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

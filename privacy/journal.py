@@ -9,11 +9,17 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 
 class LedgerError(RuntimeError):
     """A ledger that cannot be read or written; without it no ε can be stated."""
+
+
+class Take(Protocol):
+    """Takes a line over, whoever wrote it, or only checks it if `dry`; raises a `ValueError` to refuse it."""
+
+    def __call__(self, line: dict[str, Any], *, dry: bool = False) -> None: ...
 
 
 class Journal:
@@ -33,12 +39,15 @@ class Journal:
 
     @contextlib.contextmanager
     def locked(
-        self, *, take: Callable[[dict[str, Any]], None], opening: Callable[[], dict[str, Any]]
+        self, *, take: Take, opening: Callable[[], dict[str, Any]]
     ) -> Iterator[Callable[[dict[str, Any]], None]]:
         """Locks the file, reads all of it, and yields a function that appends a line and syncs it.
 
+        A line is checked as a later reader will, before it is written: one that none could read would make the whole
+        file unreadable for good.
+
         Args:
-            take: Called with each line in order, whoever wrote it; raises a `ValueError` to refuse one.
+            take: Called with each line in order.
             opening: Returns the first line of a new file, whose event is `open`.
 
         Raises:
@@ -54,15 +63,10 @@ class Journal:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 self._read_new(descriptor, take)
                 if self._offset == 0:
-                    self._append(descriptor, opening())
+                    self._append(descriptor, opening(), take)
                 if first:
                     self._sync_folder()
-
-                def append(line: dict[str, Any]) -> None:
-                    self._append(descriptor, line)
-                    take(line)
-
-                yield append
+                yield lambda line: self._append(descriptor, line, take)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -71,14 +75,16 @@ class Journal:
                 "`ledger` to a file that can be written"
             ) from error
 
-    def _append(self, descriptor: int, line: dict[str, Any]) -> None:
+    def _append(self, descriptor: int, line: dict[str, Any], take: Take) -> None:
         chained = {**line, "prev": self._last}
         data = (json.dumps(chained, separators=(",", ":")) + "\n").encode()
+        take(json.loads(data), dry=True)
         if os.write(descriptor, data) != len(data):
             raise OSError("the line was cut short; is the disk full?")
         os.fsync(descriptor)
         self._offset += len(data)
         self.hashes.append(_hash(data))
+        take(line)
 
     @property
     def _last(self) -> str:
@@ -91,7 +97,7 @@ class Journal:
         finally:
             os.close(descriptor)
 
-    def _read_new(self, descriptor: int, take: Callable[[dict[str, Any]], None]) -> None:
+    def _read_new(self, descriptor: int, take: Take) -> None:
         size = os.fstat(descriptor).st_size
         if size < self._offset:
             raise LedgerError(f"the privacy ledger {self.path} has become shorter; it must only ever grow")
@@ -112,7 +118,7 @@ class Journal:
             self._offset += len(line)
             self.hashes.append(_hash(line))
 
-    def _read_line(self, line: bytes, take: Callable[[dict[str, Any]], None]) -> None:
+    def _read_line(self, line: bytes, take: Take) -> None:
         try:
             entry = json.loads(line)
             if (entry["event"] == "open") != (self._offset == 0):

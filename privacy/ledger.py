@@ -13,6 +13,9 @@ having spent the whole block.
 A run that knows how many releases it will make records its plan before the first one: stopping it early may depend on
 what they showed, so it has spent the plan.
 
+Two ledgers of the same data become one: one of them counts what the other holds, and the other leads to it
+(`Ledger.lead_to`), so that whoever opens either finds both.
+
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
 that was edited, cut or replaced is reported as such. The file's owner can still write a new one: the chain reveals
 accidents and edits; it is not a signature.
@@ -25,17 +28,18 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from privacy.checks import check_count
 from privacy.events import Release
-from privacy.identity import Head, Training, UnnamedTraining, new_training_id
+from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
+from privacy.ledger_state import VERSION, Absorbed, LedgerState
 from privacy.plan import Charge, Plan, unmade
 
 Block: TypeAlias = tuple[str, Charge, int]
@@ -43,9 +47,6 @@ Block: TypeAlias = tuple[str, Charge, int]
 Append: TypeAlias = Callable[[dict[str, Any]], None]
 """Writes one line, syncs it and counts what it says."""
 
-_VERSION = 2
-LEDGERS = "TRANSCRIPTION_LEDGERS"
-"""Environment variable that names the folder of all ledgers."""
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
 
@@ -59,37 +60,56 @@ class Ledger:
         private_data: Public name of the data that the releases depend on, such as `MNIST/train`.
         run: Identity of the charging run, kept by its checkpoints.
         block: Number of releases that one synced line reserves.
+        renamed: Whether the file may be about data of another name, since it was found otherwise.
+
+    Attributes:
+        path: The file that counts, which may be another one than was opened; see `lead_to`.
 
     Raises:
         LedgerError: The file is damaged, of another version, about other data, or in a folder that cannot be written.
         ValueError: `block` is below 1.
     """
 
-    def __init__(self, *, path: str | Path | None, private_data: str, run: str, block: int = 100) -> None:
-        # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
-        self.path = None if path is None else Path(path).resolve()
-        self.private_data = private_data
+    def __init__(
+        self, *, path: str | Path | None, private_data: str, run: str, block: int = 100, renamed: bool = False
+    ) -> None:
         self.run = run
         self.block = check_count("block", block, minimum=1)
-        self._totals: dict[str, Counter[Charge]] = {}
-        self._blocks: dict[str, tuple[str, Charge, int]] = {}
-        self._plans: dict[str, Plan] = {}
-        self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
-        self._trainings: dict[str, str] = {}
-        self._divisions: dict[str, dict[str, Any]] = {}
-        self._fingerprints: dict[str, str] = {}
-        self._settled: set[str] = set()
-        self._saved: dict[str, list[str]] = {}
-        self._key = secrets.token_hex(16)
-        #: Random, to tell a file from one that replaces it.
-        self.id = secrets.token_hex(8)
-        self._journal = None if self.path is None else Journal(self.path)
-        self._changes = 0
+        # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
+        self._begin(None if path is None else Path(path).resolve(), private_data, renamed=renamed)
         self._open: Block | None
         self._used: int
         self._process: int | None
         self._become_another()
         self.refresh()
+
+    def _begin(self, path: Path | None, private_data: str, *, renamed: bool) -> None:
+        """Begins to read a file."""
+        self.path = path
+        self._journal = None if path is None else Journal(path)
+        key, identity = secrets.token_hex(16), secrets.token_hex(8)
+        self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
+        self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
+
+    @property
+    def private_data(self) -> str:
+        """Name of the data in the file."""
+        return self._state.private_data
+
+    @property
+    def id(self) -> str:
+        """Identity of the file."""
+        return self._state.id
+
+    @property
+    def lost(self) -> bool:
+        """Whether another ledger, in which this one or one that it counts was counted, could not be found."""
+        return self._state.lost or (self._state.moved is not None and self._leads_to() is None)
+
+    @property
+    def absorbed(self) -> list[str]:
+        """Files of the ledgers that are counted here."""
+        return [other.path for other in self._state.absorbed.values()]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy must not use up the open block of its original."""
@@ -106,10 +126,7 @@ class Ledger:
         What DP-SGD trainings themselves released is in `releases_by_training`. This object's open block counts for what
         it used; every other block for all that it reserved.
         """
-        total: Counter[Charge] = Counter()
-        for owner, counts in self._totals.items():
-            if owner == run or (run is None and owner not in self._trainings):
-                total.update(counts)
+        total = self._state.counts(run)
         block = self._open_block()
         if block is not None and run in (None, self.run):
             _, charge, count = block
@@ -125,18 +142,17 @@ class Ledger:
             others: Leave out this object's own run.
         """
         # Cached: called at each step, while the plans of others seldom change.
-        if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._changes, self.run):
+        if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._state.changes, self.run):
             total: Counter[Charge] = Counter()
-            for owner in self._plans:
+            for owner in self._state.plans:
                 if owner != self.run:
-                    total.update(self._unmade_by(owner))
-            self._unmade_by_others = (self._changes, self.run, total)
+                    total.update(self._state.unmade(owner))
+            self._unmade_by_others = (self._state.changes, self.run, total)
         theirs = self._unmade_by_others[2]
-        return Counter(theirs) if others else theirs + self._unmade_by(self.run)
-
-    def _unmade_by(self, run: str) -> Counter[Charge]:
-        plan, made = self._plans.get(run), self.counts(run=run)
-        return unmade(plan.charges, made) if plan is not None and made else Counter()
+        if others:
+            return Counter(theirs)
+        plan, made = self._state.plans.get(self.run), self.counts(run=self.run)
+        return theirs + (unmade(plan.charges, made) if plan is not None and made else Counter())
 
     def write_plan(self, make: Callable[[Plan | None], Plan]) -> None:
         """Records this run's plan.
@@ -150,37 +166,44 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            before = self._plans.get(self.run)
+            before = self._state.plans.get(self.run)
             plan = make(before)
             if plan != before:
                 append({"event": "plan", "run": self.run, **plan.to_dict()})
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order of their first charges."""
-        return [owner for owner in self._totals if owner not in self._trainings and self.counts(run=owner)]
+        state = self._state
+        return [owner for owner in state.totals if owner not in state.trainings and self.counts(run=owner)]
 
     def releases_of(self, training: str) -> Counter[Release]:
         """What the training of a teacher itself released: its planned DP-SGD steps, or nothing."""
         releases: Counter[Release] = Counter()
-        if training in self._trainings:
+        if training in self._state.trainings:
             for charge, count in self.counts(run=training).items():
                 releases[charge.release] += count
         return releases
 
     def releases_by_training(self) -> dict[str, Counter[Release]]:
         """Returns `releases_of` of every known training, by identity."""
-        return {training: self.releases_of(training) for training in self._trainings}
+        return {training: self.releases_of(training) for training in self._state.trainings}
 
-    def state_to_follow(self, *, since: int | None = None) -> dict[str, Any]:
+    def state_to_follow(self, *, since: tuple[str, int] | None = None) -> dict[str, Any]:
         """State of `LedgerReplica` in the other processes of a run, by attribute.
 
         Args:
-            since: `_changes` of the state that they have; counts are left out if they have not changed since.
+            since: `version` of the state that they have; it is left out if it is the same.
         """
         self._open_block()
-        names = ["run", "_changes", "_open", "_used"]
-        names += ["_totals", "_trainings", "_saved", "_plans"] if since != self._changes else []
-        return {**{name: getattr(self, name) for name in names}, "_followed_head": self.head}
+        known = {name: getattr(self, name) for name in ("run", "_open", "_used")}
+        if since != self.version:
+            known["_state"] = replace(self._state, blocks={}, settled=set())  # of which they write none
+        return {**known, "_followed_head": self.head}
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """Identity of the file, and the number of its lines so far."""
+        return self._state.id, self._state.changes
 
     @property
     def head(self) -> Head | None:
@@ -189,7 +212,7 @@ class Ledger:
         return (self.id, len(hashes), hashes[-1]) if hashes else None
 
     def verify_head(self, head: Head | None, *, whose: str) -> bool:
-        """Whether this is the ledger that `whose` saw; False for another one, begun since.
+        """Whether this is the ledger that `whose` saw, or counts all of it; False for another one, begun since.
 
         Raises:
             LedgerError: It is the same ledger, with lines missing or replaced.
@@ -197,6 +220,8 @@ class Ledger:
         if head is None or self._journal is None:
             return True
         identity, lines, digest = str(head[0]), int(head[1]), str(head[2])
+        if self._state.counts_all((identity, lines, digest)):
+            return True
         if identity != self.id:
             return False
         hashes = self._journal.hashes
@@ -220,8 +245,8 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            _require_division(self._divisions, training.id, training.division, self.path)
-            if training.id not in self._trainings:
+            _require_division(self._state.divisions, training.id, training.division, self.path)
+            if training.id not in self._state.trainings:
                 self._append_training(append, training=training.id, kind=training.kind, division=training.division)
             released = training.releases or {}
             if not released and self.releases_of(training.id):
@@ -234,7 +259,7 @@ class Ledger:
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
-        return self._saved[training][-1] if training in self._saved else None
+        return self._state.saved[training][-1] if training in self._state.saved else None
 
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
         """Records that a state of a training is being saved, so that only a fit resumed from it is the same training.
@@ -261,16 +286,21 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            fingerprint = _fingerprint(self._key, digest)
-            if fingerprint not in self._fingerprints:
-                self._append_training(append, training=new_training_id(), kind=kind, fingerprint=fingerprint)
-            return self._fingerprints[fingerprint]
+            known = self._state.fingerprints
+            # By the keys of all ledgers that are counted here: the identity stays with the weights.
+            keys = [self._state.key, *(other.key for other in self._state.absorbed.values())]
+            fingerprints = [fingerprint_of(key, digest) for key in keys]
+            found = next((known[one] for one in fingerprints if one in known), None)
+            if found is None:
+                found = new_training_id()
+                self._append_training(append, training=found, kind=kind, fingerprint=fingerprints[0])
+            return found
 
     def absorb(self, other: Ledger) -> None:
         """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
         Each block of a run counts once, since a checkpoint may be resumed with either ledger; what is then left of both
-        plans adds up. Otherwise the larger count and plan hold, so that this may be repeated at every opening.
+        plans adds up. Otherwise the larger count and plan hold, so that this may be repeated.
 
         Raises:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:
@@ -278,35 +308,64 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            for training, kind in other._trainings.items():
-                mine, theirs = (one._saved.get(training, []) for one in (self, other))
-                if mine and theirs and mine[-1] not in theirs and theirs[-1] not in mine:
-                    raise LedgerError(
-                        f"training {training} went on from one state both in {self.path} and in {other.path}: two "
-                        "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
-                    )
-                if training not in self._trainings:
-                    _require_division(self._divisions, training, other._divisions[training], self.path)
-                    self._append_training(append, training=training, kind=kind, division=other._divisions[training])
-                # Else an older checkpoint would still be the last one here, and go on under the same identity.
-                for token in theirs[len(mine) :]:
-                    append({"event": "saved", "training": training, "token": token})
-            new, apart = other._unknown_to(self), {owner for owner, *_ in self._unknown_to(other).values()}
-            left = {run: self._unmade_by(run) + other._unmade_by(run) for run, *_ in new.values() if run in apart}
-            for block, (owner, charge, count) in new.items():
-                self._reserve(append, charge, count, run=owner, block=block)
-            for owner, counts in other._totals.items():
-                self._raise(append, counts, run=owner)
-            for owner, plan in other._plans.items():
-                if owner in left:  # each of two fits may have been stopped for what it released
-                    plan = Plan(plan.calls, self.counts(run=owner) + left[owner], plan.changed)
-                if (joined := plan.joined(self._plans.get(owner))) != self._plans.get(owner):
-                    append({"event": "plan", "run": owner, **joined.to_dict()})
+            self._absorb(other._state, other.head, append, lost=other.lost)
 
-    def _unknown_to(self, other: Ledger) -> dict[str, tuple[str, Charge, int]]:
-        """Blocks of runs, each of them first, that another ledger lacks."""
-        blocks = {key: one for key, one in self._blocks.items() if one[2] and one[0] not in self._trainings}
-        return {key: one for key, one in blocks.items() if key not in other._blocks and not key.startswith("raised")}
+    def lead_to(self, other: Ledger) -> None:
+        """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
+
+        Nothing is lost if a process dies meanwhile: `other` counts it before this one says so.
+
+        Raises:
+            LedgerError: As for `absorb`, or one of them cannot be written.
+        """
+        while True:
+            for one in (self, other):
+                one.settle()
+                one.refresh()  # where it leads
+            assert self.path is not None and other.path is not None
+            if self.path.samefile(other.path):
+                return
+            with contextlib.ExitStack() as held:
+                # In one order, so that two processes which do the same do not wait for each other.
+                ordered = sorted((self, other), key=lambda one: str(one.path))
+                appends = {one: held.enter_context(one._locked_here()) for one in ordered}
+                if self._leads_to() or other._leads_to():  # by another process, just now
+                    continue
+                other._absorb(self._state, self.head, appends[other], lost=self.lost)
+                appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
+
+    def _absorb(self, other: LedgerState, head: Head | None, append: Append, *, lost: bool) -> None:
+        mine = self._state
+        for training, kind in other.trainings.items():
+            here, there = (one.saved.get(training, []) for one in (mine, other))
+            if here and there and here[-1] not in there and there[-1] not in here:
+                raise LedgerError(
+                    f"training {training} went on from one state both in {self.path} and in {other.path}: two "
+                    "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
+                )
+            if training not in mine.trainings:
+                _require_division(mine.divisions, training, other.divisions[training], self.path)
+                named = next((one for one, known in other.fingerprints.items() if known == training), None)
+                division = other.divisions[training]
+                self._append_training(append, training=training, kind=kind, division=division, fingerprint=named)
+            # Else an older checkpoint would still be the last one here, and go on under the same identity.
+            for token in there[len(here) :]:
+                append({"event": "saved", "training": training, "token": token})
+        new, apart = _unknown(other, mine), {owner for owner, *_ in _unknown(mine, other).values()}
+        left = {run: mine.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
+        for block, (owner, charge, count) in new.items():
+            self._reserve(append, charge, count, run=owner, block=block)
+        for owner, counts in other.totals.items():
+            self._raise(append, counts, run=owner)
+        for owner, plan in other.plans.items():
+            if owner in left:  # each of two fits may have been stopped for what it released
+                plan = Plan(plan.calls, mine.counts(owner) + left[owner], plan.changed)
+            if (joined := plan.joined(mine.plans.get(owner))) != mine.plans.get(owner):
+                append({"event": "plan", "run": owner, **joined.to_dict()})
+        if head is not None and self._journal is not None:
+            for one in (*other.absorbed.values(), Absorbed(head, other.key, str(other.path))):
+                if not mine.counts_all(one.head):
+                    append({"event": "absorbed", **one._asdict(), "lost": lost})
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -367,7 +426,7 @@ class Ledger:
     def _raise(self, append: Append, counts: Mapping[Charge, int], *, run: str) -> None:
         """Raises what a run or a training has spent to at least `counts`, by a block that no other ledger adds."""
         for charge, count in counts.items():
-            if (more := count - self._totals.get(run, Counter())[charge]) > 0:
+            if (more := count - self._state.totals.get(run, Counter())[charge]) > 0:
                 self._reserve(append, charge, more, run=run, block=f"raised-{secrets.token_hex(8)}")
 
     def _reserve(self, append: Append, charge: Charge, count: int, *, run: str = "", block: str = "") -> Block:
@@ -380,92 +439,66 @@ class Ledger:
     def _append_training(self, append: Append, **line: Any) -> None:
         append({"event": "training", "fingerprint": None, "division": {}, **line})
 
-    def _take_training(self, training: str, kind: str, fingerprint: str | None, division: Mapping[str, Any]) -> None:
-        # A run of this name would no longer count as a run.
-        if training in self._totals and training not in self._trainings:
-            raise ValueError(f"{training} is a run, and cannot be a training as well")
-        self._trainings[str(training)], self._divisions[str(training)] = str(kind), dict(division)
-        if fingerprint is not None:
-            self._fingerprints[str(fingerprint)] = str(training)
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Append]:
+        """Locks the file, reads what others wrote, and yields a function that appends a line.
 
-    def _take_reserved(self, key: str, run: str, charge: Charge, count: int) -> None:
-        if key in self._blocks:
-            raise ValueError(f"block {key} is reserved twice")
-        if run in self._trainings and (charge.training != run or charge.queries):
-            raise ValueError(f"{run} is a training, and cannot be a run as well")
-        self._blocks[key] = (run, charge, check_count("count", count, minimum=1))
-        self._totals.setdefault(run, Counter())[charge] += count
+        Goes where the file leads: another process may make it part of another ledger at any time.
+        """
+        passed: dict[Path | None, tuple[LedgerState, Head]] = {}
+        while True:
+            with self._locked_here() as append:
+                there = self._leads_to()
+                if there is None or there in passed:
+                    for state, head in passed.values():
+                        # It went on by itself while the ledger that counts it was not found.
+                        if not self._state.counts_all((head[0], head[1] - 1, head[2])):
+                            self._absorb(state, head, append, lost=state.lost)
+                    yield append
+                    return
+            assert self.head is not None
+            passed[self.path] = self._state, self.head
+            self._begin(there, self.private_data, renamed=True)
 
-    def _take_plan(self, run: str, plan: Plan) -> None:
-        if run in self._trainings:
-            raise ValueError(f"{run} is a training, and cannot be a run as well")
-        self._plans[run] = plan
-
-    def _take_settled(self, key: str, used: int) -> None:
-        run, charge, count = self._blocks[key]
-        unused = count - check_count("used", used)
-        if unused < 0 or key in self._settled:
-            raise ValueError(f"{used} of {count} releases used, or settled before")
-        self._blocks[key] = (run, charge, used)
-        self._settled.add(key)
-        self._totals[run][charge] -= unused
-
-    def _locked(self) -> contextlib.AbstractContextManager[Append]:
-        """Locks the file, reads what others wrote, and yields a function that appends a line."""
+    def _locked_here(self) -> contextlib.AbstractContextManager[Append]:
+        """The same for this file, wherever it leads."""
         if self._journal is None:
-            return contextlib.nullcontext(self._take)
-        opening = {"event": "open", "version": _VERSION, "private_data": self.private_data}
-        return self._journal.locked(take=self._take, opening=lambda: {**opening, "ledger": self.id, "key": self._key})
+            return contextlib.nullcontext(self._state.take)
+        return self._journal.locked(take=self._state.take, opening=self._first_line)
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        self._changes += 1
-        event = entry["event"]
-        if event == "open":
-            self._check_header(entry)
-        elif event == "reserve":
-            self._take_reserved(entry["block"], entry["run"], Charge.from_dict(entry), entry["count"])
-        elif event == "saved":
-            self._saved.setdefault(str(entry["training"]), []).append(str(entry["token"]))
-        elif event == "plan":
-            self._take_plan(str(entry["run"]), Plan.from_dict(entry))
-        elif event == "training":
-            self._take_training(entry["training"], entry["kind"], entry["fingerprint"], entry["division"])
-        elif event == "settle":
-            self._take_settled(entry["block"], entry["used"])
-        else:
-            raise ValueError(f"unknown event {event!r}")
+    def _first_line(self) -> dict[str, Any]:
+        state = self._state
+        known = {"private_data": state.private_data, "ledger": state.id, "key": state.key}
+        return {"event": "open", "version": VERSION, **known}
 
-    def _check_header(self, entry: Mapping[str, Any]) -> None:
-        if entry["version"] != _VERSION:
-            raise LedgerError(
-                f"the privacy ledger {self.path} has version {entry['version']}, this code reads {_VERSION}"
-            )
-        self._key, self.id = str(entry["key"]), str(entry["ledger"])
-        bytes.fromhex(self._key)
-        if entry["private_data"] != self.private_data:
-            raise LedgerError(
-                f"the privacy ledger {self.path} is about {entry['private_data']!r}, not {self.private_data!r}; "
-                "set `ledger` to the file that belongs to this data"
-            )
+    def _leads_to(self) -> Path | None:
+        """The ledger that counts this one, if it can be found."""
+        if self._state.moved is None:
+            return None
+        identity, path = self._state.moved
+        header = header_of(path)
+        return path if header is not None and header.get("ledger") == identity else None
 
 
-def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
-    """Ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), with their data's name.
+def header_of(path: Path) -> dict[str, Any] | None:
+    """First line of a ledger; None if the file cannot be read, or is none of this version."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+        return header if header["event"] == "open" and header["version"] == VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
-    Files that are not ledgers are skipped.
-    """
-    data_names = {}
-    for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
-        try:
-            header, _, rest = path.read_bytes().partition(b"\n")
-            opening = json.loads(header)
-            readable = opening["event"] == "open" and opening["version"] == _VERSION
-            identity = training.id if isinstance(training, Training) else _fingerprint(opening["key"], training.digest)
-            if readable and f'"{identity}"'.encode() in rest:
-                data_names[path.resolve()] = str(opening["private_data"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return data_names
+
+def fingerprint_of(key: str, digest: bytes) -> str:
+    """Hash of weights with a ledger's key, by which it recognises them."""
+    return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
+
+
+def _unknown(known: LedgerState, to: LedgerState) -> dict[str, tuple[str, Charge, int]]:
+    """Blocks of runs, each of them first, that another ledger lacks."""
+    blocks = {key: one for key, one in known.blocks.items() if one[2] and one[0] not in known.trainings}
+    return {key: one for key, one in blocks.items() if key not in to.blocks and not key.startswith("raised")}
 
 
 def _require_division(divisions: Mapping[str, Any], training: str, now: Mapping[str, Any], path: Path | None) -> None:
@@ -475,30 +508,5 @@ def _require_division(divisions: Mapping[str, Any], training: str, now: Mapping[
                 raise LedgerError(
                     f"{name} of the data is {now[name]!r}, and the privacy ledger {path} has {before[name]!r} for "
                     f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
-                    f"covers both. Set {name} to what it was; other records need another name"
+                    f"covers both. Set {name} to what it was; other records need a folder and a name of their own"
                 )
-
-
-def _fingerprint(key: str, digest: bytes) -> str:
-    return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
-
-
-def ledger_file(private_data: str, *, beside: Path | None = None, recorded: Path | None = None) -> Path:
-    """Path of the one ledger of a private data set, symbolic links resolved.
-
-    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; the file that the teacher's training recorded, if the
-    folder it was trained in exists; next to the teacher's file; `ledgers/` in the working folder.
-
-    Args:
-        private_data: Public name of the data.
-        beside: The teacher's file, if there is one.
-        recorded: The path in the teacher's file, if it names one.
-    """
-    name = re.sub(r"[^\w.]+", "-", private_data).strip("-.") or "private-data"
-    if folder := os.environ.get(LEDGERS):
-        return (Path(folder) / f"{name}.jsonl").resolve()
-    if recorded is not None and recorded.parent.parent.is_dir():
-        return recorded.resolve()
-    if beside is not None:
-        return beside.resolve().with_name(f"{name}.ledger.jsonl")
-    return (Path("ledgers") / f"{name}.jsonl").resolve()

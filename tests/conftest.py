@@ -11,6 +11,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 # What fixtures of a session train writes its ledger here; each test has a folder of its own.
 os.environ["TRANSCRIPTION_LEDGERS"] = tempfile.mkdtemp(prefix="ledgers-")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-")
 
 from pathlib import Path
 
@@ -52,4 +53,5 @@ def _write_yaml_by_libyaml() -> None:
 def ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of the ledgers that this test writes, its own."""
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "ledgers"

@@ -60,7 +60,7 @@ class PrivacyCourse(Callback):
         run.open(
             trainer,
             private_data=teacher.private_data,
-            ledger=teacher.ledger,
+            ledger=teacher.ledger_place(datamodule_of(trainer)),
             training=teacher.training,
             num_records=teacher.num_records,
             processes=module.processes,
@@ -123,7 +123,7 @@ class PrivacyCourse(Callback):
         where = ""
         if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
             where = f"\nThe whole statement: {publish(trainer, guarantee, module.published_networks())}"
-            ledger = module.annotator.budget.ledger or module.teacher.ledger
+            ledger = module.annotator.account.ledger.path
             if ledger is not None:
                 where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
         claim = ""

@@ -139,13 +139,17 @@ def cost_in_ledger(cli: Any) -> str:
     account = annotator.account
     planned = annotator.price(_planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
-    file = Path(given.budget.ledger or teacher.ledger)
-    if file.is_file():
-        account.ledger.absorb(Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run))
+    place = teacher.ledger_place(cli.datamodule)
+    path = Path(given.budget.ledger or place.path)
+    for file in dict.fromkeys((path, *place.others())):
+        if file.is_file():
+            there = Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run, renamed=True)
+            account.ledger.absorb(there)
+            path = there.path or path
     account.ledger.restore(planned)
     unit = account.neighbours(counts=planned)[0].value
     return (
-        f"Of this teacher: {unit}-level ε = {round_up(own)} by this run; with all else in the ledger {file}: "
+        f"Of this teacher: {unit}-level ε = {round_up(own)} by this run; with all else in the ledger {path}: "
         f"{round_up(account.epsilon_of_ledger())}."
     )
 

@@ -106,7 +106,7 @@ class FederatedClient:
         annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="DPSD")
         annotator.open(
             private_data=self.teacher.private_data,
-            ledger=self.teacher.ledger,
+            ledger=self.teacher.ledger_place(),
             num_records=self.num_records,
             # The server's run, so that a restarted client continues its count.
             state={

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining
-from privacy.ledger import ledger_file
+from privacy.ledger_place import LedgerPlace, place_of
 from privacy.neighbours import Unit
 
 
@@ -55,12 +54,9 @@ class Federation(PrivateModel):
         self._partitions = tuple(one.partition and {**one.partition, "share": None} for one in introductions)
         self.assumptions = _assumptions(introductions) if ensemble is None else ensemble.assumptions
 
-    @property
-    def ledger(self) -> Path | None:
+    def ledger_place(self, data: Any = None) -> LedgerPlace:
         """The server's ledger: the ensemble's if one file holds all teachers, otherwise the federation's."""
-        if self.path is not None:
-            return super().ledger
-        return ledger_file(self.private_data)
+        return place_of(self.private_data) if self.path is None else super().ledger_place(data)
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:
@@ -95,8 +91,8 @@ class Federation(PrivateModel):
 
 
 _OWN_LEDGER = (
-    "no run asked a single client, or other clients together, about the same records: such runs are counted in ledgers "
-    "of their own, and not together with this one"
+    "no run asked a single client, other clients together, or these from another working folder, about the same "
+    "records: such runs are counted in ledgers of their own, and not together with this one"
 )
 
 

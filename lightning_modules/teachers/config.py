@@ -29,7 +29,7 @@ from lightning_modules.teachers.private_teacher import (
 )
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.identity import Training, UnnamedTraining
-from privacy.ledger import LEDGERS, ledger_file, ledgers_of
+from privacy.ledger_place import LEDGERS, ledgers_of
 
 _BESIDE = (
     "ONE FOLDER: the ledger lies beside the teacher's file. It holds no use of the same data through a teacher in "
@@ -181,7 +181,7 @@ class TeacherConfig:
             assumptions.append(_UNNAMED)
             if isinstance(training, UnnamedTraining):
                 # Under any name: the folder counts.
-                ledgers = ledgers_of(training, [ledger_file("x", beside=file).parent])
+                ledgers = ledgers_of(training, [Path(os.environ.get(LEDGERS) or file.resolve().parent)])
             # The ledger under the file's present name comes first, whatever names it had before.
             ledger = min(ledgers, key=lambda path: (ledgers[path] != own_name, path), default=None)
         elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -13,12 +12,13 @@ from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
 from privacy.identity import CheckpointError, Training, new_training_id
-from privacy.ledger import Ledger, ledger_file
+from privacy.ledger import Ledger
+from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.ledger_replica import LedgerReplica
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 #: State that the other processes take over from process 0.
-_FOLLOWED = ("id", "_token", "ledger_was_replaced")
+_FOLLOWED = ("id", "_token", "ledger_was_replaced", "notes")
 _NO_DATA = {"private_data": None, "num_records": None}
 
 
@@ -44,6 +44,9 @@ class OwnTraining:
         self._previous: Training | None = None
         self._data: dict[str, Any] = {}
         self._ledger: Ledger | None = None
+        self._home: DataHome | None = None
+        #: What a guarantee has to say about the ledger's place.
+        self.notes: tuple[str, ...] = ()
         self._token: str | None = None
         self._progress: Any = None
         self._processes: Processes = ALONE
@@ -80,7 +83,7 @@ class OwnTraining:
             self.id = self._processes.broadcast(new_training_id())
 
     def _take(self, data: Any) -> None:
-        self._data = _described(data)
+        self._data, self._home = _described(data), getattr(data, "home", None)
         self.private_data = self._data["private_data"]
         self.partition = getattr(data, "partition", self.partition)
 
@@ -134,11 +137,11 @@ class OwnTraining:
             return
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one replaces
-        name = self.private_data or "data without a name"
-        path = None if self.private_data is None else self._ledger_file(name)
-        self._ledger = Ledger(path=path, private_data=name, run=self.id or "")
+        place = self._place()
+        self._ledger = place.open(private_data=self.private_data or "data without a name", run=self.id or "")
+        self.notes = place.notes
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
-        self.ledger_was_replaced |= not same
+        self.ledger_was_replaced |= not same or self._ledger.lost
 
     def branch(self) -> None:
         """Takes a new identity if this state is not the last one saved.
@@ -173,8 +176,11 @@ class OwnTraining:
         self.ledger.note_saved(self.id, token, after=self._token)
         self._token = token
 
-    def _ledger_file(self, private_data: str) -> Path:
-        return ledger_file(private_data, recorded=None if self._previous is None else self._previous.ledger)
+    def _place(self) -> LedgerPlace:
+        if self.private_data is None:
+            return LedgerPlace(None)
+        recorded = None if self._previous is None else self._previous.ledger
+        return place_of(self.private_data, home=self._home, recorded=recorded)
 
     def save(
         self, checkpoint: dict[str, Any], *, trainer: Trainer | None, releases: Any = None, progress: Any = None
@@ -192,7 +198,6 @@ class OwnTraining:
         if not self._data and trainer is not None:  # otherwise the trainer may have tested on other data
             self._take(datamodule_of(trainer))
         checkpoint.update(self._data or _NO_DATA)
-        path = None if self.private_data is None else self._ledger_file(self.private_data)
         if ledger is not None and progress is not None and progress != self._progress:
             self._progress = progress
             if self._processes.rank == 0:
@@ -201,7 +206,7 @@ class OwnTraining:
             self.id or new_training_id(),
             kind=self.kind,
             releases=releases,
-            ledger=path if ledger is None else ledger.path,
+            ledger=self._place().path if ledger is None else ledger.path,
             head=None if ledger is None else ledger.head,
             state=self._token,
             ledger_was_replaced=self.ledger_was_replaced,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from datamodules.partition import Partition
+from datamodules.partition import Partition, same_data
 from lightning_modules.networks import check_network
 from lightning_modules.networks.memory import bytes_of, same_module
 from lightning_modules.networks.stacked import NetworkStack
@@ -21,7 +21,7 @@ from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import AdaptedTeacher
 from privacy.annotators import Annotator
 from privacy.identity import Training, UnnamedTraining
-from privacy.ledger import ledger_file
+from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.votes import vote_counts
 
 
@@ -101,13 +101,16 @@ class PrivateModel(ABC):
         annotator.charge_nonprivate_access(reason, training=self._admitted[1])
         return self._network_of(teacher).eval()
 
-    @property
-    def ledger(self) -> Path | None:
-        """Path of the private data's ledger; None for a model of a script, whose ledger is kept in memory."""
+    def ledger_place(self, data: Any = None) -> LedgerPlace:
+        """Place of the private data's ledger, to which a data module of them leads; in memory for a script's model."""
         if self.path is None or self.known_ledger is not None:
-            return self.known_ledger
+            return LedgerPlace(self.known_ledger, renamed=True)
         recorded = self.training.ledger if isinstance(self.training, Training) else None
-        return ledger_file(self.private_data, beside=self.path, recorded=recorded)
+        own = getattr(data, "partition", None)
+        same = own is not None and any(one is not None and same_data(one, own) for one in self.partitions)
+        known = same or getattr(data, "private_data", None) == self.private_data
+        home: DataHome | None = getattr(data, "home", None) if known else None
+        return place_of(self.private_data, home=home, beside=self.path, recorded=recorded)
 
     def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
         """Refuses a model without usable responses, before anything is charged.

@@ -20,6 +20,7 @@ from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, op
 from privacy.events import Unbounded
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger_place import LedgerPlace
 from privacy.ledger_replica import LedgerReplica
 from privacy.mechanisms.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
@@ -94,7 +95,7 @@ class Annotator(ABC):
         self.unit: Unit = Unit.RECORD
         #: The processes of the run, of which only the first charges and draws.
         self.processes: Processes = ALONE
-        self._followed: int | None = None
+        self._followed: tuple[str, int] | None = None
 
     @property
     def charge(self) -> Charge:
@@ -169,7 +170,7 @@ class Annotator(ABC):
         if account is None:
             return None
         ledger = account.ledger.state_to_follow(since=self._followed)
-        self._followed = ledger["_changes"]
+        self._followed = account.ledger.version
         return {
             "private_data": account.ledger.private_data,
             "path": account.ledger.path,
@@ -351,7 +352,7 @@ class Annotator(ABC):
         self,
         *,
         private_data: str,
-        ledger: str | Path | None = None,
+        ledger: LedgerPlace | str | Path | None = None,
         num_records: int | None = None,
         state: Mapping[str, Any] | None = None,
         training: Training | UnnamedTraining | None = None,
@@ -361,7 +362,7 @@ class Annotator(ABC):
 
         Args:
             private_data: Public name of the data that the teacher was trained on.
-            ledger: Path of the ledger unless the setting `ledger` names another; None keeps it in memory.
+            ledger: The ledger unless the setting `ledger` names another file; None keeps it in memory.
             num_records: Number of private records N, public by assumption.
             state: `PrivacyAccount.state` of a checkpoint.
             training: The teacher's training; None if unknown, so that only their own noise bounds the responses.
@@ -382,7 +383,7 @@ class Annotator(ABC):
         def act() -> None:
             self._account = open_account(
                 private_data=private_data,
-                path=ledger,
+                place=ledger,
                 budget=self.budget,
                 block=self.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block,
                 num_records=num_records,

@@ -34,7 +34,7 @@ from lightning_modules.runtime.runs import commit, folder_of_checkpoint, version
 from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.files import write_atomically
 from privacy.identity import CheckpointError
-from privacy.ledger import LEDGERS
+from privacy.ledger_place import LEDGERS
 from sweeps.runner.fit import hashed
 from sweeps.runner.queue import Store
 
@@ -143,11 +143,13 @@ class Pipelines:
         name, first = f"shadow-{number:05d}", next(iter(self.recipe))
         store, teachers = self.store(role), self.store(first)
         folder, teacher, ledgers = store.folder(name), teachers.folder(name), store.root / "ledgers" / name
+        # Each student counts from a copy, and finds no other: the teacher's own is where no file says.
+        spent = teachers.root / "spent" / name
         with store.claim(name) as claim:
             if not claim or store.done(name) or (role != first and not teachers.done(name)):
                 return False
             # A shadow that was killed starts again from scratch.
-            for left in (folder, ledgers):
+            for left in (folder, ledgers, *([spent] if role == first else [])):
                 shutil.rmtree(left, ignore_errors=True)
             config = self.shadowed(number)
             # Not in the fit's own folder, which loggers expect to be empty at the start.
@@ -155,11 +157,13 @@ class Pipelines:
             if role != first:
                 config = dict(self.recipe[role])
                 line.append(f"--model.teacher.path={teacher}/checkpoints/last.ckpt")
-                if (spent := teachers.root / "ledgers" / name).is_dir():
+                if spent.is_dir():
                     shutil.copytree(spent, ledgers)
             write_atomically(store.root / "given" / f"{name}.json", json.dumps(config))
             with _apart(ledgers):
                 model = run(line).model
+            if role == first and ledgers.is_dir():
+                shutil.move(ledgers, spent)
             answers = answers_of(model, asked.records)
             if role != first:  # teachers' weights are kept for later students
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)

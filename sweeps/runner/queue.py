@@ -36,6 +36,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.wandb_runs import end_wandb_run
 from privacy.files import write_atomically
+from privacy.ledger_place import benchmark_ledgers
 from sweeps.runner.fit import Fit, RunnerError
 
 CLAIMS = "claims"
@@ -270,11 +271,12 @@ def run_plan(
     for line in plan.made_before():
         say(f"[{plan.title}] {line}: it is made again, and its queries to private data are charged again")
     course = _Course(plan, run, say=say, after=after, strict=strict)
-    if jobs == 1 and BEGUN not in os.environ:
-        with feature_memory():  # with several processes each would hold its own
+    with benchmark_ledgers(plan.store.root / "ledgers"):  # of private data, the data lead to theirs
+        if jobs == 1 and BEGUN not in os.environ:
+            with feature_memory():  # with several processes each would hold its own
+                return course.run()
+        with _helpers(plan, command, jobs, course.begun):
             return course.run()
-    with _helpers(plan, command, jobs, course.begun):
-        return course.run()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from support.runs import (
     leaks,
     networks,
     result,
+    shelve,
     working_in,
 )
 from support.seeded import Seeded
@@ -58,6 +59,7 @@ def linear_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(
             ["fit", "--config", "sweeps/methods/ensemble_linear_digits.yaml", "--trainer.default_root_dir=made", *QUIET]
         )
+    shelve(folder)
     return folder / "teachers" / "digits_linear_ensemble.ckpt"
 
 

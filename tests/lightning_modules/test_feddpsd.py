@@ -123,7 +123,7 @@ def stated_by(client: str, folder: str = "run") -> dict[str, Any]:
 def ledgers_of(module: FedDPSD) -> set[Path]:
     """Files that the clients of a run in this process have charged."""
     assert isinstance(module.clients, LocalClients)
-    found = {client.teacher.ledger for client in module.clients.clients}
+    found = {client.teacher.ledger_place().path for client in module.clients.clients}
     assert all(path is not None and path.is_file() for path in found)
     return {path for path in found if path is not None}
 
@@ -344,8 +344,8 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
     }
     module = run(clients=clients, federation="hospitals")
     assert module.guarantee().private_data == "hospitals/clients"
-    assert module.teacher.ledger is not None and module.teacher.ledger.is_file()
-    assert len({module.teacher.ledger, *ledgers_of(module)}) == 3
+    server = module.annotator.account.ledger.path
+    assert server is not None and server.is_file() and len({server, *ledgers_of(module)}) == 3
 
 
 def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0) -> str:

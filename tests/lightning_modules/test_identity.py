@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, distil, fit_script, guarantee, working_in
+from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher
@@ -68,13 +68,14 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
         private_teacher("private", optimizer=PLAIN_SGD)
         distil("run", model={"teacher": f"private/{LAST}"}, annotator={"release": "per_sample_full"}, steps=1)
+    shelve(folder)
     return folder
 
 
 @pytest.fixture
 def trained(tmp_path: Path, trained_once: Path) -> None:
     """Copies of them in this test's own folder."""
-    shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True)
+    copy_runs(trained_once, tmp_path)
 
 
 #: Of the steps that a teacher by DP-SGD takes.

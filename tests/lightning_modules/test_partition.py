@@ -161,9 +161,15 @@ def test_teachers_of_one_ledger_agree_on_what_is_private(broken: bool, monkeypat
         monkeypatch.setattr(Training, "division", {})
     persons = {"person_pattern": r"(\d\d)\."}
     for other, told in ((pictures(0.5), "test_fraction"), (pictures(**persons), "person_pattern")):
-        with refused(monkeypatch, broken, f"{told} of the data is", "records need another name", error=LedgerError):
+        with refused(
+            monkeypatch, broken, f"{told} of the data is", "records need a folder and a name", error=LedgerError
+        ):
             train_teacher(other)
-    train_teacher(pictures(0.5, name="others"))
+    # Nor under another name: the folder leads to its ledger.
+    with refused(
+        monkeypatch, broken, "test_fraction of the data is", "need a folder and a name of their own", error=LedgerError
+    ):
+        train_teacher(pictures(0.5, name="others"))
     train_teacher(pictures(classes=["bees", "ants"]))
 
 

@@ -110,7 +110,7 @@ REGISTER = Ledger.register
 
 
 def _anew(self: Ledger, training: Training) -> None:
-    self._totals.pop(training.id, None)
+    self._state.totals.pop(training.id, None)
     REGISTER(self, training)
 
 

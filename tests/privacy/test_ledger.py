@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from privacy.events import Gaussian, SampledGaussian, Unbounded
 from privacy.identity import Training, new_training_id
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
+from privacy.ledger_state import LedgerState
 from privacy.plan import Charge, Plan
 from privacy.published.claims import RdpSlope
 
@@ -53,7 +55,7 @@ def test_a_charge_is_on_disk_when_it_returns(path: Path) -> None:
     ledger = opened(path, block=10)
     spend(ledger, 1)
     (header, reserved) = lines(path)
-    assert {"event": "open", "version": 2, "private_data": "digits/train", "prev": ""}.items() <= header.items()
+    assert {"event": "open", "version": 3, "private_data": "digits/train", "prev": ""}.items() <= header.items()
     assert reserved["event"] == "reserve"
     assert (reserved["run"], reserved["count"]) == ("one", 10)
     assert Charge.from_dict(reserved) == VOTE
@@ -168,7 +170,7 @@ SETTLE = {"event": "settle", "block": "that of the run", "used": 0}
     [
         *(b"not json\n", b"3\n", b"null\n", b"\n", b"\0\0\0\n", b"\xff\xfe\n"),
         {"event": "grant"},
-        {"event": "open", "version": 2, "private_data": "digits/train"},
+        {"event": "open", "version": 3, "private_data": "digits/train"},
         *({**RESERVE, "count": count} for count in (0, 1.5, float("inf"))),
         *({**RESERVE, "release": release} for release in ({"kind": "magic"}, None)),
         *({**SETTLE, "used": used} for used in (101, -1)),
@@ -201,7 +203,7 @@ def test_a_damaged_line_is_refused_again_and_again(path: Path, damage: bytes | d
     [
         ({"event": "settle"}, "the first line"),
         ({"private_data": "faces/train"}, r"is about 'faces/train', not 'digits/train'; set `ledger`"),
-        ({"version": 3}, "has version 3, this code reads 2"),
+        ({"version": 2}, "has version 2, this code reads 3"),
     ],
 )
 def test_another_first_line_is_refused(path: Path, header: dict[str, Any], message: str) -> None:
@@ -411,7 +413,7 @@ def test_a_ledger_of_other_records_is_not_absorbed(broken: bool, path: Path, mon
     else:
         with pytest.raises(LedgerError, match=r"test_fraction of the data is 0\.5, and .* has 0\.2"):
             here.absorb(other)
-    assert len(lines(path)) == 3 + broken
+    assert len(lines(path)) == 4 + 2 * broken  # each is a training, and that the ledger is counted
 
 
 def test_a_block_is_settled_once(path: Path) -> None:
@@ -440,7 +442,7 @@ def test_what_a_run_spent_with_a_copy_of_its_ledger_adds_to_what_it_spent_here(b
     for _ in range(2):  # it is repeated at every opening, in either direction
         here, other = opened(path, run="reader"), opened(copied, run="reader")
         if broken:
-            other._blocks.clear()
+            other._state.blocks.clear()
         here.absorb(other)
         assert here.counts() == {VOTE: 310 if broken else 460}
         if not broken:
@@ -468,7 +470,7 @@ def test_two_fits_that_were_each_stopped_early_have_both_spent_their_plans(broke
     for _ in range(2):
         here, other = opened(path, run="reader"), opened(copied, run="reader")
         if broken:
-            other._plans.clear()
+            other._state.plans.clear()
         here.absorb(other)
         assert here.counts() == {VOTE: 720}
         # 300 left of the plan here, and 580 there, of which the first joining had seen 600.
@@ -502,7 +504,7 @@ def test_a_training_that_went_on_in_a_copy_as_well_is_two_teachers(broken: bool,
     here.absorb(other)  # it is only behind
     other.note_saved(training, "another", after="first")
     if broken:
-        other._saved.clear()
+        other._state.saved.clear()
         here.absorb(other)
         assert here.releases_of(training).total() == 100
     else:
@@ -520,7 +522,7 @@ def test_a_checkpoint_that_a_copy_went_on_from_is_an_older_one_when_the_copy_is_
     opened(copied).note_saved(training, "second", after="first")
     other = opened(copied)
     if broken:
-        other._saved.clear()
+        other._state.saved.clear()
     for _ in range(2):
         here.absorb(other)
     copied.unlink()
@@ -539,3 +541,130 @@ def test_a_training_whose_division_was_not_written_is_compared_when_it_is_used_a
     ledger.register(Training(new_training_id(), kind="Teacher", partition={"settings": {"test_fraction": 0.2}}))
     with pytest.raises(LedgerError, match="test_fraction of the data"):
         ledger.register(Training(first, kind="Teacher", partition={"settings": {"test_fraction": 0.5}}))
+
+
+# Two ledgers of the same data become one.
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_ledger_that_another_one_counts_leads_to_it(
+    broken: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = path.with_name("other.jsonl")
+    spend(first := opened(path, run="first", block=1), 3)
+    spend(second := opened(other, run="second", data="digits again", block=1), 4)
+    if broken:  # as before: it is counted once, and does not know
+        monkeypatch.setattr(Ledger, "lead_to", lambda self, other: other.absorb(self))
+    first.lead_to(second)
+    spend(first, 10)  # which is open, and goes on there
+    spend(opened(path, run="third", block=1), 100)
+    for file in (path, other):
+        found = Ledger(path=file, private_data="digits/train", run="reader", renamed=True)
+        assert (found.counts()[VOTE] == 117) is not broken
+        if not broken:
+            assert (found.path, found.private_data, found.absorbed) == (other, "digits again", [str(path)])
+    assert [line["event"] for line in lines(path)[4:]] == (["reserve"] * 110 if broken else ["moved"])
+
+
+def test_a_checkpoint_s_ledger_may_have_become_part_of_another_one(path: Path) -> None:
+    spend(first := opened(path, block=1), 2)
+    head, later = first.head, opened(path.with_name("later.jsonl"))
+    assert head is not None and not later.verify_head(head, whose="the checkpoint")
+    first.lead_to(middle := opened(path.with_name("middle.jsonl")))
+    middle.lead_to(later)
+    assert later.verify_head(head, whose="the checkpoint")
+    beyond = (head[0], head[1] + 2, head[2])
+    assert not later.verify_head(beyond, whose="the checkpoint"), "it saw lines that nobody counted"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_ledger_that_is_named_and_not_found_is_said_to_be_lost(
+    broken: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, away, later = (path.with_name(f"{name}.jsonl") for name in ("there", "away", "later"))
+    opened(path).lead_to(opened(there))
+    spend(opened(path, run="counted there", block=1), 5)
+    there.rename(away)
+    opened(there, run="a new one in its place").settle()
+    if broken:
+        monkeypatch.setattr(Ledger, "lost", False)
+    spend(alone := opened(path, run="counted here", block=1), 7)
+    assert alone.path == path and alone.counts() == {VOTE: 7}
+    assert alone.lost is not broken, "its epsilon leaves out what stands in a ledger that is not there"
+    away.rename(there)  # the disk is back
+    assert (found := opened(path, run="reader")).path == there and not found.lost
+    assert found.counts() == {VOTE: 12}
+    there.unlink()
+    opened(path).lead_to(end := opened(later))
+    assert end.lost is not broken and Ledger(path=later, private_data="digits/train", run="reader").lost is not broken
+
+
+def _lead(first: Path, second: Path, run: str) -> None:
+    for _ in range(20):
+        spend(one := opened(first, run=run, block=1), 1)
+        one.lead_to(opened(second, run=run))
+
+
+def test_processes_that_make_two_ledgers_one_in_both_directions_lose_nothing(path: Path) -> None:
+    other, context = path.with_name("other.jsonl"), multiprocessing.get_context("fork")
+    pairs = [(path, other, "one"), (other, path, "two"), (path, other, "three")]
+    processes = [context.Process(target=_lead, args=pair) for pair in pairs]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    ends = [opened(file, run="reader") for file in (path, other)]
+    assert ends[0].path == ends[1].path and not ends[0].lost
+    assert {run: ends[0].counts(run=run)[VOTE] for *_, run in pairs} == {"one": 20, "two": 20, "three": 20}
+
+
+def test_a_circle_of_ledgers_ends(path: Path) -> None:
+    """Only an edited file leads back; the copy of a ledger has its identity."""
+    ledger = opened(path)
+    copied = Path(shutil.copy(path, path.with_name("copy.jsonl")))
+    spend(opened(copied, run="copy", block=1), 2)
+    for one, to in ((path, copied), (copied, path)):
+        with opened(one)._locked_here() as append:
+            append({"event": "moved", "ledger": ledger.id, "path": str(to)})
+    assert opened(path, run="reader").counts() == opened(copied, run="reader").counts() == {VOTE: 2}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_weights_keep_their_identity_where_their_ledger_leads(broken: bool, path: Path) -> None:
+    here, there = opened(path), opened(path.with_name("other.jsonl"))
+    identity = here.identify(b"weights")
+    here.lead_to(there)
+    if broken:
+        there._state.absorbed.clear()
+    assert (there.identify(b"weights") == identity) is not broken
+    assert there.identify(b"other weights") != identity
+
+
+# A line is checked before it is written.
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_line_that_nobody_could_read_is_not_written(
+    broken: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spend(ledger := opened(path, block=1), 2)
+    ledger.register(Training(training := new_training_id(), kind="Teacher"))
+    whole = path.read_bytes()
+    if broken:
+        take = LedgerState.take
+        monkeypatch.setattr(LedgerState, "take", lambda *given, dry=False: None if dry else take(*given))
+    hostile: list[Callable[[], object]] = [
+        lambda: ledger.write_plan(lambda before: Plan(10**400, {VOTE: 10})),
+        lambda: spend(opened(path, run=training, block=1), 1),  # a run that is called as a training is
+    ]
+    for act in hostile:
+        with pytest.raises((ValueError, LedgerError)):
+            act()
+        if broken:
+            with pytest.raises(LedgerError, match="is damaged"):
+                opened(path)
+            path.write_bytes(whole)
+            ledger = opened(path, block=1)
+        assert path.read_bytes() == whole
+        assert opened(path, run="reader").counts() == {VOTE: 2}

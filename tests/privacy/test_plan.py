@@ -228,7 +228,7 @@ def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> No
     path = tmp_path / "ledger.jsonl"
     made = fit(path, GradientAnnotator, wanted=20, calls=1, **GRADIENTS)
     book = Ledger(path=path, private_data="digits/train", run="reader")
-    assert list(book._plans.values()) == [made.plan] and list(book._plans) == book.runs()
+    assert list(book._state.plans.values()) == [made.plan] and list(book._state.plans) == book.runs()
     assert sum(book.unmade().values()) == 19
     line = next(line for text in path.read_text().splitlines() if (line := json.loads(text))["event"] == "plan")
     with path.open("a") as file:

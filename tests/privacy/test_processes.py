@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,11 @@ def test_a_nonprivate_access_is_charged_once() -> None:
 def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # what is followed holds no plans
         state = Ledger.state_to_follow
-        monkeypatch.setattr(Ledger, "state_to_follow", lambda self, **since: state(self, **since) | {"_plans": {}})
+
+        def without_plans(self: Ledger, **since: Any) -> dict[str, Any]:
+            return state(self, **since) | {"_state": replace(self._state, plans={})}
+
+        monkeypatch.setattr(Ledger, "state_to_follow", without_plans)
     path = tmp_path / "ledger.jsonl"
 
     def act(processes: Processes) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer, seed_everything
-from support.runs import fit, trainer_settings, working_in
+from support.runs import fit, shelve, trainer_settings, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataset, Shards
@@ -91,4 +91,5 @@ def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, s
     with working_in(folder):
         data = {"num_teachers": num_teachers, "batch_size": 40, "steps_per_epoch": steps}
         fit(of_shards(data=data, trainer={"log_every_n_steps": 1}, network=network, steps=steps))
+    shelve(folder)
     return folder / "run" / "checkpoints" / "last.ckpt"

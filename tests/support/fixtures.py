@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.runs import QUIET
+from support.runs import QUIET, shelve
 
 from lightning_modules.cli import main
 from lightning_modules.networks import memory
@@ -17,7 +17,7 @@ from lightning_modules.networks.fixed_features import WhitenedFeatures
 
 @pytest.fixture(scope="session")
 def trained_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher of the digits, trained once by the command that a user would type, and its ledger in `ledgers/`.
+    """A teacher of the digits, trained once by the command that a user would type, and its ledger in `shelved/`.
 
     Once for all workers: the first that asks trains it in the folder that they share, and the others wait.
     """
@@ -38,6 +38,7 @@ def _train_teacher(folder: Path) -> None:
     others = os.environ.pop("TRANSCRIPTION_LEDGERS", None)
     try:
         main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=5", *QUIET])
+        shelve(folder)
     finally:
         os.chdir(before)
         if others is not None:
@@ -82,5 +83,5 @@ def folder(tmp_path: Path, trained_teacher: Path) -> Path:
     """An empty working folder with the teacher in `teachers/digits.ckpt`, and a ledger that knows of its training."""
     (tmp_path / "teachers").mkdir()
     shutil.copyfile(trained_teacher, tmp_path / "teachers" / "digits.ckpt")
-    shutil.copytree(trained_teacher.parents[1] / "ledgers", tmp_path / "ledgers")
+    shutil.copytree(trained_teacher.parents[1] / "shelved", tmp_path / "ledgers")
     return tmp_path

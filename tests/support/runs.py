@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,18 @@ def working_in(folder: Path) -> Iterator[pytest.MonkeyPatch]:
         patch.chdir(folder)
         patch.setenv("TRANSCRIPTION_LEDGERS", str(folder / "ledgers"))
         yield patch
+
+
+def shelve(folder: Path) -> None:
+    """Takes the ledgers of shared runs out of reach: one test's ledger would be made part of another's."""
+    (folder / "ledgers").rename(folder / "shelved")
+
+
+def copy_runs(folder: Path, to: Path) -> Path:
+    """Copies shared runs, with their ledgers, into a test's own folder."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    (to / "shelved").rename(to / "ledgers")
+    return to
 
 
 def trainer_settings(folder: str, epochs: int = 1, **settings: Any) -> dict[str, Any]:

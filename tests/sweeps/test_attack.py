@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.runs import QUIET, working_in
+from support.runs import QUIET, copy_runs, shelve, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
@@ -58,14 +57,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, config in (("t", TEACHER), ("s", STUDENT)):
             Path(f"{name}.yaml").write_text(json.dumps(config))
             main(["fit", "--config", f"{name}.yaml", "--trainer.default_root_dir", name, *QUIET])
+    shelve(folder)
     return folder
 
 
 @pytest.fixture
 def runs(made: Path, tmp_path: Path) -> Path:
     """A working folder with a copy of them."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    return tmp_path
+    return copy_runs(made, tmp_path)
 
 
 def attacked(*args: str, run: Any = run) -> dict[str, Any]:

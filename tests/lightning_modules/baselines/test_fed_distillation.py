@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, fit_script, result, working_in
+from support.runs import QUIET, checkpoint, fit_script, result, shelve, working_in
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,6 +31,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("clients")
     with working_in(place):
         main(["fit", "--config", "sweeps/methods/clients_digits.yaml", "--model.steps=120", *QUIET])
+    shelve(place)
     return place / "teachers" / "digits_clients.ckpt"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.dp_teachers import teacher_by_dp_sgd
 from support.fixtures import quick_figures, quick_whitening, trained_teacher
-from support.runs import distil, working_in
+from support.runs import copy_runs, distil, shelve, working_in
 
 __all__ = ["quick_figures", "quick_whitening", "trained_teacher"]
 
@@ -31,12 +31,12 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
         distil("bounded", model={**by_dp_sgd, "images": "prior"})
         distil("generated", model=by_dp_sgd)
         distil("private", annotator={"noise_multiplier": 0.0})
+    shelve(folder)
     return folder
 
 
 @pytest.fixture
 def runs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of `made_runs` that a test may change, as the working folder."""
-    shutil.copytree(made_runs, tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(copy_runs(made_runs, tmp_path / "work"))
     return tmp_path / "work"

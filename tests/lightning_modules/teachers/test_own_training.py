@@ -87,6 +87,7 @@ def test_another_ledger_makes_one_branch_and_not_one_at_each_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = saved(stepped(begun()), 1)
+    Path(last["training"]["ledger"]).rename(tmp_path / "taken away.jsonl")
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "others"))
     there = stepped(begun(last))
     assert there.ledger_was_replaced and there.id != last["training"]["id"]

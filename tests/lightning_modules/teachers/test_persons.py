@@ -74,7 +74,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert "privacy/epsilon_person" in Path("person/metrics.csv").read_text().splitlines()[0].split(",")
     # One ledger, whose two units no figure adds up.
     assert guarantee("record")["epsilon_all_runs"] < 100 and guarantee("person")["epsilon_all_runs"] == "inf"
-    main(["ledger", "show", "ledgers/pictures-train.jsonl", "--delta", "1e-3"])  # the trial run of one step, too
+    main(["ledger", "show", "pictures/.ledger.jsonl", "--delta", "1e-3"])  # the trial run of one step, too
     shown = capsys.readouterr().out
     assert shown.count(MEANS) == 3 and f"All of it together ({MEANS}): inf" in shown
 

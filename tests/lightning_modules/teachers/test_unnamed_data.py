@@ -31,7 +31,7 @@ def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
     teacher = TeacherConfig(path=path, network=SmallCNN, **given).load(**SHAPE)
     annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, budget=Budget(target_epsilon=3.0))
     annotator.bind(batch_size=32, num_classes=10)
-    annotator.open(private_data=teacher.private_data, ledger=teacher.ledger, training=teacher.training)
+    annotator.open(private_data=teacher.private_data, ledger=teacher.ledger_place(), training=teacher.training)
     while annotator.affordable(limit=1):
         annotator.annotate(torch.randn(32, 10))
     annotator.close()
@@ -82,7 +82,7 @@ def test_charges_of_the_same_weights_count_under_any_name(
     then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if broken:
-        monkeypatch.setattr(accounts, "_known_elsewhere", lambda training, ledger: {})
+        monkeypatch.setattr(accounts, "ledgers_of", lambda training, folders: {})
         monkeypatch.setattr(config, "ledgers_of", lambda training, file: {})
     spent, _ = used("weights.pt")
     assert spent.queries > 0

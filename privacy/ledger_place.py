@@ -1,0 +1,208 @@
+"""Where the ledger of private data is: the data lead to it, whatever the working folder and whatever they are called.
+
+A folder of a user's own data holds a file `.ledger.jsonl`, which leads to their ledger; where it cannot be written, a
+folder of the user knows the ledger by the data's path. Public benchmarks have theirs in the working folder, so that a
+demonstration can be repeated, and weights from elsewhere beside their file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from privacy.identity import Training, UnnamedTraining
+from privacy.ledger import Ledger, fingerprint_of, header_of
+
+LEDGERS = "TRANSCRIPTION_LEDGERS"
+"""Environment variable that names the folder of all ledgers."""
+
+_OF_USER = (
+    "THIS USER'S LEDGER: the folder {folder} cannot be written, so that only this user's own folder leads to the "
+    "ledger of its data: it holds no use of them by other users or on other machines"
+)
+_OF_CONTAINER = (
+    "A CONTAINER'S LEDGER: {path} lies in the file system of a container and is lost with it, with all that it counts. "
+    f"Set {LEDGERS} to a folder outside of it"
+)
+
+_benchmarks = Path("ledgers")
+
+
+@contextmanager
+def benchmark_ledgers(folder: Path) -> Iterator[None]:
+    """Puts new ledgers of public benchmarks into this folder within the block."""
+    global _benchmarks
+    before, _benchmarks = _benchmarks, folder
+    try:
+        yield
+    finally:
+        _benchmarks = before
+
+
+@dataclass(frozen=True)
+class DataHome:
+    """What leads from a user's own data to their ledger.
+
+    Attributes:
+        folders: The data set's folder first, then every other that holds private files, links followed; may be empty.
+        name: Name of the data, if it is the user's; equal names then are equal data.
+        part: A part of the data with a ledger of its own, such as a client's records; empty for all of them.
+    """
+
+    folders: tuple[Path, ...] = ()
+    name: str = ""
+    part: str = ""
+
+    @property
+    def file(self) -> Path:
+        """Ledger in the user's folder."""
+        return user_folder() / f"{_plain(self.name)}.jsonl" if self.name else self.known_by(self.folders[0])
+
+    def known_by(self, folder: Path) -> Path:
+        """Ledger in the user's folder for data in `folder`."""
+        real = folder.resolve()
+        digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        return user_folder() / f"{_plain('-'.join((real.name, digest, self.part)))}.jsonl"
+
+    def beside(self, folder: Path) -> Path:
+        """File in a folder of the data that leads to their ledger."""
+        return folder / (f".ledger-{_plain(self.part)}.jsonl" if self.part else ".ledger.jsonl")
+
+    def marked(self) -> list[Path]:
+        """Folders in which a file is to lead to the ledger: the first, and others that do not lie in it."""
+        real = [folder.resolve() for folder in self.folders]
+        return [folder for folder in real if folder == real[0] or real[0] not in folder.parents]
+
+    def searched(self) -> list[Path]:
+        """Files that lead to the ledger of any data set which has some of the same files.
+
+        Its folder may contain this one's, lie within it, or hold links to the same files.
+        """
+        folders = dict.fromkeys(one for each in self.folders for one in (each.resolve(), *each.resolve().parents))
+        return [file for folder in folders for file in (self.beside(folder), self.known_by(folder))]
+
+
+@dataclass(frozen=True)
+class LedgerPlace:
+    """Where the ledger of private data is, or will be.
+
+    Attributes:
+        path: The file; None keeps it in memory.
+        signs: Files that are made to lead to it.
+        found: Other files that may hold a ledger of the same data, and are then made to lead to it.
+        renamed: Whether it was found by the data or the teacher, so that it may be about data of another name.
+        notes: What a guarantee has to say about the place.
+    """
+
+    path: Path | None
+    signs: tuple[Path, ...] = ()
+    found: tuple[Path, ...] = ()
+    renamed: bool = False
+    notes: tuple[str, ...] = ()
+
+    def open(self, *, private_data: str, run: str, block: int = 100, chosen: str | Path | None = None) -> Ledger:
+        """Opens the ledger, or a `chosen` file in its place; all others of the same data then lead to it.
+
+        Raises:
+            LedgerError: A file cannot be read or written, or is about other data.
+        """
+        renamed = self.renamed and chosen is None
+        path = self.path if chosen is None else Path(chosen)
+        ledger = Ledger(path=path, private_data=private_data, run=run, block=block, renamed=renamed)
+        for file in self.others():
+            Ledger(path=file, private_data=ledger.private_data, run=run, renamed=True).lead_to(ledger)
+        return ledger
+
+    def others(self) -> list[Path]:
+        """All files that lead, or are to lead, to the ledger."""
+        there = [file for file in (self.path, *self.found) if file is not None and file.is_file()]
+        return list(dict.fromkeys(file.resolve() for file in (*self.signs, *there)))
+
+
+def place_of(
+    private_data: str, *, home: DataHome | None = None, beside: Path | None = None, recorded: Path | None = None
+) -> LedgerPlace:
+    """Place of the one ledger of a private data set.
+
+    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; where the data lead; the file that the teacher's
+    training recorded, if the folder it was trained in exists; beside the teacher's file; a folder of the user's for
+    data of their own; `ledgers/` in the working folder. Ledgers found in several of these become one.
+
+    Args:
+        private_data: Public name of the data.
+        home: What leads from the data to their ledger; None for public benchmarks.
+        beside: The teacher's file, if there is one.
+        recorded: The path in the teacher's file, if it names one.
+    """
+    name = _plain(private_data)
+    signs: list[Path] = []
+    found: list[Path] = []
+    notes: list[str] = []
+    if home is not None:
+        found = home.searched()
+        for folder in home.marked():
+            writable = home.beside(folder).is_file() or os.access(folder, os.W_OK)
+            signs.append(home.beside(folder) if writable else home.known_by(folder))
+            notes += [] if writable else [_OF_USER.format(folder=folder)]
+        signs += [home.file] if home.name else []
+    if recorded is not None and not recorded.parent.parent.is_dir():
+        recorded = None
+    if recorded is not None:
+        found.append(recorded)
+    elif beside is not None:
+        signs.append(beside.resolve().with_name(f"{name}.ledger.jsonl"))
+    led = next((file for file in (*signs, *found) if file.is_file()), recorded)
+    if os.environ.get(LEDGERS):
+        path = by_name() / (f"{name}.jsonl" if home is None else home.file.name)
+    elif led is not None:
+        path = led
+    elif home is not None:
+        path = home.file
+    else:
+        path = signs[0] if signs else by_name() / f"{name}.jsonl"
+    if (home is not None or beside is not None) and _in_container(path):
+        notes.append(_OF_CONTAINER.format(path=path.resolve()))
+    renamed = home is not None or path == led
+    return LedgerPlace(path.resolve(), tuple(signs), tuple(found), renamed, tuple(notes))
+
+
+def by_name() -> Path:
+    """Folder of ledgers that are known by the name of their data."""
+    return Path(os.environ.get(LEDGERS) or _benchmarks).resolve()
+
+
+def user_folder() -> Path:
+    """The user's folder of ledgers, see the XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "private-model-transcription"
+
+
+def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
+    """Ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), with their data's name.
+
+    Files that are not ledgers are skipped.
+    """
+    data_names = {}
+    for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
+        if (header := header_of(path)) is not None:
+            identity = training.id if isinstance(training, Training) else fingerprint_of(header["key"], training.digest)
+            if f'"{identity}"'.encode() in path.read_bytes():
+                data_names[path.resolve()] = str(header["private_data"])
+    return data_names
+
+
+def _in_container(path: Path) -> bool:
+    """Whether a file is, or would be, in the file system that a container loses when it ends."""
+    if not any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
+        return False
+    there = next(folder for folder in path.resolve().parents if folder.exists())
+    return there.stat().st_dev == Path("/").stat().st_dev
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or "private-data"

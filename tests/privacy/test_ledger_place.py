@@ -1,0 +1,262 @@
+"""The data lead to their ledger, whatever the working folder, the name, the user and the container."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.data_files import write_folders
+
+from datamodules import MNIST, ClientRecords, Digits, ImageFolder
+from datamodules.shadowed import Shadowed
+from privacy import ledger_place
+from privacy.account import PrivacyAccount
+from privacy.events import Gaussian
+from privacy.guarantee import about_place
+from privacy.ledger import Ledger
+from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
+from privacy.plan import Charge
+
+ANSWER = Charge(release=Gaussian(mu=0.1))
+
+
+@pytest.fixture(autouse=True)
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of pictures; no variable names a folder of ledgers, and no container loses them."""
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+    monkeypatch.setattr(ledger_place, "_in_container", lambda path: False)
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        write_folders(tmp_path / "pictures" / part, count=2)
+    return tmp_path / "pictures"
+
+
+def data(root: Path, **settings: Any) -> ImageFolder:
+    return ImageFolder(root=root, size=8, channels=1, **settings)
+
+
+def used(place: LedgerPlace, *, name: str = "pictures/train", chosen: str | None = None) -> Ledger:
+    """One run of one answer."""
+    ledger = place.open(private_data=name, run=os.urandom(8).hex(), block=1, chosen=chosen)
+    ledger.charge(ANSWER)
+    return ledger
+
+
+def total(place: LedgerPlace) -> int:
+    """Answers of all runs before, as a further run counts them."""
+    return place.open(private_data="pictures/train", run="reader").counts()[ANSWER]
+
+
+def elsewhere(folder: Path) -> Path:
+    folder.mkdir()
+    os.chdir(folder)
+    return folder
+
+
+def _by_folder(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    elsewhere(pictures.parent / "elsewhere")
+    return place_of("pictures/train", home=data(pictures).home)
+
+
+def _by_name(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    return place_of("other/train", home=data(pictures, name="other").home)
+
+
+def _by_variable(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    patch.setenv("TRANSCRIPTION_LEDGERS", str(pictures.parent / "ledgers of all"))
+    return place_of("pictures/train", home=data(pictures).home)
+
+
+def _by_copy(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    return place_of("copy/train", home=data(shutil.copytree(pictures, pictures.parent / "copy")).home)
+
+
+def _by_link(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    (pictures.parent / "link").symlink_to(pictures)
+    return place_of("link/train", home=data(pictures.parent / "link").home)
+
+
+def _by_links(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    """A folder of its own, all of whose private pictures are links."""
+    for file in sorted((pictures / "train").rglob("*.png")):
+        link = pictures.parent / "links" / file.relative_to(pictures)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    return place_of("links/train", home=data(pictures.parent / "links").home)
+
+
+def _from_within(pictures: Path, patch: pytest.MonkeyPatch) -> LedgerPlace:
+    return place_of("train/train", home=data(pictures / "train", test_fraction=0.5).home)
+
+
+WAYS: list[Callable[[Path, pytest.MonkeyPatch], LedgerPlace]] = [
+    _by_folder, _by_name, _by_variable, _by_copy, _by_link, _by_links, _from_within,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_same_pictures_are_one_budget(
+    way: Callable[..., LedgerPlace], turned: bool, broken: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to the pictures finds what was spent by the first, and the first what was spent by that way."""
+    if broken:  # ledgers are known by name, in the working folder
+        monkeypatch.setattr(ImageFolder, "home", None)
+    first = place_of("pictures/train", home=data(pictures).home)
+    if turned and way is not _by_copy:
+        with monkeypatch.context() as patch:
+            used(way(pictures, patch))
+        os.chdir(pictures.parent)
+        found = used(place_of("pictures/train", home=data(pictures).home))
+    else:
+        used(first)
+        found = used(way(pictures, monkeypatch))
+    if broken:
+        assert found.counts()[ANSWER] == 1
+    else:
+        assert found.counts()[ANSWER] == 2
+        monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
+        os.chdir(pictures.parent)
+        assert total(place_of("pictures/train", home=data(pictures).home)) == 2, "and so does the next run"
+
+
+def test_three_runs_one_of_which_has_another_ledger(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a variable, by the setting, and for weights from elsewhere, whose ledger lies beside them."""
+    weights = pictures.parent / "weights.pt"
+    weights.touch()
+    for count, place in enumerate(
+        (lambda: place_of("faces", beside=weights), lambda: place_of("p", home=data(pictures).home))
+    ):
+        used(place(), name="faces")
+        with monkeypatch.context() as patch:
+            patch.setenv("TRANSCRIPTION_LEDGERS", str(pictures.parent / f"ledgers {count}"))
+            used(place(), name="faces")
+        used(place(), name="faces", chosen="mine.jsonl" if count else None)
+        assert total(place()) == 3
+
+
+@pytest.mark.parametrize("first", ["variable", "none"])
+def test_weights_from_elsewhere_lead_to_a_ledger_elsewhere(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = Path("weights.pt").resolve()
+    weights.touch()
+    for number in range(2):
+        with monkeypatch.context() as patch:
+            if (number == 0) is (first == "variable"):
+                patch.setenv("TRANSCRIPTION_LEDGERS", str(weights.parent / "of all"))
+            found = used(place_of("faces", beside=weights), name="faces")
+    assert found.counts()[ANSWER] == 2
+
+
+def test_public_benchmarks_have_ledgers_of_the_working_folder(tmp_path: Path) -> None:
+    for dataset in (Digits(), MNIST()):
+        assert dataset.home is None
+    used(place_of("Digits/train"), name="Digits/train")
+    assert (tmp_path / "ledgers" / "Digits-train.jsonl").is_file() and not user_folder().exists()
+    with benchmark_ledgers(tmp_path / "runs" / "demo" / "ledgers"):
+        assert used(place_of("Digits/train"), name="Digits/train").counts()[ANSWER] == 1
+    elsewhere(tmp_path / "elsewhere")
+    assert used(place_of("Digits/train"), name="Digits/train").counts()[ANSWER] == 1
+
+
+class Own(Digits):
+    """A user's own data, by a class of their own."""
+
+
+def test_data_of_a_user_s_own_class_are_known_by_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used(place_of(Own().private_data, home=Own().home), name="Own/train")
+    elsewhere(tmp_path / "elsewhere")
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")
+    used(place_of(Own().private_data, home=Own().home), name="Own/train")
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+    assert used(place_of(Own().private_data, home=Own().home), name="Own/train").counts()[ANSWER] == 3
+
+
+def test_clients_count_apart_and_attacks_count_nowhere(pictures: Path) -> None:
+    whole = data(pictures, num_records=10_000)
+    clients = [ClientRecords(dataset=whole, client=number, num_clients=2, alpha=10.0) for number in range(2)]
+    places = [place_of(client.private_data, home=client.home) for client in clients]
+    assert len({sign for place in places for sign in place.signs}) == 2
+    for place, client in zip(places, clients, strict=True):
+        assert used(place, name=client.private_data).counts()[ANSWER] == 1
+    assert total(place_of("pictures/train", home=whole.home)) == 0
+    assert Shadowed(dataset=whole, number=0).home is None
+
+
+def _as_nobody(act: Callable[[], None]) -> int | None:
+    def run() -> None:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        act()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies in the user's folder, and the page and the console say whom it does not know."""
+    with tempfile.TemporaryDirectory() as folder:  # which others may enter, unlike pytest's
+        Path(folder).chmod(0o755)
+        pictures = write_folders(Path(folder, "pictures", "train"), count=2).parent
+        (state := Path(folder, "state")).mkdir(mode=0o777)
+        state.chmod(0o777)
+        pictures.chmod(0o555)
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+
+        def act() -> None:
+            os.chdir(state)
+            place = place_of("pictures/train", home=data(pictures).home)
+            (note,) = place.notes
+            assert note.startswith(f"THIS USER'S LEDGER: the folder {pictures} cannot be written")
+            used(place)
+            os.environ["TRANSCRIPTION_LEDGERS"] = str(state / "others")
+            used(place_of("pictures/train", home=data(pictures).home))
+            del os.environ["TRANSCRIPTION_LEDGERS"]
+            assert used(place_of("other/train", home=data(pictures, name="other").home)).counts()[ANSWER] == 3
+
+        assert _as_nobody(act) == 0
+        assert not list(pictures.glob(".ledger*"))
+        pictures.chmod(0o755)
+        assert place_of("pictures/train", home=data(pictures).home).notes == (), "for who can write it"
+
+
+def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+    marks = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
+    there = pictures.stat().st_dev == Path("/").stat().st_dev
+    assert ledger_place._in_container(pictures / "ledger.jsonl") is (bool(marks) and there)
+    monkeypatch.setattr(ledger_place, "_in_container", lambda path: True)
+    place = place_of("pictures/train", home=data(pictures).home)
+    account = PrivacyAccount(ledger=place.open(private_data="pictures/train", run="run"))
+    account.notes = place.notes
+    (said,) = about_place(account)
+    assert said.startswith("A CONTAINER'S LEDGER") and "TRANSCRIPTION_LEDGERS" in said
+    assert place_of("Digits/train").notes == (), "a benchmark's may be lost"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_pointer_to_a_ledger_that_is_gone_is_said(
+    broken: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(place_of("pictures/train", home=data(pictures).home))
+    shutil.rmtree(user_folder())  # such as with another user or in another container
+    if broken:
+        monkeypatch.setattr(Ledger, "lost", False)
+    account = PrivacyAccount(ledger=place_of("p", home=data(pictures).home).open(private_data="p", run="run"))
+    assert account.ledger.counts() == {}
+    assert [text.partition(":")[0] for text in about_place(account)] == ([] if broken else ["ANOTHER LEDGER"])
+
+
+def test_homes_of_one_part_are_found_by_that_part_alone() -> None:
+    home = DataHome((Path("pictures"),), part="client-0")
+    assert all("client-0" in str(file) for file in home.searched())
