@@ -15,7 +15,7 @@ from datamodules.partition import Partition
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 from privacy.account import PrivacyAccount
 from privacy.annotators import Annotator
-from privacy.guarantee import Guarantee, about_place
+from privacy.guarantee import NOISE_CHANGED, Guarantee, about_place
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
 from privacy.neighbours import Unit
@@ -133,13 +133,19 @@ class PrivateRun:
             return None if calls is None else self.annotator.calls_made() + calls
 
         self.plan = self.annotator.fix_plan(self.plan, wanted)
+        if self.annotator.noise_changed(self.plan):
+            rank_zero_warn(NOISE_CHANGED)
 
     def epsilons(self) -> dict[str, float]:
-        """Returns both current ε by their names in logs, without an infinite published one, which is no claim."""
-        account = self.annotator.account
+        """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
+
+        And the published one of the releases so far, unless it is infinite, which is no claim.
+        """
+        account, planned = self.annotator.account, self.annotator.covering(self.plan.covered)
         published = account.epsilon_published()
         claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
-        return {epsilon_metric(account.neighbours()[0]): account.epsilon(), **claim}
+        name = epsilon_metric(account.neighbours(counts=planned)[0])
+        return {name: account.epsilon(), f"{name}_planned": account.epsilon(counts=planned), **claim}
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""

@@ -32,7 +32,7 @@ _NO_LABELS = (
     "was used to choose a setting, a checkpoint or a run"
 )
 
-_NOISE_CHANGED = (
+NOISE_CHANGED = (
     "THE NOISE WAS CHANGED after the first release: neither the new noise nor the time of the change was chosen by "
     "looking at the results. Epsilon covers everything that was ever planned and everything that was released, each "
     "at its own noise, as if these noises had been fixed beforehand. Noise chosen by results would need a budget "
@@ -447,7 +447,7 @@ def _about_releases(words: MechanismDescription, *, planned: bool, noise_changed
         "the number of steps planned before the first release was chosen without the private data"
         if planned
         else "the number of steps was not chosen by looking at the results",
-        *([_NOISE_CHANGED] if noise_changed else []),
+        *([NOISE_CHANGED] if noise_changed else []),
         *([f"{generator}, {words.noise}"] if secure and words.noise else []),
         *([words.assumption] if words.assumption else []),
     ]

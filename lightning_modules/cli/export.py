@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_modules.publishing import Exported, export_run
-from privacy.formatting import round_up
+from privacy.guarantee import Guarantee
 
 
 def export(args: Sequence[str]) -> None:
@@ -66,6 +66,5 @@ def say_exported(done: Exported) -> None:
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:
         print("No record of a finished fit matches this checkpoint: the model card states no accuracy.")
-    run, unit = done.run, done.run.stated["unit"]
-    print(f"{run.level.capitalize()}-level ε = {round_up(run.epsilon)} at δ = {run.stated['delta']:g}; unit: {unit}.")
+    print(f"{Guarantee.from_dict(done.run.guarantee).headline()} Unit: {done.run.stated['unit']}.")
     print(f"Read this before you publish it: {done.folder / 'README.md'}", flush=True)

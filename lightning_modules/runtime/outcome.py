@@ -13,12 +13,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.networks.named_code import unknown_code
-from privacy.formatting import round_up
-from privacy.guarantee import ONE_PERSON
 
 #: Methods whose networks no command publishes.
 _NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
 _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
+_PRIVATE = "record-level ε: inf: nothing bounds what it reveals about a training record; it must stay private"
 
 
 def epsilon_of(record: Mapping[str, Any]) -> float:
@@ -48,7 +47,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
         )
     # A method has printed its guarantee already.
     if record["method"] in _TEACHERS:
-        lines.append(f"{'person' if 'epsilon_person' in record else 'record'}-level ε: {_epsilon(record)}")
+        lines.append(record.get("statement") or _PRIVATE)
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
         config = folder / "config.yaml"
@@ -64,14 +63,6 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             own = [] if code is None else ["--network", code]
             lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *own, *unbounded)}")
     return "\n".join(lines)
-
-
-def _epsilon(record: Mapping[str, Any]) -> str:
-    value = epsilon_of(record)
-    if math.isinf(value):
-        return "inf: nothing bounds what it reveals about a training record; it must stay private"
-    whose = ONE_PERSON if "epsilon_person" in record else "every training record"
-    return f"{round_up(value)} at δ = {record['delta']:g}, for {whose}; it may be published at that ε"
 
 
 def _command(*words: object) -> str:

@@ -33,6 +33,7 @@ from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
+from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
 from privacy.events import Release
 from privacy.guarantee import Guarantee
@@ -346,7 +347,8 @@ class DPSGDTeacher(Teacher):
         """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""
         if self.trainer.is_last_batch or self.trainer.should_stop:
             name = epsilon_metric(self.unit)
-            self.log(name, self.epsilon(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            spent = {name: self.epsilon(), f"{name}_planned": known_epsilon(self.releases, self.delta)}
+            self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
         schedulers = self.lr_schedulers()

@@ -272,6 +272,11 @@ class Annotator(ABC):
 
         return self._on_rank_zero(act)
 
+    def noise_changed(self, planned: Plan | None) -> bool:
+        """Whether this run's releases were made, or planned, with several noises."""
+        charges = {*self.account.counts(scope="run"), *(() if planned is None else planned.charges)}
+        return len({self._words_of(charge) for charge in charges if _noised(charge)}) > 1
+
     def covering(self, planned: Plan | None) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and the rest of this run's plan."""
         planned_charges = {} if planned is None else planned.charges
@@ -308,7 +313,7 @@ class Annotator(ABC):
             covered=self.covering(planned),
             of_run=own + unmade(planned_charges, own),
             planned=planned is not None and not planned.changed and (most is None or self.calls_made() <= most),
-            noise_changed=len({self._words_of(charge) for charge in {*own, *planned_charges} if _noised(charge)}) > 1,
+            noise_changed=self.noise_changed(planned),
             secure=self.noise.secure,
             num_records=self.num_records,
             uncharged_queries=uncharged_queries,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.short_names import budgeted
 
 from lightning_modules.private_run import PrivateRun
@@ -59,6 +61,21 @@ def test_a_run_that_is_resumed_for_more_has_a_plan_that_was_changed() -> None:
 def test_a_plan_may_change_before_the_first_call() -> None:
     made = plan((0, 100), (0, 60))
     assert covered(made) == 60 and not made.changed
+
+
+@pytest.mark.parametrize("noise", [100.0, 50.0])
+def test_noise_that_was_changed_is_said_wherever_a_run_is_resumed(noise: float) -> None:
+    """From Python as well, where no command line compares settings."""
+    annotator = GradientAnnotator(noise_multiplier=100.0)
+    annotator.bind(batch_size=4, num_classes=3)
+    annotator.open(private_data="digits/train")
+    (run := PrivateRun(annotator)).fix_plan(lambda: 10)
+    annotator.annotate(torch.randn(4, 3))
+    annotator.noise_multiplier = noise
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run.fix_plan(lambda: 9)
+    assert ["THE NOISE WAS CHANGED" in str(one.message) for one in said] == ([True] if noise == 50.0 else [])
 
 
 @pytest.mark.parametrize(("judged_on", "known"), [("faces/train", True), ("digits/train", False)])

@@ -55,6 +55,8 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     assert len(judged) == 2 and float(judged[-1]["privacy/epsilon"]) == pytest.approx(account.epsilon(), rel=1e-6)
     spent = [float(row["privacy/epsilon"]) for row in rows if row["privacy/epsilon"]]
     assert spent == sorted(spent) and spent[0] < spent[-1]
+    planned = {float(row["privacy/epsilon_planned"]) for row in rows if row["privacy/epsilon_planned"]}
+    assert len(planned) == 1 and planned.pop() == pytest.approx(record["epsilon_record"], rel=1e-6)
     pictures = {"synthetic_000003.png", "synthetic_000006.png"}  # of the generator, at each validation
     assert {path.name for path in Path("run/public/figures").iterdir()} == pictures
 

@@ -76,6 +76,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarantee("record")["epsilon_all_runs"] < 100 and guarantee("person")["epsilon_all_runs"] == "inf"
     main(["ledger", "show", "pictures/.ledger.jsonl", "--delta", "1e-3"])  # the trial run of one step, too
     shown = capsys.readouterr().out
+    assert "infinite" not in of_records["statement"] and of_persons["statement"].endswith("pictures/train: inf.")
     assert shown.count(MEANS) == 3 and f"All of it together ({MEANS}): inf" in shown
 
 
