@@ -145,7 +145,7 @@ class PrivateRun:
         published = account.epsilon_published()
         claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
         name = epsilon_metric(account.neighbours(counts=planned)[0])
-        return {name: account.epsilon(), f"{name}_planned": account.epsilon(counts=planned), **claim}
+        return {name: account.epsilon(), f"{name}_planned": account.stated(account.epsilon(counts=planned)), **claim}
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
+from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
@@ -48,6 +49,9 @@ class Budget:
         ledger: The ledger's file, to which others of the same data then lead; None is the data's own (`LedgerPlace`).
         ledger_block: Calls that one synced line of the ledger reserves, and that a crash may cost; None is the
             annotator's default.
+        fully_adaptive: Let ε hold also if mechanisms, noise, lengths and runs were chosen by earlier answers, such as
+            by a server: it is then `target_epsilon`, fixed beforehand, and filters stop within it. Allows fewer
+            releases; see `fully_adaptive_epsilon`.
     """
 
     target_epsilon: float | None = None
@@ -56,6 +60,7 @@ class Budget:
     scope: Scope = "private_data"
     ledger: str | None = None
     ledger_block: int | None = None
+    fully_adaptive: bool = False
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -67,6 +72,12 @@ class Budget:
             raise ValueError(f"scope must be 'private_data' or 'run', got {self.scope!r}")
         if self.ledger in ("", "None", "null"):  # what a command line makes of null: a new, empty ledger
             raise ValueError(f"ledger must be a file, got {self.ledger!r}: leave it out for the private data's own")
+        fixed = self.target_epsilon is not None and (self.accounting, self.scope) == ("record", "private_data")
+        if self.fully_adaptive and not fixed:
+            raise ValueError(
+                "fully_adaptive needs a target_epsilon, accounting=record and scope=private_data, got "
+                f"{self.target_epsilon}, {self.accounting} and {self.scope}"
+            )
 
 
 class PrivacyAccount:
@@ -125,7 +136,15 @@ class PrivacyAccount:
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
         """ε at δ of these releases alone, for the unit that they share; `inf` if they share none."""
-        return known_epsilon(releases, self.budget.delta)
+        compose = fully_adaptive_epsilon if self.budget.fully_adaptive else known_epsilon
+        return compose(releases, self.budget.delta)
+
+    def stated(self, epsilon: float) -> float:
+        """What holds of releases of this ε: if fully adaptive, the target within which filters allowed them."""
+        target = self.budget.target_epsilon
+        if not self.budget.fully_adaptive or target is None:
+            return epsilon
+        return target if epsilon <= target else math.inf
 
     def epsilon_of_ledger(self) -> float:
         """Record-level ε at δ of everything in the ledger: DP-SGD trainings and the plans of all runs."""
@@ -172,7 +191,9 @@ class PrivacyAccount:
                 training is not None
                 and bound is not None
                 and (
-                    all(release.bounded and release.unit is Unit.PERSON for release in bound)
+                    # Which is the smaller would depend on the answers.
+                    self.budget.fully_adaptive
+                    or all(release.bounded and release.unit is Unit.PERSON for release in bound)
                     or self.epsilon_of(bound) <= self.epsilon_of(releases)
                 )
             ):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from privacy.accounting.composition import known_epsilon
+from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.events.base import release_from_dict
 from privacy.formatting import round_up
 from privacy.guarantee import RELATIONS, Guarantee, level_of
@@ -81,10 +82,12 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
     if not 0 < delta < 1:
         return [f"{GUARANTEE}: delta must lie between 0 and 1, and is {delta}"]
     releases = _counted([(release_from_dict(one), count) for one, count in stated["releases"]])
-    bound = known_epsilon(releases, delta)
+    adaptive = bool(stated["fully_adaptive"])
+    bound = (fully_adaptive_epsilon if adaptive else known_epsilon)(releases, delta)
     level = level_of(stated["unit"])
     lines = [
-        f"{level}-level ε = {round_up(bound)} at δ = {delta:g} is what {sum(releases.values()):,} releases compose to; "
+        f"{level}-level ε = {round_up(epsilon if adaptive else bound)} at δ = {delta:g} is what "
+        f"{sum(releases.values()):,} releases {'are allowed within' if adaptive else 'compose to'}; "
         f"unit: {stated['unit']}; neighbours: {stated['relation']}"
     ]
     if math.isfinite(bound):
@@ -94,7 +97,7 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
             lines.append(f"{GUARANTEE}: the unit is {stated['unit']}, and its releases are about one {unit.value}")
         if stated["relation"] != RELATIONS.get((unit, relation), stated["relation"]):
             lines.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
-    if not math.isclose(bound, epsilon, rel_tol=1e-9):
+    if bound > epsilon if adaptive else not math.isclose(bound, epsilon, rel_tol=1e-9):
         lines.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
         lines.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")

@@ -52,6 +52,15 @@ _OTHER_NAMES = (
     "another ledger"
 )
 
+_SEVERAL_RUNS = (
+    "where several runs or trainings compose, none was made, and neither its mechanism nor its noise or length chosen, "
+    "because of what an earlier one released: budget.fully_adaptive does without this"
+)
+_FULLY_ADAPTIVE = (
+    "target_epsilon = {target:g} was fixed before the first release from these data, and is what epsilon states: it "
+    "holds however mechanisms, noise, lengths and later runs were chosen by earlier answers"
+)
+
 _ANOTHER_LEDGER = (
     "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
     "and what else it holds is not counted: nothing computed from that is published"
@@ -84,6 +93,11 @@ _OF_LEVEL = {"client": " It holds for a single record as well.", "person": f" Th
 POST_PROCESSING = (
     "post-processing of a teacher trained with DP-SGD (Abadi et al. 2016): all planned steps of its training, "
     "composed by privacy-loss distributions or RDP and rounded pessimistically"
+)
+
+_BY_FILTERS = (
+    "; fully adaptive: privacy filters within the target (Rogers et al. 2016; Feldman and Zrnic 2021; Smith and "
+    "Thakurta 2022)"
 )
 
 _DP_SGD_ASSUMPTION = (
@@ -179,6 +193,7 @@ class Guarantee:
             settings were chosen by what other runs on the data gave.
         releases: The releases that ε composes, from `Release.to_dict`, with their counts.
         claims: The claims behind the paper's figure, from `Claim.to_dict`, with their counts.
+        fully_adaptive: Whether ε is a target within which filters allowed the releases, see `Budget`.
     """
 
     epsilon: float
@@ -206,6 +221,7 @@ class Guarantee:
     epsilon_of_run: float = math.inf
     releases: Sequence[tuple[Mapping[str, Any], int]] = ()
     claims: Sequence[tuple[Mapping[str, Any], int]] = field(default_factory=tuple)
+    fully_adaptive: bool = False
 
     @classmethod
     def of(
@@ -253,8 +269,8 @@ class Guarantee:
         account.ledger.refresh()
         # From the charges, not a setting: other runs in the ledger may protect single records.
         unit, relation = account.neighbours(counts=covered)
-        epsilon, claimed = account.epsilon(counts=covered), account.epsilon_published()
-        by_itself = epsilon if of_run is None else min(epsilon, account.epsilon(counts=of_run))
+        epsilon, claimed = account.stated(account.epsilon(counts=covered)), account.epsilon_published()
+        by_itself = epsilon if of_run is None else min(epsilon, account.stated(account.epsilon(counts=of_run)))
         # A person-level ε does not hold for another stated unit.
         other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
         releases, by_bound = account.covering(covered)
@@ -265,7 +281,7 @@ class Guarantee:
         conditions = [
             _PUBLIC,
             *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
-            *_about_releases(words, planned=planned, noise_changed=noise_changed, secure=secure),
+            *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
             *_about_ledger(account, num_records=num_records),
             *assumptions,
             *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
@@ -288,12 +304,13 @@ class Guarantee:
             private_data=account.ledger.private_data,
             artefacts=tuple(artefacts),
             mechanism=words.mechanism,
-            source=POST_PROCESSING if account.training in by_bound and inherited else words.source,
+            source=(POST_PROCESSING if account.training in by_bound and inherited else words.source)
+            + (_BY_FILTERS if account.budget.fully_adaptive else ""),
             assumptions=tuple(conditions),
             not_covered=tuple(excluded),
-            epsilon_spent=account.epsilon() if spent is None else spent,
+            epsilon_spent=account.stated(account.epsilon()) if spent is None else spent,
             # Plans are in the ledger; a script that only states one must not get a smaller ε.
-            epsilon_all_runs=max(account.epsilon_of_ledger(), epsilon),
+            epsilon_all_runs=max(account.stated(account.epsilon_of_ledger()), epsilon),
             runs=len(account.ledger.runs()),
             trainings=len(account.ledger.releases_by_training()),
             training=account.training or "",
@@ -306,6 +323,7 @@ class Guarantee:
             epsilon_of_run=epsilon if other_unit else by_itself,
             releases=_listed(releases),
             claims=() if math.isinf(claimed) else _listed(account.claims()),
+            fully_adaptive=account.budget.fully_adaptive,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -440,14 +458,20 @@ def level_of(unit: str) -> str:
     return {_OF_CLIENT: "client", ONE_PERSON: "person"}.get(unit, "record")
 
 
-def _about_releases(words: MechanismDescription, *, planned: bool, noise_changed: bool, secure: bool) -> list[str]:
-    """Conditions on the number of releases and on their noise."""
+def _about_releases(
+    words: MechanismDescription, account: PrivacyAccount, *, planned: bool, noise_changed: bool, secure: bool
+) -> list[str]:
+    """Conditions on the number of releases, on their noise, and on what was released before."""
     generator = "noise came from the operating system's cryptographic generator"
-    return [
+    steps = (
         "the number of steps planned before the first release was chosen without the private data"
         if planned
-        else "the number of steps was not chosen by looking at the results",
-        *([NOISE_CHANGED] if noise_changed else []),
+        else "the number of steps was not chosen by looking at the results"
+    )
+    several = len(account.ledger.runs()) > 1 or len(account.ledger.releases_by_training()) > 1
+    fixed = [steps, *([NOISE_CHANGED] if noise_changed else []), *([_SEVERAL_RUNS] if several else [])]
+    return [
+        *([_FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
         *([f"{generator}, {words.noise}"] if secure and words.noise else []),
         *([words.assumption] if words.assumption else []),
     ]

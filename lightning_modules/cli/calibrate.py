@@ -18,7 +18,8 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images.pool import PoolSource
 from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
-from privacy.accounting.composition import compose
+from privacy.accounting.composition import known_epsilon
+from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.annotators import Annotator
 from privacy.formatting import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
@@ -33,7 +34,8 @@ def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> floa
     """ε of `calls` calls of a bound annotator alone, under either accounting."""
     charge = annotator.charge
     if accounting == "record":
-        return compose({charge.release: calls}, annotator.budget.delta).epsilon
+        composed = fully_adaptive_epsilon if annotator.budget.fully_adaptive else known_epsilon
+        return composed({charge.release: calls}, annotator.budget.delta)
     return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, annotator.budget.delta)
 
 

@@ -36,6 +36,8 @@ def _client(
     teacher_network: Network | str | None = None,
     folder: str = "clients",
     delta: float = 1e-5,
+    fully_adaptive: bool = False,
+    max_starts: int = 10,
     trusts_server: bool = False,
     num_records: int | None = None,
     ledger: str | None = None,
@@ -54,6 +56,8 @@ def _client(
         teacher_network: The classifier's architecture, if its file does not say.
         folder: Folder for guarantees, which are written to NAME/RUN in it.
         delta: Delta of this client's guarantees, below one over the number of its records.
+        fully_adaptive: Let target_epsilon hold also against a server that chooses later runs by earlier answers.
+        max_starts: How often the server may begin a run, or go on with one after a restart.
         trusts_server: Send gradients without noise, for the server to add noise to their sum.
         num_records: Number of records, if the teacher's file does not say.
         ledger: The ledger file. Default: the one of the private data.
@@ -72,6 +76,8 @@ def _client(
         teacher_network=teacher_network,
         target_epsilon=target_epsilon,
         delta=check_delta(delta),
+        fully_adaptive=fully_adaptive,
+        max_starts=max_starts,
         trusts_server=trusts_server,
         ledger=ledger,
         num_records=num_records,

@@ -14,6 +14,7 @@ from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.accounting.composition import compose
 from privacy.annotators import Annotator, GradientAnnotator, LabelAnnotator
+from privacy.checks import check_count
 from privacy.events import Gaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
@@ -40,6 +41,10 @@ class FederatedClient:
         name: The client's name in the federation.
         teacher: The classifier that was trained on this client's records.
         target_epsilon: ε, for the unit of the client's guarantee, that all runs together may spend; None for no limit.
+        fully_adaptive: Let `target_epsilon` hold also against a server that chooses runs and their mechanisms by
+            earlier answers, see `Budget`.
+        max_starts: How often a server may begin a run, or go on with one after a restart: each new run costs its whole
+            plan from its first answer on, and each restart may ask all questions again.
         delta: δ of the client's guarantee; None takes the server's, and a larger δ lets it ask more within the target.
         trusts_server: Whether the client may send gradients without noise, for the server to add noise to the sum.
         noise: Source of the client's noise; None is the operating system's generator.
@@ -54,6 +59,8 @@ class FederatedClient:
         teacher: PrivateTeacher,
         target_epsilon: float | None = None,
         delta: float | None = Budget.delta,
+        fully_adaptive: bool = False,
+        max_starts: int = 10,
         trusts_server: bool = False,
         noise: NoiseSource | None = None,
         ledger: str | None = None,
@@ -63,6 +70,9 @@ class FederatedClient:
         self.teacher = teacher
         self.target_epsilon = target_epsilon
         self.delta = delta
+        self.fully_adaptive = fully_adaptive
+        self.max_starts = check_count("max_starts", max_starts, minimum=1)
+        self.starts = 0
         self.trusts_server = trusts_server
         self.noise = noise
         self.ledger = ledger
@@ -121,7 +131,10 @@ class FederatedClient:
         if terms.run in annotator.account.ledger.releases_by_training():
             # The ledger would count the run's charges as that training's releases, and could not be read again.
             raise ClientRefusal(f"the run's identity is that of a training which {self.name} knows: {terms.run}")
+        if self.starts == self.max_starts:
+            raise ClientRefusal(f"{self.name} has begun {self.starts} times, as often as its owner allows (max_starts)")
         annotator.require_affordable()
+        self.starts += 1
         self._run, self.folder = (terms, annotator), folder
         self._answered = 0
 
@@ -144,7 +157,9 @@ class FederatedClient:
         mechanism = dict(terms.mechanism)
         stated = mechanism.pop("delta", Budget.delta)
         delta = stated if self.delta is None else self.delta
-        budget = Budget(target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger)
+        budget = Budget(
+            target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger, fully_adaptive=self.fully_adaptive
+        )
         kind = LabelAnnotator if terms.switch == "label" else GradientAnnotator
         return kind(**mechanism, budget=budget, noise=self.noise)
 
@@ -191,7 +206,10 @@ class FederatedClient:
         return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
 
     def guarantee(self) -> Guarantee:
-        """State what left this client and bound it, whatever the server does."""
+        """State what left this client and bound it, whatever the server does within a run.
+
+        Several runs compose if the server did not choose one by the answers of another, unless `fully_adaptive`.
+        """
         terms, annotator = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
         said = annotator.guarantee(

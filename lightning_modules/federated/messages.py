@@ -169,10 +169,11 @@ def from_bytes(data: bytes, *, shape: Sequence[int], dtype: torch.dtype) -> torc
 
 
 Rule = Callable[[Any], bool]
+_MOST = 10**9
 
 
 def _whole(least: int) -> Rule:
-    return lambda given: isinstance(given, int) and not isinstance(given, bool) and given >= least
+    return lambda given: isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MOST
 
 
 def _text(pattern: str) -> Rule:

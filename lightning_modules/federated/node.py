@@ -94,8 +94,9 @@ class Node:
             self._client.end()
 
     def _client_for(self, given: Mapping[str, Any]) -> FederatedClient:
+        if self._client is not None and self._client.starts and self._made_for != given:
+            raise ClientRefusal(f"{self.name} has begun a run of other images or classes: start it anew for these")
         if self._client is None or self._made_for != given:
-            self.end()
             config = TeacherConfig(path=str(self.teacher), network=self.teacher_network)
             teacher = config.load(num_classes=given["num_classes"], image_shape=tuple(given["image_shape"]))
             self._client = FederatedClient(name=self.name, teacher=teacher, **self._settings)
@@ -112,7 +113,8 @@ class Node:
         client.begin(terms, folder=folder)
         said = client.guarantee()
         rank_zero_info(
-            f"{self.name} takes part in run {terms.run}: {said.level}-level ε = {round_up(said.epsilon)} at "
+            f"{self.name} takes part in run {terms.run} (start {client.starts} of at most {client.max_starts}): "
+            f"{said.level}-level ε = {round_up(said.epsilon)} at "
             f"δ = {client.annotator.budget.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
         )
 

@@ -49,14 +49,14 @@ def test_both_figures_after_200_steps() -> None:
     assert spender.queries() == 200 * 256
 
 
-@pytest.mark.parametrize("accounting", ["record", "published"])
+@pytest.mark.parametrize("kept", [{}, {"accounting": "published"}, {"fully_adaptive": True}])
 @pytest.mark.parametrize("block", [1, 7, 1000])
 @pytest.mark.parametrize("room", [0, 1, 6, 7, 8, 23])
-def test_the_target_is_met_to_the_step(accounting: Any, block: int, room: int) -> None:
+def test_the_target_is_met_to_the_step(kept: dict[str, Any], block: int, room: int) -> None:
     """room steps cost exactly the target, so they fit and not one more does."""
-    probe = account(accounting=accounting)
+    probe = account(target_epsilon=1.0, **kept)
     target = max(probe.epsilon_after(STEP, room), 1e-9)
-    spender = account(accounting=accounting, target_epsilon=target, block=block)
+    spender = account(target_epsilon=target, block=block, **kept)
     assert spender.affordable(STEP, limit=10_000) == room
     assert spend(spender, STEP, room + 5) == room
     assert spender.epsilon_after(STEP, 0) <= target < spender.epsilon_after(STEP, 1)
@@ -149,6 +149,8 @@ def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str])
         ({"accounting": "both"}, "accounting must be 'record' or 'published', got 'both'"),
         ({"scope": "teacher"}, "scope must be 'private_data' or 'run', got 'teacher'"),
         ({"ledger": "None"}, "ledger must be a file, got 'None': leave it out"),
+        ({"fully_adaptive": True}, "fully_adaptive needs a target_epsilon, .* got None, record and private_data"),
+        ({"fully_adaptive": True, "target_epsilon": 1.0, "scope": "run"}, "got 1.0, record and run"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -14,9 +14,11 @@ import torch
 from support.plans import plan_of
 from support.short_names import budgeted
 
+from privacy import Budget, exported
+from privacy.account import PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.annotators import GradientAnnotator
-from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.events import Gaussian, Release, SampledGaussian, Unbounded
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up, short_epsilon
 from privacy.guarantee import Guarantee
@@ -228,3 +230,42 @@ def test_the_nearest_digits_may_lie_below() -> None:
     assert float(f"{28.838725:.4g}") > 28.838725 > float(f"{28.838725:.6g}")
     assert float(f"{219.2442:.4g}") < 219.2442
     assert (round_up(math.inf), round_up(0.0), short_epsilon(math.inf)) == ("inf", "0", "inf")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_fully_adaptive_guarantee_states_its_target(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What filters allowed so far is no bound by itself: whether it went on depended on the answers."""
+    if broken:
+        monkeypatch.setattr(PrivacyAccount, "stated", lambda self, epsilon: epsilon)
+    made = annotator(target_epsilon=3.0, fully_adaptive=True, calls=2)
+    spent = made.account.epsilon()
+    assert spent > compose({charge.release: n for charge, n in made.account.counts().items()}, 1e-5).epsilon
+    said = statement(made, planned=3)
+    figures = (said.epsilon, said.epsilon_spent, said.epsilon_of_run, said.epsilon_all_runs)
+    assert (figures == (3.0,) * 4) is not broken
+    assert "privacy filters" in said.source and any("was fixed before the first release" in x for x in said.assumptions)
+    assert not any("number of steps" in text for text in said.assumptions)
+    content = said.to_dict()
+    assert Guarantee.from_dict(content) == said
+    assert not any(line.startswith("guarantee.json") for line in exported._statements(content))
+    content["guarantee"]["epsilon"] = content["guarantee"]["epsilon_of_run"] = 0.5 * spent
+    assert any("its releases compose to" in line for line in exported._statements(content))
+
+
+def test_a_target_below_what_was_spent_before_is_no_bound() -> None:
+    made = annotator(target_epsilon=3.0, calls=2)
+    made.account.budget = Budget(target_epsilon=0.9 * made.account.epsilon(), fully_adaptive=True)
+    assert statement(made).epsilon == math.inf
+
+
+def test_a_training_s_own_bound_holds_whatever_its_answers_cost_in_a_fully_adaptive_budget(tmp_path: Path) -> None:
+    """Which of both is smaller would depend on the answers."""
+    training = Training("ab" * 16, releases={Gaussian(1.0): 1})
+    for adaptive in (False, True):
+        made = GradientAnnotator(
+            release="per_sample_full", noise_multiplier=1e6, budget=Budget(target_epsilon=9.0, fully_adaptive=adaptive)
+        )
+        made.bind(batch_size=4, num_classes=10)
+        made.open(private_data="digits/train", training=training)
+        made.annotate(torch.zeros(4, 10))
+        assert (made.account.epsilon() > 4) is adaptive

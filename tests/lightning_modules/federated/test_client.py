@@ -16,6 +16,7 @@ from lightning_modules.federated import ClientRefusal, FederatedClient
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
+from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.events import Gaussian, RandomizedResponse, Repeated
 from privacy.identity import Training
 from privacy.ledger import Ledger
@@ -176,6 +177,43 @@ def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     second.end()
     book = Ledger(path=path, private_data="records of one", run="bb" * 16)
     assert book.runs() == ["aa" * 16]
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_a_server_that_restarts_again_and_again_does_not_use_up_the_budget(most: int, tmp_path: Path) -> None:
+    """A new run costs its whole plan from its first answer on, a restart may ask everything again: both are counted."""
+    asked = client(ledger=str(tmp_path / "ledger.jsonl"), max_starts=most)
+    for start in range(5):
+        run = terms(run=f"{start // 2:032x}", calls=5)
+        if start >= most:
+            with pytest.raises(ClientRefusal, match=r"has begun 3 times, as often as its owner allows \(max_starts\)"):
+                asked.begin(run)
+            continue
+        asked.begin(run)
+        asked.answer(question())
+        asked.end()
+    book = Ledger(path=asked.ledger, private_data="records of one", run="reader")
+    assert sum(book.counts().values()) == min(most, 5)
+    assert asked.starts == min(most, 5)
+
+
+def test_a_client_may_ask_for_a_bound_that_holds_however_a_server_chooses_runs(tmp_path: Path) -> None:
+    ledger, target = str(tmp_path / "ledger.jsonl"), 3.0
+    with pytest.raises(ValueError, match="fully_adaptive needs a target_epsilon"):
+        client(fully_adaptive=True).begin(terms())
+    for adaptive in (True, False):
+        asked = client(ledger=ledger, target_epsilon=target, fully_adaptive=adaptive)
+        asked.begin(terms(run=f"{adaptive:032x}"))
+        asked.answer(question())
+        said = asked.guarantee()
+        chosen = [text for text in said.assumptions if "because of what an earlier one released" in text]
+        if adaptive:  # the first of two
+            assert said.epsilon == said.epsilon_all_runs == target and not chosen
+            assert any(text.startswith("target_epsilon = 3 was fixed before") for text in said.assumptions)
+            assert fully_adaptive_epsilon({Gaussian(MU): 5}, DELTA) <= target
+        else:
+            assert said.epsilon < target and chosen, "two runs compose only if one was not chosen by the other"
+        asked.end()
 
 
 def test_a_server_cannot_make_a_ledger_unreadable_by_the_name_of_its_run(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ def test_bytes_that_are_no_such_array_are_refused(data: Any) -> None:
         ({"switch": "both"}, "switch of a message"),
         ({"noise_by": ["client"]}, "noise_by of"),
         ({"calls": -1}, "calls of"),
+        ({"calls": 10**400}, "calls of"),
+        ({"batch_size": 10**10}, "batch_size of"),
         ({"batch_size": True}, "batch_size of"),
         ({"num_classes": 1}, "num_classes of"),
         ({"image_shape": [1, 8]}, "image_shape of"),
