@@ -31,12 +31,12 @@ def checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder by relative path, except `guarantee.json`, which stores them.
 
     Raises:
-        AlteredError: There is a link, whose target may change after the check.
+        AlteredError: There is something else than plain files, such as a link, whose target may change after the check.
     """
-    paths = sorted(folder.rglob("*"))
-    if links := [path for path in paths if path.is_symlink()]:
-        raise AlteredError(f"{links[0]} is a link, and no export holds one")
-    files = [path for path in paths if path.is_file() and path != folder / GUARANTEE]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    if others := [path for path in paths if path.is_symlink() or not path.is_file()]:
+        raise AlteredError(f"{others[0]} is a link or no plain file, and no export holds one")
+    files = [path for path in paths if path != folder / GUARANTEE]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -50,11 +50,14 @@ def check_export(folder: Path) -> list[str]:
         AlteredError: A file was altered, removed or added, or a figure cannot be true.
     """
     try:
+        digests = checksums(folder)
         text = (folder / GUARANTEE).read_text(encoding="utf-8")
         content = json.loads(text, object_pairs_hook=_unique)
-        wrong, lines = _files(folder, content["files"]), _statements(content)
-        guarantee = Guarantee.from_dict(content)
+        wrong, lines = _files(digests, content["files"]), _statements(content)
         wrong += [text for text in lines if text.startswith(GUARANTEE)]
+        guarantee = Guarantee.from_dict(content)
+        if not wrong and json.loads(json.dumps({**guarantee.to_dict(), "files": content["files"]})) != content:
+            wrong.append(f"{GUARANTEE} has values that no guarantee has, or lacks some")
         page = guarantee.to_markdown()
         for name, true in (("guarantee.md", page.__eq__), ("README.md", lambda text: section_of(page) in text)):
             if (folder / name).is_file() and not true((folder / name).read_text(encoding="utf-8")):
@@ -99,6 +102,11 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
             lines.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
     if bound > epsilon if adaptive else not math.isclose(bound, epsilon, rel_tol=1e-9):
         lines.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
+    of_teacher = _counted([(release_from_dict(one), count) for one, count in stated["teacher_releases"]])
+    of_training = known_epsilon(of_teacher, delta) if of_teacher else math.inf
+    if not math.isclose(of_training, float(stated["teacher_epsilon"]), rel_tol=1e-9):
+        given = stated["teacher_epsilon"]
+        lines.append(f"{GUARANTEE}: teacher_epsilon is {given}, and its training gives {of_training}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
         lines.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
     if claim is not None:
@@ -110,8 +118,7 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _files(folder: Path, stated: Mapping[str, str]) -> list[str]:
-    digests = checksums(folder)
+def _files(digests: Mapping[str, str], stated: Mapping[str, str]) -> list[str]:
     wrong = [f"{name} is missing" for name in stated if name not in digests]
     wrong += [f"{name} was altered" for name, digest in stated.items() if digests.get(name, digest) != digest]
     return wrong + [f"{name} was added" for name in digests if name not in stated]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.account import PrivacyAccount
+from privacy.accounting.composition import known_epsilon
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.mechanisms.description import MechanismDescription
@@ -188,6 +189,7 @@ class Guarantee:
         queries_of_run: Number of inputs with which this run queried the teachers.
         teacher_epsilon: Record-level ε of the teacher's own training, at which the teacher itself may be published;
             `inf` if nothing bounds that training.
+        teacher_releases: The releases of that training, with their counts.
         labels: The guarantee for labels, if a method protects only labels.
         epsilon_of_run: Cost of the run by itself, with the training of its teacher; it holds if neither the run nor its
             settings were chosen by what other runs on the data gave.
@@ -217,6 +219,7 @@ class Guarantee:
     run: str = ""
     queries_of_run: int = 0
     teacher_epsilon: float = math.inf
+    teacher_releases: Sequence[tuple[Mapping[str, Any], int]] = ()
     labels: LabelStatement | None = None
     epsilon_of_run: float = math.inf
     releases: Sequence[tuple[Mapping[str, Any], int]] = ()
@@ -276,7 +279,7 @@ class Guarantee:
         releases, by_bound = account.covering(covered)
         inherited = of_teacher and account.training != account.ledger.run
         own_training = account.ledger.releases_of(account.training or "")
-        teacher_epsilon = account.epsilon_of(own_training) if own_training else math.inf
+        teacher_epsilon = known_epsilon(own_training, account.budget.delta) if own_training else math.inf
         accesses = [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries]
         conditions = [
             _PUBLIC,
@@ -320,6 +323,7 @@ class Guarantee:
             run=account.ledger.run,
             queries_of_run=account.queries(scope="run"),
             teacher_epsilon=teacher_epsilon,
+            teacher_releases=_listed(own_training),
             epsilon_of_run=epsilon if other_unit else by_itself,
             releases=_listed(releases),
             claims=() if math.isinf(claimed) else _listed(account.claims()),

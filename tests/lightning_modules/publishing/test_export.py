@@ -130,12 +130,22 @@ def test_whoever_receives_it_can_check_it(runs: Path, capsys: pytest.CaptureFixt
         ({"relation": "any change of all records"}, "and its releases' add or remove"),
         ({"epsilon_of_run": -1.0}, "epsilon_of_run, epsilon and epsilon_all_runs"),
         ({"epsilon": math.nan}, "its releases compose to"),
+        ({"teacher_epsilon": 0.1}, "teacher_epsilon is 0.1, and its training gives"),
+        ({"verified_by": "an authority"}, "cannot be read as the guarantee of an export"),
         ({"delta": 2}, "delta must lie between 0 and 1"),
         ({"delta": None}, "cannot be read as the guarantee of an export"),
     ):
         text = json.dumps({**stated, "guarantee": {**stated["guarantee"], **changed}})
         (folder / "guarantee.json").write_text(text)
         refused(message)
+    short = {name: value for name, value in stated["guarantee"].items() if name != "runs"}
+    claimed = {**stated["published_claim"], "status": "a guarantee"}
+    for changed in ({"guarantee": short}, {"published_claim": claimed}, {"approved": True}):
+        (folder / "guarantee.json").write_text(json.dumps({**stated, **changed}))
+        refused("has values that no guarantee has, or lacks some")
+    os.mkfifo(folder / "pipe")
+    refused("pipe is a link or no plain file")
+    (folder / "pipe").unlink()
     (folder / "guarantee.json").write_text(json.dumps(stated).replace('"delta"', '"delta": 0.1, "delta"', 1))
     refused("a name stands twice")
     card = b"# A student of epsilon = 0.1"
