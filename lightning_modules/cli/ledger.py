@@ -15,7 +15,7 @@ from rich.table import Table
 
 from privacy.account import Budget, PrivacyAccount
 from privacy.formatting import round_up
-from privacy.guarantee import ONE_PERSON
+from privacy.guarantee import ONE_PERSON, about_place
 from privacy.journal import LedgerError
 from privacy.ledger import RECORDS, Ledger
 from privacy.neighbours import Unit
@@ -70,6 +70,12 @@ def ledger(args: Sequence[str]) -> None:
         "stopped early its whole plan counts.",
         highlight=False,
     )
+    for text in (
+        f"It lies in {book.path}.",
+        *(f"It counts what {path} held." for path in book.absorbed),
+        *about_place(account),
+    ):
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _private_data(file: Path) -> str:

@@ -106,10 +106,12 @@ class PrivateModel(ABC):
         if self.path is None or self.known_ledger is not None:
             return LedgerPlace(self.known_ledger, renamed=True)
         recorded = self.training.ledger if isinstance(self.training, Training) else None
-        own = getattr(data, "partition", None)
-        same = own is not None and any(one is not None and same_data(one, own) for one in self.partitions)
-        known = same or getattr(data, "private_data", None) == self.private_data
-        home: DataHome | None = getattr(data, "home", None) if known else None
+        home: DataHome | None = getattr(data, "home", None)
+        if home is not None and data.private_data != self.private_data:
+            same = any(one is not None and same_data(one, data.partition) for one in self.partitions)
+            # What weights from elsewhere were trained on is not known: perhaps on the private files at hand.
+            perhaps = isinstance(self.training, UnnamedTraining) and len(home.folders) > 1
+            home = home if same or perhaps else None
         return place_of(self.private_data, home=home, beside=self.path, recorded=recorded)
 
     def require_usable(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:

@@ -63,7 +63,7 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_pictures_model")
-    assert re.search(r"Keep \S*training-data-of-model\.pt\S*\.jsonl: it counts", caplog.text)
+    assert re.search(r"Keep \S*pictures-\w+\.jsonl: it counts", caplog.text)
     main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")])
     with (run / "predictions.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
