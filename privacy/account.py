@@ -17,7 +17,7 @@ from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
-from privacy.ledger_place import LedgerPlace, by_name, ledgers_of
+from privacy.ledger_place import LedgerPlace, ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published.claims import Claim, published_epsilon
@@ -385,11 +385,7 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
     if training is None:
         return None
     if ledger.path is not None:
-        beside = (
-            training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
-        )
-        folders = [ledger.path.parent, by_name(), *([beside.resolve()] if beside else [])]
-        for path, name in ledgers_of(training, folders).items():
+        for path, name in ledgers_of(training, ledger.path).items():
             Ledger(path=path, private_data=name, run=ledger.run, renamed=True).lead_to(ledger)
     if isinstance(training, UnnamedTraining):
         identity = ledger.identify(training.digest, kind=training.kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,13 +182,16 @@ def user_folder() -> Path:
     return Path(state) / "private-model-transcription"
 
 
-def ledgers_of(training: Training | UnnamedTraining, folders: Iterable[Path]) -> dict[Path, str]:
-    """Ledgers in `folders` that know a training, by identity or weights (`Ledger.identify`), with their data's name.
+def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> dict[Path, str]:
+    """Ledgers that know a training, by identity or weights (`Ledger.identify`), with their data's name.
 
-    Files that are not ledgers are skipped.
+    They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
+    known by name. Files that are not ledgers are skipped.
     """
+    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
+    folders = {ledger.parent, by_name(), *([beside.resolve()] if beside else [])}
     data_names = {}
-    for path in sorted(path for folder in set(folders) for path in folder.glob("*.jsonl")):
+    for path in sorted(path for folder in folders for path in folder.glob("*.jsonl")):
         if (header := header_of(path)) is not None:
             identity = training.id if isinstance(training, Training) else fingerprint_of(header["key"], training.digest)
             if f'"{identity}"'.encode() in path.read_bytes():

@@ -23,6 +23,7 @@ from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.annotators import Annotator
 from privacy.formatting import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
+from privacy.ledger_place import ledgers_of
 from privacy.published.claims import published_epsilon
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
@@ -143,7 +144,7 @@ def cost_in_ledger(cli: Any) -> str:
     own = account.epsilon(counts=planned)
     place = teacher.ledger_place(cli.datamodule)
     path = Path(given.budget.ledger or place.path)
-    for file in dict.fromkeys((path, *place.others())):
+    for file in dict.fromkeys((path, *place.others(), *ledgers_of(teacher.training, path))):
         if file.is_file():
             there = Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run, renamed=True)
             account.ledger.absorb(there)

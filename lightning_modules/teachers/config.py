@@ -29,7 +29,7 @@ from lightning_modules.teachers.private_teacher import (
 )
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.identity import Training, UnnamedTraining
-from privacy.ledger_place import LEDGERS, ledgers_of
+from privacy.ledger_place import LEDGERS
 
 _BESIDE = (
     "ONE FOLDER: the ledger lies beside the teacher's file. It holds no use of the same data through a teacher in "
@@ -174,16 +174,10 @@ class TeacherConfig:
                 f"teacher {file} was trained here, on pixels in [-1, 1]: leave out range, mean and std of "
                 "model.teacher.input"
             )
-        records, own_name = content.get("num_records"), f"training data of {file.name}"
+        records, assumptions = content.get("num_records"), []
         name = self.private_data or content.get("private_data")
-        ledger, ledgers, assumptions = None, {}, []
         if not name:
             assumptions.append(_UNNAMED)
-            if isinstance(training, UnnamedTraining):
-                # Under any name: the folder counts.
-                ledgers = ledgers_of(training, [Path(os.environ.get(LEDGERS) or file.resolve().parent)])
-            # The ledger under the file's present name comes first, whatever names it had before.
-            ledger = min(ledgers, key=lambda path: (ledgers[path] != own_name, path), default=None)
         elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):
             assumptions.append(_BESIDE)
         for state in (content.get("dp_sgd"), content.get("ensemble")):
@@ -191,11 +185,10 @@ class TeacherConfig:
             accesses = (state or {}).get("uncharged_queries", ())
             assumptions += [f"ACCESSED WITHOUT CHARGE, in the teacher's training: {text}" for text in accesses]
         return {
-            "private_data": name or (own_name if ledger is None else ledgers[ledger]),
+            "private_data": name or f"training data of {file.name}",
             "training": training,
             "num_records": None if records is None else int(records),
             "path": file,
-            "known_ledger": ledger,
             "assumptions": tuple(assumptions),
         }
 

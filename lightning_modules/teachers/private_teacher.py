@@ -36,7 +36,6 @@ class PrivateModel(ABC):
         training: Its training; None if unknown, so that nothing bounds what is computed from it.
         num_records: Number of its training records, if known.
         path: The file it came from.
-        known_ledger: The ledger that knows it by its weights, if its file names no private data.
         assumptions: Assumptions that its file, or the content of the file, adds to a guarantee.
     """
 
@@ -47,7 +46,6 @@ class PrivateModel(ABC):
         training: Training | UnnamedTraining | None,
         num_records: int | None = None,
         path: Path | None = None,
-        known_ledger: Path | None = None,
         assumptions: tuple[str, ...] = (),
     ) -> None:
         self.private_data = private_data
@@ -57,7 +55,6 @@ class PrivateModel(ABC):
         self.num_records = num_records
         # Resolved: a symbolic link must not lead to another ledger.
         self.path = None if path is None else path.resolve()
-        self.known_ledger = known_ledger
         self.assumptions = assumptions
         self._admitted: tuple[Annotator, str | None] | None = None
 
@@ -103,8 +100,8 @@ class PrivateModel(ABC):
 
     def ledger_place(self, data: Any = None) -> LedgerPlace:
         """Place of the private data's ledger, to which a data module of them leads; in memory for a script's model."""
-        if self.path is None or self.known_ledger is not None:
-            return LedgerPlace(self.known_ledger, renamed=True)
+        if self.path is None:
+            return LedgerPlace(None)
         recorded = self.training.ledger if isinstance(self.training, Training) else None
         home: DataHome | None = getattr(data, "home", None)
         if home is not None and data.private_data != self.private_data:
