@@ -13,10 +13,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.partition import Partition
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of
-from privacy.account import PrivacyAccount
 from privacy.annotators import Annotator
 from privacy.guarantee import NOISE_CHANGED, Guarantee, about_place
 from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger import Ledger
 from privacy.ledger_place import LedgerPlace
 from privacy.neighbours import Unit
 from privacy.plan import Plan
@@ -91,7 +91,8 @@ class PrivateRun:
             training=training,
             processes=processes,
         )
-        say_ledger(self.annotator.account)
+        account = self.annotator.account
+        say_ledger(account.ledger, about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced))
 
     def require_calls(self, calls: int, *, steps_done: int) -> bool:
         """Refuses a budget in which the calls of the next step do not fit.
@@ -176,11 +177,11 @@ class PrivateRun:
         self.keep_partitions(state["partitions"])
 
 
-def say_ledger(account: PrivacyAccount) -> None:
+def say_ledger(ledger: Ledger, notes: Sequence[str]) -> None:
     """Tells the owner which ledger counts, and what it does not count."""
-    if account.ledger.path is not None:
-        rank_zero_info(f"Privacy ledger of {account.ledger.private_data}: {account.ledger.path}")
-    for text in about_place(account):
+    if ledger.path is not None:
+        rank_zero_info(f"Privacy ledger of {ledger.private_data}: {ledger.path}")
+    for text in notes:
         rank_zero_warn(text)
 
 

@@ -13,6 +13,7 @@ from privacy.account import PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
+from privacy.ledger import Ledger
 from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
@@ -69,7 +70,7 @@ _ANOTHER_LEDGER = (
 _IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
 _OTHER_RUNS = (
     "other runs and teachers from the same private data, if anything they produced is published too: the ledger's "
-    "total is given above"
+    "total is given above, and holds if none was made or chosen because of what an earlier one released"
 )
 
 MEANINGFUL_EPSILON = 20.0
@@ -472,7 +473,8 @@ def _about_releases(
         if planned
         else "the number of steps was not chosen by looking at the results"
     )
-    several = len(account.ledger.runs()) > 1 or len(account.ledger.releases_by_training()) > 1
+    ledger = account.ledger
+    several = account.budget.scope == "private_data" and max(len(ledger.runs()), len(ledger.releases_by_training())) > 1
     fixed = [steps, *([NOISE_CHANGED] if noise_changed else []), *([_SEVERAL_RUNS] if several else [])]
     return [
         *([_FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
@@ -486,15 +488,14 @@ def _about_ledger(account: PrivacyAccount, *, num_records: int | None) -> list[s
     delta = f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
     return [
         *([delta] if num_records is None else []),
-        *about_place(account),
+        *about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced),
         *([] if account.ledger.durable else [_IN_MEMORY]),
     ]
 
 
-def about_place(account: PrivacyAccount) -> list[str]:
-    """What the account's ledger does not count since it is another one, or lies where it does; for the console too."""
-    replaced = account.ledger_was_replaced or account.ledger.lost
-    return [*([_ANOTHER_LEDGER] if replaced else []), *account.notes]
+def about_place(ledger: Ledger, notes: Sequence[str] = (), *, replaced: bool = False) -> list[str]:
+    """What a ledger does not count since it is another one, or lies where it does; for the console too."""
+    return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *notes]
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

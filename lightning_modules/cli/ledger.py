@@ -73,7 +73,7 @@ def ledger(args: Sequence[str]) -> None:
     for text in (
         f"It lies in {book.path}.",
         *(f"It counts what {path} held." for path in book.absorbed),
-        *about_place(account),
+        *about_place(book),
     ):
         console.print(text, highlight=False, soft_wrap=True)
 

@@ -8,9 +8,11 @@ from typing import Any
 from lightning import LightningModule, Trainer
 
 from datamodules.partition import Partition, require_partition
+from lightning_modules.private_run import say_ledger
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
+from privacy.guarantee import about_place
 from privacy.identity import CheckpointError, Training, new_training_id
 from privacy.ledger import Ledger
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
@@ -142,6 +144,7 @@ class OwnTraining:
         self.notes = place.notes
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same or self._ledger.lost
+        say_ledger(self._ledger, about_place(self._ledger, self.notes, replaced=self.ledger_was_replaced))
 
     def branch(self) -> None:
         """Takes a new identity if this state is not the last one saved.

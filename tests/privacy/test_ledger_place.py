@@ -16,7 +16,6 @@ from support.data_files import write_folders
 from datamodules import MNIST, ClientRecords, Digits, ImageFolder
 from datamodules.shadowed import Shadowed
 from privacy import ledger_place
-from privacy.account import PrivacyAccount
 from privacy.events import Gaussian
 from privacy.guarantee import about_place
 from privacy.ledger import Ledger
@@ -237,9 +236,7 @@ def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch
     assert ledger_place._in_container(pictures / "ledger.jsonl") is (bool(marks) and there)
     monkeypatch.setattr(ledger_place, "_in_container", lambda path: True)
     place = place_of("pictures/train", home=data(pictures).home)
-    account = PrivacyAccount(ledger=place.open(private_data="pictures/train", run="run"))
-    account.notes = place.notes
-    (said,) = about_place(account)
+    (said,) = about_place(place.open(private_data="pictures/train", run="run"), place.notes)
     assert said.startswith("A CONTAINER'S LEDGER") and "TRANSCRIPTION_LEDGERS" in said
     assert place_of("Digits/train").notes == (), "a benchmark's may be lost"
 
@@ -252,9 +249,9 @@ def test_a_pointer_to_a_ledger_that_is_gone_is_said(
     shutil.rmtree(user_folder())  # such as with another user or in another container
     if broken:
         monkeypatch.setattr(Ledger, "lost", False)
-    account = PrivacyAccount(ledger=place_of("p", home=data(pictures).home).open(private_data="p", run="run"))
-    assert account.ledger.counts() == {}
-    assert [text.partition(":")[0] for text in about_place(account)] == ([] if broken else ["ANOTHER LEDGER"])
+    ledger = place_of("p", home=data(pictures).home).open(private_data="p", run="run")
+    assert ledger.counts() == {}
+    assert [text.partition(":")[0] for text in about_place(ledger)] == ([] if broken else ["ANOTHER LEDGER"])
 
 
 def test_homes_of_one_part_are_found_by_that_part_alone() -> None:
