@@ -161,7 +161,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.update_generator(self.generate(latents), self._no_targets)
+            self.update_generator(self.generate(latents), self._no_targets, scheduled=False)
 
     @torch.no_grad()
     def begin_stage(self) -> None:
