@@ -205,10 +205,6 @@ class DirectTraining(Teacher):
             spent = {**self.run.epsilons(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
             self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
-    def on_train_epoch_end(self) -> None:
-        if self.scheduler_factory is not None:
-            self.lr_schedulers().step()  # type: ignore[union-attr]
-
     def guarantee(self) -> Guarantee:
         """Guarantee of the model: none for records, and a separate statement about labels."""
         artefacts = ("model", "whatever is computed from it")

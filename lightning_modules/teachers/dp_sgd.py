@@ -350,12 +350,6 @@ class DPSGDTeacher(Teacher):
             spent = {name: self.epsilon(), f"{name}_planned": known_epsilon(self.releases, self.delta)}
             self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
-    def on_train_epoch_end(self) -> None:
-        schedulers = self.lr_schedulers()
-        for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
-            if scheduler is not None:
-                scheduler.step()
-
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Logs accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
@@ -395,7 +389,7 @@ class DPSGDTeacher(Teacher):
         optimizer.source, optimizer.lattice, optimizer.processes = self.noise, self.clipping.lattice, self.processes
         if self.scheduler_factory is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(base)}
+        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the plan and the steps taken, from which ε follows at any δ.

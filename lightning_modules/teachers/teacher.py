@@ -104,6 +104,11 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         return [*prediction_callbacks(self.trainer)]
 
+    def on_train_epoch_end(self) -> None:
+        """Steps the user's schedule, which Lightning does under automatic optimization alone."""
+        if self.scheduler_factory is not None and not self.automatic_optimization:
+            self.lr_schedulers().step()  # type: ignore[union-attr]
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.optimizer_factory is None:
             optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)

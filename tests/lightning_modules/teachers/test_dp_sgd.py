@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from opacus.accountants import PRVAccountant, RDPAccountant
 from support.dp_teachers import SMALL, dp_sgd, train
-from support.runs import distil, fit, fit_script, guarantee, result, working_in
+from support.runs import checkpoint, distil, fit, fit_script, guarantee, result, working_in
 from support.seeded import p_value
 
 from datamodules import Digits, PoissonSampled
@@ -36,8 +36,8 @@ def configuration(
     return dp_sgd(folder, epochs, data=data, **{"noise_multiplier": 1.0, **model})
 
 
-def weights(config: dict[str, Any]) -> torch.Tensor:
-    cli = fit(config)
+def weights(config: dict[str, Any], *arguments: str) -> torch.Tensor:
+    cli = fit(config, *arguments)
     assert cli.model is not None
     return torch.cat([parameter.detach().flatten() for parameter in cli.model.network.parameters()])
 
@@ -55,6 +55,16 @@ def test_a_step_has_noise_of_the_stated_scale(start: torch.Tensor) -> None:
     right = 500.0 * 0.2 / 128  # so much noise that gradients of norm 0.2 do not show
     assert p_value(moved, right) > 1e-8  # this noise has no seed
     assert max(p_value(moved, right * 2 / 3), p_value(moved, right * 3 / 2)) < 1e-20
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_the_noisy_steps_follow_a_schedule_by_epochs_after_resuming_as_well(start: torch.Tensor, gamma: float) -> None:
+    schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": gamma}}
+    first = weights(configuration(lr_scheduler=schedule))
+    resumed = weights(configuration(epochs=3, lr_scheduler=schedule), "--ckpt_path=run/checkpoints/last.ckpt")
+    assert not torch.equal(first, start)
+    assert torch.equal(resumed, first) is (gamma == 0)  # whose steps have no length after the first epoch
+    assert checkpoint()["optimizer_states"][0]["param_groups"][0]["lr"] == gamma**3
 
 
 @pytest.mark.parametrize("clipping", ["flat", "ghost"])
