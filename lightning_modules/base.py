@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from lightning_modules.callbacks.privacy import default_callbacks
-from lightning_modules.evaluation import Evaluated, Evaluation
+from lightning_modules.evaluation import Evaluated, Evaluation, validation_names
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean
@@ -270,6 +270,11 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
             self.reset_generator()
 
     # --- evaluation, figures and the guarantee ---
+
+    def logged_names(self) -> set[str]:
+        """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
+        losses = [*self.optimized_groups(), *(["replay"] if self.memory is not None else [])]
+        return validation_names(self.trainer) | {f"train/{name}_loss" for name in losses}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The student's logits, (N, C, H, W) → (N, c)."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
-from lightning_modules.evaluation import refuse_selection
+from lightning_modules.evaluation import refuse_selection, require_monitored
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.private_run import PrivateRun, state_of_run, steps_ahead
@@ -167,7 +167,8 @@ class DirectTraining(Teacher):
         Raises:
             BudgetExceeded: Not one step fits.
         """
-        super().on_fit_start()
+        self.own_training.begin(self)
+        self.own_training.register(None)
         data, annotator = datamodule_of(self.trainer), self.annotator
         if isinstance(annotator, DirectLabelAnnotator):
             assert self._labels is not None
@@ -178,6 +179,8 @@ class DirectTraining(Teacher):
         assert own.id is not None
         training = Training(own.id, kind=own.kind, releases=None)
         self.run.open(self.trainer, private_data=own.ledger.private_data, ledger=own.ledger.path, training=training)
+        spent = {*self.run.epsilons({annotator.charge: 1}), "privacy/epsilon_label"}
+        require_monitored(self.trainer, self.logged_names() | spent)
         if self._kept is not None and isinstance(self.annotator, DirectLabelAnnotator):
             self.annotator.keep(self._kept)
         if not self.run.require_calls(1 if self._calls_ahead() else 0, steps_done=self.steps_done):

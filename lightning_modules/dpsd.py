@@ -161,6 +161,9 @@ class DPSD(DataFreeDistillation):
             ).to(images.device)
         return self.generator_criterion.against(discriminator, self.student, images, targets)
 
+    def logged_names(self) -> set[str]:
+        return super().logged_names() | ({"train/candidates"} if isinstance(self.annotator, LabelAnnotator) else set())
+
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; also redraws its latent inputs."""
         super().reset_generator()

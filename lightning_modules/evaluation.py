@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.functional.classification import multiclass_calibration_error
@@ -104,6 +105,34 @@ class Evaluated(_Module):
 def validation_metric(trainer: Trainer) -> str:
     """Return `TEST_SPLIT` if the data module validates on the test split, else `KEPT_APART`."""
     return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
+
+
+def validation_names(trainer: Trainer) -> set[str]:
+    """Names of the metrics of a fit's validation; none if it has no validation."""
+    name = validation_metric(trainer)
+    names = {name, f"{name.rpartition('/')[0]}/{AUROC}"} if asks_for_auroc(trainer) else {name}
+    return names if trainer.enable_validation else set()
+
+
+def require_monitored(trainer: Trainer, names: set[str]) -> None:
+    """Refuses callbacks and schedules that monitor none of the `names` logged: they would fail after an epoch.
+
+    Lightning's own callbacks and this project's log none, except for rates; what others log is not known.
+
+    Raises:
+        ValueError: There is one, and no callback that may log it.
+    """
+    callbacks: list[Any] = callbacks_of(trainer)
+    if any(type(one).__module__.partition(".")[0] not in ("lightning", "lightning_modules") for one in callbacks):
+        return
+    for one in [*callbacks, *trainer.lr_scheduler_configs]:
+        monitor = getattr(one, "monitor", None)
+        known = {*names, "epoch", "step"} if isinstance(one, ModelCheckpoint) else names
+        if monitor is not None and monitor not in known and not monitor.startswith("lr-"):
+            raise ValueError(
+                f"monitor of {type(getattr(one, 'scheduler', one)).__name__} must be what this fit logs, "
+                f"{', '.join(sorted(names))} (a class of yours adds to it in logged_names), got {monitor!r}"
+            )
 
 
 def refuse_selection(trainer: Trainer) -> None:

@@ -194,6 +194,9 @@ class FedDPSD(DataFreeDistillation):
         """L_G with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""
         return self.generator_criterion.against(self.student, self.student, images, targets)
 
+    def logged_names(self) -> set[str]:
+        return super().logged_names() | {"federation/answers"}
+
     # --- rounds ---
 
     @property

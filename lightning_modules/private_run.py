@@ -19,7 +19,7 @@ from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
 from privacy.ledger_place import LedgerPlace
 from privacy.neighbours import Unit
-from privacy.plan import Plan
+from privacy.plan import Charge, Plan
 from privacy.processes import ALONE, Processes
 
 
@@ -137,16 +137,17 @@ class PrivateRun:
         if self.annotator.noise_changed(self.plan):
             rank_zero_warn(NOISE_CHANGED)
 
-    def epsilons(self) -> dict[str, float]:
+    def epsilons(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
         """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
 
-        And the published one of the releases so far, unless it is infinite, which is no claim.
+        And the published one of the releases so far, unless it is infinite, which is no claim. `counts` replace both.
         """
-        account, planned = self.annotator.account, self.annotator.covering(self.plan.covered)
-        published = account.epsilon_published()
+        account = self.annotator.account
+        planned = self.annotator.covering(self.plan.covered) if counts is None else counts
+        published = account.epsilon_published(counts=counts)
         claim = {"privacy/epsilon_published": published} if math.isfinite(published) else {}
-        name = epsilon_metric(account.neighbours(counts=planned)[0])
-        return {name: account.epsilon(), f"{name}_planned": account.stated(account.epsilon(counts=planned)), **claim}
+        name, stated = epsilon_metric(account.neighbours(counts=planned)[0]), account.epsilon(counts=planned)
+        return {name: account.epsilon(counts=counts), f"{name}_planned": account.stated(stated), **claim}
 
     def guarantee(self, *, artefacts: Sequence[str], assumptions: Sequence[str]) -> Guarantee:
         """Current guarantee for these artefacts."""

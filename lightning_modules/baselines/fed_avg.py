@@ -74,6 +74,10 @@ class FedAvg(Teacher):
         """Returns a dummy optimizer, by whose steps Lightning counts rounds."""
         return torch.optim.SGD(self.network.parameters(), lr=0.0)
 
+    def logged_names(self) -> set[str]:
+        losses = {f"train/loss_{client}" for client in range(len(self.clients.shards))}
+        return super().logged_names() - {"train/loss"} | losses
+
     def on_train_start(self) -> None:
         """Ends at once if all rounds are done."""
         if self.draw_seed is None:

@@ -102,6 +102,9 @@ class FedDistillation(DataFreeDistillation):
                     self.update_generator(images, targets)
         self.steps_done += 1
 
+    def logged_names(self) -> set[str]:
+        return super().logged_names() | ({"train/image_loss"} if self.terms and self.generator is None else set())
+
     def make_images(self, terms: ImageTerms) -> None:
         """Optimises one batch of images, by their generator or by themselves, and keeps it."""
         latents = self.draw_latents(self.steps_done)

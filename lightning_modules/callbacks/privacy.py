@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -14,12 +14,14 @@ from datamodules.pictures import PictureDataModule, pictures_below, require_outs
 from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.callbacks.data_free import data_free
 from lightning_modules.callbacks.figures import Curves, SyntheticImages
+from lightning_modules.evaluation import require_monitored
 from lightning_modules.images.pool import innermost
 from lightning_modules.private_run import steps_of_run
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.publication import clear, public_folder, publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
 from privacy.formatting import round_up
+from privacy.plan import Charge
 from privacy.processes import by_all
 
 if TYPE_CHECKING:  # it adds the callbacks
@@ -43,7 +45,8 @@ class PrivacyCourse(Callback):
         """Removes an earlier fit's statements, opens the ledger, and refuses a budget that allows no step.
 
         Raises:
-            ValueError: The validation data may be private, and a student selected by it would leak it uncharged.
+            ValueError: The validation data may be private, and a student selected by it would leak it uncharged; or a
+                callback monitors what is not logged.
         """
         module = data_free(pl_module)
         if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
@@ -65,6 +68,7 @@ class PrivacyCourse(Callback):
             num_records=teacher.num_records,
             processes=module.processes,
         )
+        require_monitored(trainer, module.logged_names() | {*_spent(module, {run.annotator.charge: 1})})
         if not by_all(module.processes, lambda: run.require_calls(module.next_calls, steps_done=module.steps_done)):
             trainer.should_stop = True
 
@@ -156,8 +160,11 @@ def _require_public(trainer: Trainer, partitions: Sequence[Partition | None]) ->
 
 def _log_spent(module: DataFreeDistillation, *, on_epoch: bool = False) -> None:
     """Both ε figures and the number of queries, to every logger and the progress bar."""
-    spent = {**module.run.epsilons(), "privacy/queries": float(module.annotator.account.queries())}
-    module.log_dict(spent, prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
+    module.log_dict(_spent(module), prog_bar=True, on_step=not on_epoch, on_epoch=on_epoch)
+
+
+def _spent(module: DataFreeDistillation, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+    return {**module.run.epsilons(counts), "privacy/queries": float(module.annotator.account.queries())}
 
 
 def _meaning(shape: tuple[int, int, int], data: Any) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
+from lightning_modules.evaluation import require_monitored, validation_names
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.precision import full_float32
 from lightning_modules.private_run import epsilon_metric, steps_ahead
@@ -197,6 +198,7 @@ class DPSGDTeacher(Teacher):
             CheckpointError: The checkpoint is of other private data, or of steps at another sample rate.
             ValueError: The weights may come from another training.
         """
+        require_monitored(self.trainer, self.logged_names())
         by_all(self.processes, self.clipped.refuse_other_weights)
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
@@ -342,6 +344,9 @@ class DPSGDTeacher(Teacher):
         if (now := (optimizer.noise_multiplier, optimizer.source)) != (own := (self.noise_multiplier, self.noise)):
             raise ValueError(f"noise_multiplier and noise must stay what the optimizer adds, {now}, got {own}")
         return optimizer
+
+    def logged_names(self) -> set[str]:
+        return {*validation_names(self.trainer), epsilon_metric(self.unit)}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import Evaluation
+from lightning_modules.evaluation import Evaluation, require_monitored, validation_names
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
@@ -240,6 +240,9 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         Raises:
             ValueError: Settings or records differ from those of the checkpoint's teachers.
         """
+        names = {"ensemble/teachers_done"} | ({"train/loss"} if self.ridge is None else set())
+        names |= {"ensemble/mean_accuracy", *named} if (named := validation_names(self.trainer)) else set()
+        require_monitored(self.trainer, names)
         records: Any = self.shards.shards.records
         ids, order = records.ids.sort()
         now = {**self._settings, "records": tensors_digest({"ids": ids, "labels": records.labels[order]}).hex()}

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-from lightning_modules.evaluation import Evaluated, Evaluation
+from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.networks import Network, build_network
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
@@ -80,6 +80,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, which tells this teacher from any other."""
+        require_monitored(self.trainer, self.logged_names())
         self.own_training.begin(self)
         self.own_training.register(None)
 
@@ -94,6 +95,10 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         loss: torch.Tensor = self.criterion(self(images), labels)
         self.log("train/loss", loss)
         return loss
+
+    def logged_names(self) -> set[str]:
+        """Names of what a fit logs, which callbacks may monitor; a class that logs more adds it."""
+        return validation_names(self.trainer) | {"train/loss"}
 
     def on_test_start(self) -> None:
         """Raises `PartitionError` for data whose public records are not those of the training."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from lightning import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from sklearn.metrics import roc_auc_score
 from support.runs import QUIET, distil, result
 
 from lightning_modules.cli import main
-from lightning_modules.evaluation import AreaUnderCurve, measured_on
+from lightning_modules.evaluation import AreaUnderCurve, measured_on, require_monitored, validation_names
 
 
 def area_of(answers: torch.Tensor, labels: torch.Tensor, *, pieces: int = 3) -> float:
@@ -31,6 +35,22 @@ def test_it_is_scikit_learn_s_one_against_the_rest(classes: int, scale: float) -
     expected = roc_auc_score(labels, shares[:, 1]) if classes == 2 else roc_auc_score(labels, shares, multi_class="ovr")
     assert area_of(logits, labels) == pytest.approx(expected, abs=1e-6)
     assert 0.6 < expected < 0.95
+
+
+class OwnCallback(Callback):
+    """May log anything."""
+
+
+def test_what_lightning_or_another_callback_knows_may_be_monitored() -> None:
+    def check(*callbacks: Callback) -> None:
+        trainer: Any = SimpleNamespace(callbacks=callbacks, lr_scheduler_configs=[])
+        require_monitored(trainer, {"val/accuracy"})
+
+    check(EarlyStopping("val/accuracy"), EarlyStopping("lr-Adam"), ModelCheckpoint(monitor="epoch"), ModelCheckpoint())
+    for callback in (EarlyStopping("epoch"), ModelCheckpoint(monitor="val/acuracy")):
+        with pytest.raises(ValueError, match=rf"monitor of {type(callback).__name__} must be .*val/accuracy \(a class"):
+            check(callback)
+        check(callback, OwnCallback())
 
 
 def test_a_collapsed_network_and_a_calibrated_one_are_told_apart() -> None:
@@ -75,6 +95,7 @@ def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks
     cli = distil(model={"images": "prior", "generator": None}, dataset=dataset)
     logged = cli.trainer.callback_metrics
     assert ("test_split/auroc" in logged) is asks and ("auroc" in result()) is asks
+    assert validation_names(cli.trainer) == {name for name in logged if "test_split/" in name}
     tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
     assert ("test/auroc" in tested) is asks
     if asks:

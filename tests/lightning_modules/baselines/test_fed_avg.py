@@ -52,6 +52,7 @@ def average(folder: str, *arguments: str) -> FedAvg:
 def test_clients_average_to_a_network_that_none_of_them_bounds(folder: Path) -> None:
     module = average("run", "--model.rounds=3")
     assert module.rounds_done == 3
+    assert module.logged_names() == {*module.trainer.callback_metrics}
     found = result("run")
     assert found["accuracy"] > 0.7 and found["epsilon_record"] in ("inf", float("inf"))
     assert found["method"] == "FedAvg"

@@ -1,0 +1,220 @@
+"""Every documented setting of every class is set in a tiny fit, which logs just what its callbacks may monitor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from support.federations import small_network
+from support.runs import SMALL, trainer_settings
+from torch import nn
+
+import lightning_modules
+from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
+from lightning_modules.federated import LocalClients
+from lightning_modules.losses.targets import LinearCandidates
+from lightning_modules.networks import SmallCNN
+from lightning_modules.networks.network import Network
+from lightning_modules.priors import StrokePrior
+from lightning_modules.runtime.hyperparameters import _taken
+from privacy import Annotator, Budget, SystemNoise, annotators
+
+Given = dict[str, Any]
+
+SGD, CYCLE = partial(torch.optim.SGD, lr=0.01), partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.01)
+#: Schedules end with a fit of 2 epochs, or of 6 steps: a step more of them would fail.
+TRAINED: Given = {"network": SMALL, "optimizer": SGD, "lr_scheduler": partial(CYCLE, total_steps=2)}
+LEARNT: Given = {**TRAINED, "lr_scheduler": partial(CYCLE, total_steps=6)}
+STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0}}
+CODES: Given = {"arguments": {"width": 4, "latent_dim": 8}}
+DAFL: Given = {"generator": {"name": "DAFLGenerator", **CODES}}
+MADE: Given = {**DAFL, "source": "both", "prior": StrokePrior(), "optimizer": SGD}
+BOTH: Given = {"student": STUDENT, "images": {**MADE, "lr_scheduler": partial(CYCLE, total_steps=6), "reset_every": 4}}
+POOL: Given = {"images": {"source": "pool", "pool": Digits(), "pool_part": "test", "pool_varied": True}}
+TERMS: Given = {"one_hot_weight": 2.0, "balance_weight": 1.0, "activation_weight": 0.2, "activation_norm": "l2"}
+LOSS: Given = {"generator_loss": {**TERMS, "student_loss_weight": 1.0}}
+AFTER: Given = {"gradient_targets": {"loss": "logits", "outputs": "probabilities"}, **LOSS}
+ALONG: Given = {"gradient_targets": {"gamma": 2.0, "student_target": "gradients", "dkd_beta": 1.0}}
+LABELS: Given = {"label_targets": {"schedule": LinearCandidates(begin=1, end=2), "noise_correction": False}}
+OWN: Given = {**TERMS, "student_loss_weight": 0}
+UNION: Given = {"stages": {"noise_correction": False, "train_on": "union"}}
+TAUGHT: Given = {"discriminator": "teacher", "pretraining_steps": 2, "statistics_weight": 1.0}
+CLIPPED: Given = {"top_k": 3, "bounding": "clip", "norm_bound": 0.1, "noise_multiplier": 9.0, "stability": 1e-3}
+CLIPPING: Given = {"mode": "flat", "bounding": "normalize", "stability": 0.1, "granularity": 0.1, "max_grad_norm": 1.0}
+PIECES: Given = {"clipping": {**CLIPPING, "physical_batch_size": 7}, "noise": SystemNoise()}
+LINEAR: Given = {"network": "LinearOnFeatures", "noise_multiplier": 1.0}
+SHIFTED: Given = {"shift": 1, "label_smoothing": 0.1}
+IN_POOL: Given = {"pool": Digits(), "pool_size": 9, "balance": 1.0}
+FEDERATED: Given = {"federation": {"name": "x", "unit": "client", "num_records": 99, "min_clients": 2}}
+BUDGET: Given = {"target_epsilon": math.inf, "delta": 1e-6, "accounting": "published", "scope": "run"}
+SHORT: Given = {"lr_scheduler": partial(CYCLE, total_steps=1)}
+PHASES: Given = {
+    **{"student": TRAINED, "images": {**MADE, **SHORT}, "generator_phase": {**OWN, "baseline": "student", "steps": 1}},
+    "vae_phase": {"network": {"name": "ConvVAE", **CODES}, "steps": 1},
+    "query_phase": {"queries": 9, "selection": "confident", "candidates": 2, "rounds": 2, "steps_between": 1},
+    "tangent_normal": {"tangent_weight": 1, "normal_weight": 1, "entropy_weight": 1, "entropy_term": "as_printed"},
+}
+FEW: Given = {"vae_phase": {"steps": 0}, "query_phase": {"queries": 4}, "student_phase": {"query_distortion": 0.1}}
+OF_DATA: Given = {"num_classes": 10, "image_shape": (1, 8, 8)}
+
+
+def by(kind: str, **settings: Any) -> Given:
+    budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2}
+    return {"annotator": {kind: {**settings, "noise": SystemNoise(), "budget": budget}}}
+
+
+def asking(path: str, **other: Any) -> Given:
+    inputs = {"mean": 0.5, "std": 0.5, "size": 10, "channels": 3}
+    named = {"private_data": "x", "trial": False, "outputs": "probabilities", "input": inputs, **other}
+    return {"teacher": {"path": path, **named}}
+
+
+ONE, SEVERAL = asking("one"), asking("several")
+FILE = asking("teacher.pt", network=SMALL, input={"range": [0, 1]})
+SHARDS = asking("ensemble.ckpt", network=SMALL, input={"range": [-1, 1]})
+#: Settings of one fit after another; `unit: person` is set in `teachers/test_persons.py`.
+FITS: list[tuple[str, Given]] = [
+    ("Teacher", {**TRAINED, "class_prior": [0.1] * 10}),
+    ("TeacherEnsemble", {"network": SMALL, "optimizer": SGD, "steps": 2, "schedule": "linear", **SHIFTED}),
+    ("TeacherEnsemble", {"network": "LinearOnFeatures", "ridge": 1.0, "teachers_at_once": 1}),
+    ("DPSGDTeacher", {**TRAINED, **LINEAR, **PIECES, "loss": "inner_product", "unit": "record", "delta": 1e-6}),
+    ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, "class_prior": [0.1] * 10}),
+    ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradientAnnotator", **CLIPPED, granularity=None)}),
+    ("DirectTraining", {"class_prior": None, **by("DirectGradientAnnotator", release="per_sample_full")}),
+    ("DirectTraining", {"network": SMALL, **by("DirectLabelAnnotator", epsilon=2.0)}),
+    ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("ResponseAnnotator")}),
+    ("Distillation", {**FILE, "pool_size": 9, "prior": StrokePrior(), "loss": "kl", "temperature": 2.0}),
+    ("Distillation", {**SEVERAL, **IN_POOL, "queries": 9, **by("MeanResponseAnnotator", noise_multiplier=1.0)}),
+    ("DPDFD", {**FILE, **BOTH, **AFTER, **by("GradientAnnotator")}),
+    ("DPDFD", {**ONE, **POOL, **ALONG, **by("GradientAnnotator", **CLIPPED)}),
+    ("DPDFD", {**SEVERAL, **by("GradientAnnotator", granularity=0.1, release="ensemble")}),
+    ("DPSD", {**FILE, **BOTH, **AFTER, **by("GradientAnnotator", granularity=0.1)}),
+    ("DPSD", {**ONE, **POOL, **ALONG, **by("GradientAnnotator", **CLIPPED, release="batch_mean_rows")}),
+    ("DPSD", {**FILE, **LABELS, **by("LabelAnnotator", epsilon=2.0), "discriminator": "teacher"}),
+    ("DPSD", {**FILE, "balanced_answers": True, "fresh_latents": True, **by("LabelAnnotator", smallest=10)}),
+    ("LabelDP", {**FILE, **BOTH, "stages": {"threshold": 0.1}, "generator_training": {**OWN, **TAUGHT}}),
+    ("LabelDP", {**ONE, **POOL, **UNION, **by("LabelAnnotator", epsilon=2.0, smallest=2)}),
+    ("DGD", {**SEVERAL, **PHASES, **by("VoteAnnotator", scale=4.0, mechanism="gaussian", latent_epsilon=1.0)}),
+    ("DGD", {**SHARDS, **POOL, **FEW}),
+    ("FedDPSD", {"clients": None, **BOTH, **AFTER, **by("GradientAnnotator", granularity=0.1, release="ensemble")}),
+    ("FedDPSD", {"clients": None, **ALONG, **by("GradientAnnotator", **CLIPPED)}),
+    ("FedDPSD", {"clients": None, **LABELS, **FEDERATED, **by("LabelAnnotator", epsilon=2.0, smallest=3)}),
+]
+DATA: dict[str, Callable[[], Any]] = {
+    "Teacher": Digits,
+    "TeacherEnsemble": lambda: Shards(dataset=Digits(), num_teachers=2, batch_size=40, steps_per_epoch=4),
+    "DPSGDTeacher": lambda: PoissonSampled(dataset=Digits(), batch_size=8, steps_per_epoch=2),
+    "DirectTraining": lambda: PoissonSampled(dataset=Digits(), batch_size=8, steps_per_epoch=2),
+}
+
+
+def given(settings: Given, above: str = "") -> Iterator[str]:
+    """Names of the settings that a fit is given, those of groups with dots."""
+    for name, value in settings.items():
+        group = isinstance(value, dict) and value.keys() != {"name", "arguments"}
+        yield from given(value, f"{above}{name}.") if group else [above + name]
+
+
+def offered(kind: Any, above: str = "") -> Iterator[str]:
+    """Names of the settings that a class offers, those of its groups and its annotators as well."""
+    hints: Given = {}
+    for constructor in [vars(one)["__init__"] for one in reversed(kind.__mro__[:-1]) if "__init__" in vars(one)]:
+        hints |= get_type_hints(constructor)
+    unused = getattr(kind, "unused", ())
+    for name in _taken(kind) & hints.keys() - {"shared", "batch_size", *OF_DATA, *unused}:
+        parts = [part for part in (hints[name], *get_args(hints[name])) if isinstance(part, type)]
+        groups = {part: f"{name}.{part.__name__}." for part in parts if issubclass(part, Annotator)}
+        if name != "baseline":  # which is another teacher
+            groups |= {part: f"{name}." for part in parts if is_dataclass(part) and part is not Network}
+        found = [one for part, within in groups.items() for one in offered(part, within)] or [name]
+        yield from (above + one for one in found if not one.startswith(unused))
+
+
+def never_set(kind: type, *, name: str) -> set[str]:
+    return {*offered(kind)} - {one for other, settings in FITS if other == name for one in given(settings)}
+
+
+class Own(lightning_modules.DPDFD):
+    """Has a setting more, and logs something more."""
+
+    def __init__(self, *, other: int = 1, **shared: Any) -> None:
+        super().__init__(**shared)
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        self.log("own/metric", 1.0)
+
+
+def made(kind: Any, settings: Given) -> Any:
+    """The module of a fit, whose networks are its own."""
+    made, sizes = dict(settings), {"batch_size": 8} if "batch_size" in _taken(kind) else {}
+    if "annotator" in made:
+        ((annotator, own),) = made["annotator"].items()
+        made["annotator"] = getattr(annotators, annotator)(**{**own, "budget": Budget(**own["budget"])})
+    if "teacher" in made:
+        torch.save(small_network(0).state_dict(), "teacher.pt")
+        networks = [SmallCNN(image_shape=(3, 10, 10), width=4, hidden=16) for _ in range(2)]
+        given: Any = {"one": networks[0], "several": nn.ModuleList(networks)}
+        made["teacher"] = {**made["teacher"], "path": given.get(made["teacher"]["path"], made["teacher"]["path"])}
+    if "clients" in made:
+        made["clients"] = LocalClients(teachers=[small_network(1), small_network(2)])
+    return kind(**OF_DATA, **sizes, **made)
+
+
+def fit(module: Any, name: str, *callbacks: Any) -> set[str]:
+    """Names of what a fit of two epochs logs."""
+    quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 1, "log_every_n_steps": 1}
+    trainer = Trainer(**trainer_settings(".", 2, **quiet, callbacks=[*callbacks]))
+    data = DATA.get(name, lambda: SyntheticSteps(dataset=Digits(), steps_per_epoch=3, batch_size=8))
+    trainer.fit(module, datamodule=data())
+    return {*trainer.callback_metrics}
+
+
+def charged() -> bool:
+    return any(re.search('"reserve"|Sampled', file.read_text()) for file in Path().rglob("*.jsonl"))
+
+
+def listed_and_logged(module: Any, name: str) -> tuple[set[str], set[str]]:
+    """Names of metrics that a refused fit lists, before anything is charged, and those that a fit logs."""
+    with pytest.raises(ValueError, match="monitor of EarlyStopping must be") as refusal:
+        fit(module, name, EarlyStopping(monitor="x"))
+    assert not charged()
+    return {*re.findall(r"\w+/\w+", str(refusal.value))}, fit(module, name)
+
+
+@pytest.mark.parametrize(("name", "settings"), FITS, ids=[name for name, _ in FITS])
+def test_each_fit_works_and_logs_what_may_be_monitored(name: str, settings: Given, trained_ensemble: Path) -> None:
+    Path("ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
+    torch.manual_seed(99)
+    listed, logged = listed_and_logged(made(getattr(lightning_modules, name), settings), name)
+    # A baseline without privacy ends the claim of a paper as soon as it is used.
+    assert logged <= listed and listed - logged <= {"privacy/epsilon_published"}
+
+
+@pytest.mark.parametrize("name", dict(FITS))
+def test_each_setting_is_set_in_some_fit(name: str) -> None:
+    assert never_set(getattr(lightning_modules, name), name=name) == set()
+    assert never_set(Own, name="DPDFD") == {"other"}
+
+
+def test_a_metric_that_is_not_stated_is_noticed() -> None:
+    listed, logged = listed_and_logged(made(Own, {**FILE, "student": LEARNT}), "DPDFD")
+    assert logged - listed == {"own/metric"}
+
+
+@pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher", "DirectTraining"])
+def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("callbacks.privacy", "teachers.dp_sgd", "direct_training"):
+        monkeypatch.setattr(f"lightning_modules.{place}.require_monitored", lambda *_: None)
+    with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
+        listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
+    assert charged()
