@@ -325,8 +325,7 @@ class DGD(DataFreeDistillation):
     def on_train_start(self) -> None:
         """Warns about a fit that ends before the student's first step."""
         steps, queries = steps_of_run(self.trainer, done=self.steps_done), self.query_phase
-        needed = self._length("generator") + self._length("vae") + math.ceil(queries.queries / self.batch_size)
-        needed += queries.steps_between * (queries.rounds - 1)
+        needed = self._steps_before_student + queries.steps_between * (queries.rounds - 1)
         if steps is not None and self.phase != "student" and steps <= needed:
             rank_zero_warn(
                 f"this fit has {steps} steps, and {needed} are needed before the student's first: it will learn "
@@ -354,6 +353,14 @@ class DGD(DataFreeDistillation):
     def optimized_groups(self) -> dict[str, OptimizedGroup]:
         vae = {} if self.vae is None else {"vae": OptimizedGroup(self.vae.parameters())}
         return {**super().optimized_groups(), **vae}
+
+    @property
+    def _steps_before_student(self) -> int:
+        """Number of steps of the phases before the student's, if all queries are affordable."""
+        return self._length("generator") + self._length("vae") + math.ceil(self.query_phase.queries / self.batch_size)
+
+    def schedule_steps(self, name: str, steps: float) -> float:
+        return self._length("generator") if name == "generator" else steps - self._steps_before_student
 
     # --- logging, figures and checkpoints ---
 

@@ -13,7 +13,9 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from lightning_modules.losses.functional import joined
+from lightning_modules.private_run import steps_planned
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
+from lightning_modules.runtime.runs import datamodule_of
 from privacy.processes import Processes
 
 if TYPE_CHECKING:
@@ -22,12 +24,51 @@ else:
     _Module = object
 
 
+#: Most steps of a schedule that are tried, also if the end of the fit is unknown; they take half a second.
+_MOST_STEPS = 200_000
+#: Where an entry of `optimized_groups` is set, if not under its own name.
+_SET_IN = {"generator": "images", "vae": "vae_phase"}
+
+
 class OptimizedGroup(NamedTuple):
     """Parameters with an optimizer of their own, `adam` unless one is given."""
 
     parameters: Iterable[nn.Parameter]
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
+
+    def try_out(self, setting: str = "model", *, steps: float = 0, automatic: bool = False) -> None:
+        """Tries optimizer and schedule on dummy weights: what fails in a later step would waste what is charged.
+
+        Args:
+            setting: Where both are set.
+            steps: Number of steps of the schedule in this fit, infinite if unknown.
+            automatic: Whether Lightning takes the steps: with a closure, and with the metric that a schedule monitors.
+
+        Raises:
+            ValueError: One of them fails, or a weight to train is not finite.
+        """
+        weights = list(self.parameters)
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+            raise ValueError(f"{setting}: the weights to train must be finite before the first step")
+        device = weights[0].device if weights else torch.device("cpu")
+        tried = "optimizer fails on dummy weights"
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                dummy = nn.Parameter(torch.ones(2, 2, device=device))
+                dummy.grad = torch.ones_like(dummy)
+                optimizer: Any = (self.optimizer or adam)([dummy])
+                optimizer.step(lambda: dummy.detach().square().sum()) if automatic else optimizer.step()
+                if not bool(torch.isfinite(dummy).all()):
+                    raise ValueError("they are infinite after a step")
+                tried = "lr_scheduler fails on dummy weights"
+                schedule: Any = self.lr_scheduler and self.lr_scheduler(optimizer)
+                metric = [0.0] if automatic and hasattr(schedule, "monitor") else []
+                for step in range(int(min(steps, _MOST_STEPS)) if schedule else 0):
+                    tried = f"lr_scheduler fails at step {step + 1}, before the end of the fit"
+                    schedule.step(*metric)
+        except Exception as error:
+            raise ValueError(f"{setting}.{tried}: {' '.join(str(error).split())}") from error
 
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -49,8 +90,15 @@ class ManualOptimization(_Module):
         """Processes of this run: each makes an equal share of a batch, and the first calls the annotator for all."""
         return processes_of(self._trainer)
 
+    def schedule_steps(self, name: str, steps: float) -> float:
+        """Number of steps that the schedule of an entry of `optimized_groups` makes in a fit of `steps` steps."""
+        return steps
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules."""
+        """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules; first tries them."""
+        steps = steps_planned(self.trainer, length=getattr(datamodule_of(self.trainer), "steps_per_epoch", 1))
+        for name, one in self.optimized_groups().items():
+            one.try_out(f"model.{_SET_IN.get(name, name)}", steps=self.schedule_steps(name, steps))
         groups = self.optimized_groups()
         optimizers = {name: (one.optimizer or adam)(one.parameters) for name, one in groups.items()}
         self._schedules = {name: one.lr_scheduler(optimizers[name]) for name, one in groups.items() if one.lr_scheduler}

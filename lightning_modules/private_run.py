@@ -213,6 +213,16 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
     return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(steps_of_epoch)))
 
 
+def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
+    """Number of steps of a whole fit with epochs of `length` steps, before loaders are made; infinite without an end.
+
+    1 where another setting than `trainer.max_epochs` ends the fit; a budget that may end it is not looked at.
+    """
+    if trainer.max_steps not in (None, -1) or trainer.limit_train_batches != 1.0:
+        return 1
+    return length * (math.inf if trainer.max_epochs in (None, -1) else int(trainer.max_epochs or 0))
+
+
 def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
     """Total number of steps of a run of which `done` are made; None if its end is unknown."""
     ahead = steps_ahead(trainer, trainer.num_training_batches)

@@ -72,6 +72,9 @@ class DPMERF(DataFreeDistillation):
     def calls_of(self, steps: int) -> int:
         return 0
 
+    def schedule_steps(self, name: str, steps: float) -> float:
+        return self.generator_steps if name == "generator" else steps - self.generator_steps
+
     def read_teacher(self) -> PrivateModel:
         """Refuses other networks before anything is charged."""
         teacher = super().read_teacher()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ class FedAvg(Teacher):
         self.clients  # noqa: B018 - raises without clients
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns a dummy optimizer, by whose steps Lightning counts rounds."""
+        """Returns a dummy optimizer, by whose steps Lightning counts rounds; first tries the clients'."""
+        self.try_optimizer()
         return torch.optim.SGD(self.network.parameters(), lr=0.0)
 
     def logged_names(self) -> set[str]:
@@ -102,10 +104,7 @@ class FedAvg(Teacher):
         """State of a network after a client's `local_steps` steps from the common weights."""
         assert self.draw_seed is not None
         network = copy.deepcopy(self.network).train()
-        if self.optimizer_factory is None:
-            optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
-        else:
-            optimizer = self.optimizer_factory(network.parameters())
+        optimizer = (self.optimizer_factory or partial(torch.optim.SGD, lr=0.01, momentum=0.9))(network.parameters())
         positions, size = records.positions(client), self.clients.batch_size
         order = shuffled_passes(
             len(positions),

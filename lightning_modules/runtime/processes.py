@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning import Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
@@ -51,7 +51,7 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
         ProcessesError: The strategy is refused; the error says what to set instead.
     """
     if averages_itself:
-        check_no_tuner(trainer)
+        check_callbacks(trainer)
     check_kind_of_strategy(trainer.strategy)
     strategy = trainer.strategy
     if not isinstance(strategy, DDPStrategy):
@@ -64,15 +64,18 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
         raise _refusal(f"{name} has static_graph=True, and networks are updated in turns here")
 
 
-def check_no_tuner(trainer: Trainer) -> None:
-    """Refuses callbacks that train before the fit begins, on private records without a charge.
+def check_callbacks(trainer: Trainer) -> None:
+    """Refuses callbacks that train before the fit begins, on private records without a charge, or gather gradients.
 
     Raises:
-        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well.
+        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
+            `GradientAccumulationScheduler`.
     """
     for callback in callbacks_of(trainer):
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:

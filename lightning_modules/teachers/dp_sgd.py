@@ -375,6 +375,7 @@ class DPSGDTeacher(Teacher):
         require_same(self.processes, own, "private records or settings")
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
+        self.try_optimizer()
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         base = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(trained)
         assert self.noise_multiplier is not None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from datamodules import ShardedRecords, Shards
 from lightning_modules.evaluation import Evaluation, require_monitored, validation_names
 from lightning_modules.losses.regression import check_linear, solve_head
+from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import Network
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
@@ -231,7 +232,8 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns a dummy optimizer, by which Lightning counts steps: each teacher has its own optimizer."""
+        """Returns a dummy optimizer, by which Lightning counts steps: each teacher has its own, which is tried here."""
+        OptimizedGroup(self.networks.fresh(seed=0, teacher=0).parameters(), self.optimizer_factory).try_out()
         return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
 
     def on_fit_start(self) -> None:

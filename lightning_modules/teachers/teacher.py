@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
+from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import Network, build_network
+from lightning_modules.private_run import steps_planned
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
@@ -30,7 +33,8 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         network: The classifier; see `Network`. Default: `SmallCNN`.
         optimizer: Default: Adam, in a one-cycle schedule over the whole fit with a peak rate of 3e-3.
         lr_scheduler: A schedule that is stepped once per epoch and replaces the one-cycle schedule. With `optimizer`
-            but without this, the rate is constant.
+            but without this, the rate is constant. `lightning.pytorch.cli.ReduceLROnPlateau` follows the metric that
+            it monitors, except in derived classes that take their steps by hand, which refuse it.
         class_prior: *Public* class frequencies, c numbers that add up to 1; records are not counted for them. Their
             logarithms are added to the logits in the loss, so that the logits themselves are those for a population
             with equally frequent classes (Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10). For
@@ -109,24 +113,27 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         return [*prediction_callbacks(self.trainer)]
 
+    def try_optimizer(self) -> None:
+        """See `OptimizedGroup.try_out`; a schedule of the user's is stepped once per epoch."""
+        group = OptimizedGroup(self.network.parameters(), self.optimizer_factory, self.scheduler_factory)
+        group.try_out(steps=steps_planned(self.trainer), automatic=self.automatic_optimization)
+
     def on_train_epoch_end(self) -> None:
         """Steps the user's schedule, which Lightning does under automatic optimization alone."""
         if self.scheduler_factory is not None and not self.automatic_optimization:
             self.lr_schedulers().step()  # type: ignore[union-attr]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        if self.optimizer_factory is None:
-            optimizer: torch.optim.Optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
-            if self.scheduler_factory is None:
-                cycle = torch.optim.lr_scheduler.OneCycleLR(
-                    optimizer, max_lr=3e-3, total_steps=int(self.trainer.estimated_stepping_batches)
-                )
-                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
-        else:
-            optimizer = self.optimizer_factory(self.parameters())
-        if self.scheduler_factory is None:
+        self.try_optimizer()
+        optimizer = (self.optimizer_factory or partial(torch.optim.Adam, lr=3e-3))(self.parameters())
+        if self.scheduler_factory is not None:
+            schedule: Any = self.scheduler_factory(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": getattr(schedule, "monitor", "")}
+        if self.optimizer_factory is not None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
+        steps = int(self.trainer.estimated_stepping_batches)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the training's identity, and its data's public name and size, which a guarantee needs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
+from lightning.pytorch.cli import ReduceLROnPlateau
 from support.federations import small_network
 from support.runs import SMALL, trainer_settings
 from torch import nn
@@ -22,6 +24,7 @@ import lightning_modules
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules.federated import LocalClients
 from lightning_modules.losses.targets import LinearCandidates
+from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.network import Network
 from lightning_modules.priors import StrokePrior
@@ -218,3 +221,85 @@ def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatc
     with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
         listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
     assert charged()
+
+
+# --- what would fail in a later step ---
+
+
+def unmet(**of_data: Any) -> nn.Module:
+    """A network with a weight that is not finite, and that no dry run meets."""
+    network = SmallCNN(**of_data, width=4, hidden=16)
+    network.unmet = nn.Parameter(torch.tensor([math.nan]))
+    return network
+
+
+def plateau(monitor: str) -> Given:
+    """A schedule that lowers the rate after each epoch, as nothing is good enough for it."""
+    return {**TRAINED, "lr_scheduler": partial(ReduceLROnPlateau, monitor=monitor, patience=0, threshold=2.0)}
+
+
+LBFGS: Given = {"optimizer": torch.optim.LBFGS}
+INFINITE: Given = {"optimizer": partial(torch.optim.SGD, lr=math.inf)}
+CLOSURE, METRIC = "optimizer fails .*'closure'", "lr_scheduler fails at step 1.*'metrics'"
+NAN, ENDED = "the weights to train must be finite", r"lr_scheduler fails at step 2, .*total steps is 1"
+LATER: list[tuple[str, Given, str]] = [
+    ("Teacher", SHORT, f"model.{ENDED}"),
+    ("TeacherEnsemble", LBFGS, f"model.{CLOSURE}"),
+    ("TeacherEnsemble", {"network": unmet}, f"model: {NAN}"),
+    ("DPSGDTeacher", {**plateau("train/loss"), **LINEAR}, f"model.{METRIC}"),
+    ("DPSGDTeacher", {**SHORT, **LINEAR}, f"model.{ENDED}"),
+    ("DirectTraining", plateau("train/loss"), f"model.{METRIC}"),
+    ("DPDFD", {**FILE, "student": plateau("train/student_loss")}, f"model.student.{METRIC}"),
+    ("DPDFD", {**FILE, "student": LBFGS}, f"model.student.{CLOSURE}"),
+    ("DPDFD", {**FILE, "student": {"network": unmet}}, f"model.student: {NAN}"),
+    ("DPDFD", {**FILE, "images": SHORT}, f"model.images.{ENDED}"),
+    ("DPDFD", {**FILE, "images": INFINITE}, "model.images.optimizer .* infinite after a step"),
+]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("name", "settings", "words"), LATER)
+def test_what_fails_later_is_refused(name: str, settings: Given, words: str, broken: bool, monkeypatch: Any) -> None:
+    """Before the ledger is opened."""
+    module = made(getattr(lightning_modules, name), settings)
+    if broken:
+        monkeypatch.setattr(OptimizedGroup, "try_out", lambda *_, **__: None)
+    with suppress(Exception) if broken else pytest.raises(ValueError, match=words):
+        fit(module, name)
+    assert bool([*Path().rglob("*.jsonl")]) is broken
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_gathered_gradients_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr("lightning_modules.runtime.processes.check_callbacks", lambda _: None)
+    with pytest.raises(RuntimeError if broken else ValueError, match="GradientAccumulationScheduler"):
+        fit(made(lightning_modules.DPDFD, FILE), "DPDFD", GradientAccumulationScheduler({1: 2}))
+    assert bool([*Path().rglob("*.jsonl")]) is broken
+
+
+@pytest.mark.parametrize(("name", "setting"), [("student", "student"), ("generator", "images"), ("vae", "vae_phase")])
+def test_each_network_that_is_trained_begins_with_finite_weights(name: str, setting: str) -> None:
+    module = made(lightning_modules.DGD, {**SEVERAL, **PHASES})
+    torch.nn.init.constant_(next(getattr(module, name).parameters()), math.inf)
+    with pytest.raises(ValueError, match=f"model.{setting}: {NAN}"):
+        fit(module, "DGD")
+
+
+def test_a_teacher_s_schedule_follows_a_metric_that_is_logged() -> None:
+    module = made(lightning_modules.Teacher, plateau("train/loss"))
+    fit(module, "Teacher")
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0001)
+    with pytest.raises(ValueError, match=r"monitor of ReduceLROnPlateau must be .*train/loss, val/accuracy .*got 'x'"):
+        fit(made(lightning_modules.Teacher, plateau("x")), "Teacher")
+    with pytest.raises(ValueError, match=METRIC):  # torch's own names no metric
+        fit(made(lightning_modules.Teacher, {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}), "Teacher")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_trying_moves_no_random_number(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
+    before = torch.get_rng_state()
+    OptimizedGroup([nn.Parameter(torch.ones(1))], lambda weights: SGD(weights, lr=float(torch.rand(1)))).try_out()
+    assert torch.equal(torch.get_rng_state(), before) is not broken

@@ -73,6 +73,7 @@ def test_a_student_of_matching_images_learns_at_the_epsilon_of_the_embeddings(fo
     module = fit(merf("teacher/checkpoints/last.ckpt", generator_steps=200)).model
     assert result("student")["accuracy"] > 0.5
     assert module.logged_names() == {name for name in module.trainer.callback_metrics if "privacy/" not in name}
+    assert [module.schedule_steps(name, 300) for name in ("generator", "student")] == [200, 100]
     assert module.guarantee().epsilon == result("teacher")["epsilon_record"] <= 10
     assert module.guarantee().mechanism.startswith("the teacher's weights")
     grid = module.synthetic_grid()  # of inputs as in training

@@ -80,7 +80,7 @@ def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
     config = settings("some", callbacks=[{"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}])
     with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit"):
         fit(config)
-    monkeypatch.setattr("lightning_modules.runtime.processes.check_no_tuner", lambda _: None)
+    monkeypatch.setattr("lightning_modules.runtime.processes.check_callbacks", lambda _: None)
     try:
         fit(config)
     except BaseException as error:
