@@ -346,14 +346,17 @@ class DPSGDTeacher(Teacher):
         return optimizer
 
     def logged_names(self) -> set[str]:
-        return {*validation_names(self.trainer), epsilon_metric(self.unit)}
+        return {*validation_names(self.trainer), *self._spent()}
+
+    def _spent(self) -> dict[str, float]:
+        """ε of the steps so far, and of the plan, by their names in logs."""
+        name = epsilon_metric(self.unit)
+        return {name: self.epsilon(), f"{name}_planned": known_epsilon(self.releases, self.delta)}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            name = epsilon_metric(self.unit)
-            spent = {name: self.epsilon(), f"{name}_planned": known_epsilon(self.releases, self.delta)}
-            self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            self.log_dict(self._spent(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Logs accuracy on held-out private records, which the bound does not cover."""

@@ -59,6 +59,7 @@ SHIFTED: Given = {"shift": 1, "label_smoothing": 0.1}
 IN_POOL: Given = {"pool": Digits(), "pool_size": 9, "balance": 1.0}
 FEDERATED: Given = {"federation": {"name": "x", "unit": "client", "num_records": 99, "min_clients": 2}}
 BUDGET: Given = {"target_epsilon": math.inf, "delta": 1e-6, "accounting": "published", "scope": "run"}
+ADAPTIVE: Given = {"annotator": {"GradientAnnotator": {"budget": {"target_epsilon": 1e9, "fully_adaptive": True}}}}
 SHORT: Given = {"lr_scheduler": partial(CYCLE, total_steps=1)}
 PHASES: Given = {
     **{"student": TRAINED, "images": {**MADE, **SHORT}, "generator_phase": {**OWN, "baseline": "student", "steps": 1}},
@@ -71,7 +72,7 @@ OF_DATA: Given = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
 def by(kind: str, **settings: Any) -> Given:
-    budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2}
+    budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2, "fully_adaptive": False}
     return {"annotator": {kind: {**settings, "noise": SystemNoise(), "budget": budget}}}
 
 
@@ -97,6 +98,7 @@ FITS: list[tuple[str, Given]] = [
     ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("ResponseAnnotator")}),
     ("Distillation", {**FILE, "pool_size": 9, "prior": StrokePrior(), "loss": "kl", "temperature": 2.0}),
     ("Distillation", {**SEVERAL, **IN_POOL, "queries": 9, **by("MeanResponseAnnotator", noise_multiplier=1.0)}),
+    ("DPDFD", {**ONE, **ADAPTIVE}),
     ("DPDFD", {**FILE, **BOTH, **AFTER, **by("GradientAnnotator")}),
     ("DPDFD", {**ONE, **POOL, **ALONG, **by("GradientAnnotator", **CLIPPED)}),
     ("DPDFD", {**SEVERAL, **by("GradientAnnotator", granularity=0.1, release="ensemble")}),
