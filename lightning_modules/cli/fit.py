@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -30,6 +30,7 @@ from lightning_modules.cli.resuming import differences, find_checkpoint, flat, m
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.networks.names import look_in_current_folder
 from lightning_modules.runtime.checkpoint_io import (
+    LastCheckpoint,
     SkipCheckpointOnLocalError,
     WholeCheckpointIO,
     hyperparameters,
@@ -168,8 +169,8 @@ class TranscriptionCLI(LightningCLI):
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
             present = {type(callback) for callback in callbacks}
-            if ModelCheckpoint not in present and settings.enable_checkpointing is not False:
-                callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False, save_on_exception=True))
+            if settings.enable_checkpointing is not False:
+                callbacks.insert(0, LastCheckpoint())  # the first is `trainer.checkpoint_callback`
             if ResultRecord not in present:
                 callbacks.append(ResultRecord())
             if settings.enable_progress_bar is None and not any(issubclass(kind, ProgressBar) for kind in present):

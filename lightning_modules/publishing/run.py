@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
@@ -25,7 +24,7 @@ from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.folder import ExportError, without_folders
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
 from lightning_modules.runtime.outcome import epsilon_of
-from lightning_modules.runtime.runs import LOCK, folder_of_checkpoint
+from lightning_modules.runtime.runs import LAST, LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release
 from privacy.guarantee import level_of
@@ -137,13 +136,8 @@ def _places(given: Path) -> tuple[Path, Path | None]:
     if given.is_file():
         beside = given.resolve().parent
         return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
-    places = [given / "checkpoints" / "last.ckpt"]
-    for settings in _savers(given):
-        places.append(
-            Path(settings.get("dirpath") or given / "checkpoints", f"{settings.get('filename') or 'last'}.ckpt")
-        )
-    only = list((given / "checkpoints").glob("*.ckpt"))  # Lightning's default names it by step
-    checkpoint = next((place for place in places + (only if len(only) == 1 else []) if place.is_file()), None)
+    only = list((given / "checkpoints").glob("*.ckpt"))  # a script's, which Lightning's default names by step
+    checkpoint = next(filter(Path.is_file, [given / LAST, *(only if len(only) == 1 else [])]), None)
     if checkpoint is None:
         raise ExportError(
             f"RUN must be a run's folder (runs/NAME/version_0) with checkpoints/last.ckpt, or a checkpoint, got {given}"
@@ -342,17 +336,6 @@ def _record(
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if same else None
-
-
-def _savers(folder: Path) -> list[dict[str, Any]]:
-    """Settings of a run's `ModelCheckpoint`s."""
-    try:
-        callbacks = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return []
-    listed = callbacks if isinstance(callbacks, list) else [callbacks]
-    savers = [one for one in listed if isinstance(one, dict) and str(one.get("class_path")).endswith("ModelCheckpoint")]
-    return [one.get("init_args") or {} for one in savers]
 
 
 def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple[int, int, int]) -> Network:

@@ -13,6 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_modules.runtime.runs import LAST, run_folder
 from privacy.files import write_atomically
 from privacy.processes import failed_everywhere
 
@@ -37,6 +38,23 @@ class WholeCheckpointIO(TorchCheckpointIO):
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         write_atomically(path, buffer.getbuffer())
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps `checkpoints/last.ckpt` in the run's folder up to date, whatever other checkpoints the user adds."""
+
+    def __init__(self) -> None:
+        super().__init__(filename=LAST.stem, enable_version_counter=False, save_on_exception=True)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Chooses the folder; Lightning takes that of process 0."""
+        self.dirpath = str(run_folder(trainer) / LAST.parent)
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves steps after the last validation, which Lightning leaves out if validations are between steps."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
 class SkipCheckpointOnLocalError(Callback):

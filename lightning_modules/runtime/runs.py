@@ -22,6 +22,8 @@ from lightning.pytorch.utilities import rank_zero_only
 _Data = TypeVar("_Data")
 
 LOCK = ".fit.lock"
+LAST = Path("checkpoints", "last.ckpt")
+"""The last checkpoint in a run's folder, which every fit writes."""
 _OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
 
 

@@ -20,6 +20,7 @@ from datamodules import Digits, SyntheticSteps
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.files import write_atomically
+from privacy.ledger import Ledger
 
 QUIET = [
     "--trainer.accelerator=cpu",
@@ -153,6 +154,12 @@ def checkpoint(folder: str = "run") -> dict[str, Any]:
     """The last checkpoint of a run, read without unpickling code."""
     content: dict[str, Any] = torch.load(f"{folder}/checkpoints/last.ckpt", map_location="cpu", weights_only=True)
     return content
+
+
+def charged() -> int:
+    """Releases that the ledger of the private data counts."""
+    ledger = Ledger(path="ledgers/Digits-train.jsonl", private_data="Digits/train", run="reader")
+    return sum(ledger.counts().values())
 
 
 def guarantee(folder: str = "run") -> dict[str, Any]:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning import Callback
 from support.data_files import picture, write_folders
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
-from support.runs import QUIET, configuration, fit
+from support.runs import QUIET, charged, checkpoint, configuration, fit, interrupted
 
+from lightning_modules import DPDFD
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import differences, may_change, read_checkpoint, refuse
 from lightning_modules.networks import SmallCNN
-from lightning_modules.runtime.checkpoint_io import WholeCheckpointIO
+from lightning_modules.runtime.checkpoint_io import LastCheckpoint, WholeCheckpointIO
 from privacy.identity import CheckpointError
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -197,6 +199,45 @@ def test_a_fit_says_what_it_replaces(folder: Path, caplog: pytest.LogCaptureFixt
         assert said not in caplog.text
         fit(configuration(steps=1))
     assert caplog.text.count(said) == 1
+
+
+def of_trainer(**trainer: Any) -> dict[str, Any]:
+    return configuration(model={"images": "prior"}, trainer=trainer, steps=2)
+
+
+EVERY_1000: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 1000}}
+ELSEWHERE: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "mine", "filename": "best"}}
+
+
+@pytest.mark.parametrize(
+    "trainer", [{"callbacks": [EVERY_1000, ELSEWHERE]}, {"val_check_interval": 2}], ids=["callbacks", "validation"]
+)
+def test_a_fit_that_is_done_has_its_last_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any]
+) -> None:
+    """A student of 40 steps had none, beside a callback that saves every 1,000: it could not be exported."""
+
+    def require_saved() -> None:
+        fit(config)
+        assert checkpoint()["distillation"]["steps_done"] == 3
+        main(["export", "run", "--to", "student"])
+
+    config = configuration(model={"images": "prior"}, trainer=trainer)
+    require_saved()
+    assert (fit(config, "--ckpt_path=last", "--trainer.max_epochs=2").model.steps_done, charged()) == (6, 6)
+    if "callbacks" in trainer:
+        monkeypatch.setattr("lightning_modules.cli.fit.LastCheckpoint", Callback)
+    monkeypatch.setattr(LastCheckpoint, "on_train_end", lambda *_: None)
+    shutil.rmtree("run")
+    with pytest.raises((AssertionError, FileNotFoundError)):
+        require_saved()
+    fit(config, "--trainer.default_root_dir=none", "--trainer.enable_checkpointing=false", "--trainer.callbacks=null")
+    assert not list(Path("none").rglob("*.ckpt"))
+
+
+def test_a_fit_that_fails_has_its_last_checkpoint(folder: Path) -> None:
+    interrupted(DPDFD, 2, lambda: fit(of_trainer(callbacks=[EVERY_1000])))
+    assert fit(of_trainer(callbacks=[EVERY_1000]), "--ckpt_path=last").model.steps_done == charged() == 2
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
 def test_callbacks_of_the_users_own(folder: Path) -> None:
     alone = fit(configuration(steps=1), "--trainer.callbacks=RichModelSummary")
     names = [type(callback).__name__ for callback in alone.trainer.callbacks]
-    assert {"RichModelSummary", "PrivacyCourse", "ModelCheckpoint", "ResultRecord"} <= set(names)
+    assert {"RichModelSummary", "PrivacyCourse", "LastCheckpoint", "ResultRecord"} <= set(names)
     config = configuration(
         "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.PrivacyCourse"}]}
     )
