@@ -13,7 +13,7 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -44,7 +44,7 @@ from lightning_modules.runtime.processes import (
     check_launcher,
     check_strategy,
 )
-from lightning_modules.runtime.runs import first_process, own_folder, run_folder
+from lightning_modules.runtime.runs import LAST, first_process, fixed_folder, own_folder, run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError
 
@@ -101,14 +101,18 @@ class TranscriptionCLI(LightningCLI):
             return
         config = self.config[command]
         given = config.get("ckpt_path")
-        path = find_checkpoint(given, command=command, places=_last_checkpoints(config))
+        folder = _place(config.trainer)
+        last = None if folder is None else folder / LAST
+        path = find_checkpoint(given, command=command, last=last)
         config["ckpt_path"] = None if path is None else str(path)
         if path is None:
             if given:
-                rank_zero_info(f"ckpt_path {given}: there is none yet: the fit begins.")
+                rank_zero_info(f"ckpt_path {given}: there is no {last} yet: the fit begins.")
             elif command == "fit":
-                for place in filter(Path.is_file, _last_checkpoints(config)):
-                    rank_zero_info(f"Replaces {place} of an earlier fit; --ckpt_path last would go on from it.")
+                savers = [one.get("init_args") or {} for one in _listed(config.trainer.callbacks)]
+                own = [Path(one["dirpath"], f"{one['filename']}.ckpt") for one in savers if one.get("dirpath")]
+                for place in filter(Path.is_file, [last, *own] if last else own):
+                    rank_zero_info(f"Replaces {place} of an earlier fit; --ckpt_path {place} would go on from it.")
             return
         content = read_checkpoint(path, command=command)
         trained = hyperparameters(content)
@@ -162,8 +166,8 @@ class TranscriptionCLI(LightningCLI):
         command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
         name = f"{command}{type(self.model).__name__}_{dataset}".lower()
         if settings.logger is None:
-            folder = settings.default_root_dir
-            kwargs["logger"] = self._csv_logger(Path(folder)) if folder else CSVLogger("runs", name=name)
+            folder = _place(settings)
+            kwargs["logger"] = self._csv_logger(folder) if folder else CSVLogger("runs", name=name)
         else:
             describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
@@ -256,18 +260,13 @@ def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
     return {**data, "init_args": given}
 
 
-def _last_checkpoints(config: Any) -> list[Path]:
-    """Files to which a fit of this configuration writes its last checkpoint; none if they depend on its version."""
-    root = config.trainer.get("default_root_dir")
-    given = [one.as_dict() for one in _listed(config.trainer.get("callbacks"))]
-    savers = [one.get("init_args") or {} for one in given if str(one["class_path"]).endswith("ModelCheckpoint")]
-    places = []
-    for settings in savers or [{}]:
-        folder = settings.get("dirpath") or (None if root is None else Path(root) / "checkpoints")
-        name = settings.get("filename") or "last"
-        if folder is not None:
-            places += [Path(folder) / f"{one}.ckpt" for one in dict.fromkeys((name, "last")) if "{" not in one]
-    return places
+def _place(settings: Any) -> Path | None:
+    """Return the folder of any fit with these settings of the trainer; None if each fit gets one of its own."""
+    root = settings.default_root_dir
+    if not settings.logger:
+        return Path(root) if root else None
+    first = _listed(settings.logger)[0]  # `true` is Lightning's own logger, which counts versions
+    return None if first is True else fixed_folder(instantiate_class((), first.as_dict()), root or Path.cwd())
 
 
 def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:

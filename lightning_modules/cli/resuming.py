@@ -5,7 +5,7 @@ Lightning's command line lets a checkpoint's hyperparameters override the user's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ MAY_CHANGE = frozenset(
 """Endings of the names of settings that may change; every other difference is refused."""
 
 
-def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) -> Path | None:
-    """Find the file that `--ckpt_path` means, for `last` the newest of `places`; None for a new fit.
+def find_checkpoint(given: str | None, *, command: str, last: Path | None) -> Path | None:
+    """Find the file that `--ckpt_path` means, for `last` the one in the run's folder; None for a new fit.
 
     Raises:
         CheckpointError: The file does not exist, or a command that needs one got none.
@@ -41,18 +41,18 @@ def find_checkpoint(given: str | None, *, command: str, places: Sequence[Path]) 
             return None
         raise CheckpointError(
             f"{command} needs a checkpoint, and none was given: add --ckpt_path, for example "
-            f"--ckpt_path {places[0] if places else 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
+            f"--ckpt_path {last or 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
         )
     if given == "last":
-        if not places:
+        if last is None:
             raise CheckpointError(
-                "ckpt_path last means the newest checkpoint in trainer.default_root_dir, which is not set: set it, or "
-                "give the file, such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
+                "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new folder: "
+                "set trainer.default_root_dir, or the version of trainer.logger if there is one, or give the file, "
+                "such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
             )
-        found = [place for place in places if place.is_file()]
-        if not found and command != "fit":
-            raise CheckpointError(f"ckpt_path last: there is no {' or '.join(map(str, places))}")
-        return max(found, key=lambda place: place.stat().st_mtime) if found else None
+        if not last.is_file() and command != "fit":
+            raise CheckpointError(f"ckpt_path last: there is no {last}")
+        return last if last.is_file() else None
     path = Path(given)
     if path.is_file():
         return path

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 _Data = TypeVar("_Data")
@@ -33,12 +33,21 @@ def run_folder(trainer: Trainer) -> Path:
     For process 0, which writes all files of a run; others may count another version. `trainer.log_dir` would
     communicate, and a process that calls it alone would wait forever.
     """
-    logger = trainer.logger
+    return _folder(trainer.logger, trainer.default_root_dir)
+
+
+def fixed_folder(logger: Logger | None, root: str | Path) -> Path | None:
+    """Return the folder of every run with this logger; None if each run gets one of its own when it begins."""
+    version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
+    return None if version is None else _folder(logger, root)
+
+
+def _folder(logger: Logger | None, root: str | Path) -> Path:
     if isinstance(logger, WandbLogger):
-        return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name or "wandb") / str(logger.version)
+        return Path(logger.save_dir or root) / str(logger.name or "wandb") / str(logger.version)
     if isinstance(logger, (CSVLogger, TensorBoardLogger)):
         return Path(logger.log_dir)
-    return Path((logger and logger.save_dir) or trainer.default_root_dir)
+    return Path((logger and logger.save_dir) or root)
 
 
 def datamodule_of(trainer: Trainer) -> Any:

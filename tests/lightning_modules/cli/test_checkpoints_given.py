@@ -24,6 +24,7 @@ from lightning_modules.cli import main
 from lightning_modules.cli.resuming import differences, may_change, read_checkpoint, refuse
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.checkpoint_io import LastCheckpoint, WholeCheckpointIO
+from lightning_modules.runtime.wandb_runs import end_wandb_run
 from privacy.identity import CheckpointError
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -203,6 +204,51 @@ def test_a_fit_says_what_it_replaces(folder: Path, caplog: pytest.LogCaptureFixt
 
 def of_trainer(**trainer: Any) -> dict[str, Any]:
     return configuration(model={"images": "prior"}, trainer=trainer, steps=2)
+
+
+def logging_to(class_path: str, **settings: Any) -> dict[str, Any]:
+    return of_trainer(logger={"class_path": class_path, "init_args": {"save_dir": "logs", **settings}})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        logging_to("TensorBoardLogger", version="one", sub_dir="events"),
+        logging_to("CSVLogger", version=3),
+        pytest.param(logging_to("WandbLogger", id="one", offline=True), marks=pytest.mark.slow),
+    ],
+    ids=lambda config: config["trainer"]["logger"]["class_path"],
+)
+def test_last_is_where_the_fit_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
+    """It was sought in trainer.default_root_dir: the fit began anew, and its teacher was queried and charged again."""
+    monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", lambda *_, **__: None)  # W&B reads them
+    more = ("--ckpt_path=last", "--trainer.max_epochs=2")
+    fit(config, "--ckpt_path=last")
+    end_wandb_run()
+    assert (fit(config, *more).model.steps_done, charged()) == (4, 4)
+    end_wandb_run()
+    monkeypatch.setattr("lightning_modules.cli.fit._place", lambda settings: Path(settings.default_root_dir))
+    fit(config, *more)
+    end_wandb_run()
+    assert charged() == 8
+
+
+@pytest.mark.parametrize(
+    "config",
+    [logging_to("TensorBoardLogger"), logging_to("WandbLogger"), of_trainer(default_root_dir=None)],
+    ids=["TensorBoardLogger", "WandbLogger", "default"],
+)
+def test_last_of_fits_that_each_have_a_folder_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    for more in ((), ("--trainer.logger=true",)):
+        with pytest.raises(CheckpointError, match=r"each fit gets a new folder: set trainer\.default_root_dir, or"):
+            fit(config, "--ckpt_path=last", *more)
+    assert not charged()
+    monkeypatch.setattr("lightning_modules.cli.fit._place", lambda _: Path("run"))
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(DPDFD, "on_fit_start", lambda _: (_ for _ in ()).throw(InterruptedError))
+        fit(config, "--ckpt_path=last")  # it begins
 
 
 EVERY_1000: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 1000}}
