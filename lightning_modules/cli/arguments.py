@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
-from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
+from jsonargparse import Namespace, _actions, _typehints, get_loader, set_loader, set_parsing_settings
+from jsonargparse._util import merge_config
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_modules.cli.resuming import flat
 from lightning_modules.networks.network import nested
 from lightning_modules.runtime.hyperparameters import SHORT
 from lightning_modules.runtime.paths import find_configs
+
+_TYPES: Any = _typehints
 
 
 def prepare_arguments(args: Sequence[str]) -> list[str]:
@@ -85,6 +93,67 @@ def merged(config: Namespace) -> Namespace:
         if name.endswith(".arguments") and isinstance(value, dict):
             config[name] = nested(value)
     return config
+
+
+@contextmanager
+def checked_classes() -> Iterator[None]:
+    """State what becomes of a class's settings if a later argument names another class, or refuse to lose them.
+
+    jsonargparse 4.53 keeps those that both classes take, drops the others, and says neither.
+
+    Raises:
+        ValueError: A model, or a class that is named without its own settings, does not take some of them.
+    """
+    discard = _TYPES.discard_init_args_on_class_path_change
+    said: dict[str, tuple[str, str | None]] = {}  # by the change, which jsonargparse makes in several passes
+
+    def checked(parser: Any, before: Any, now: Any) -> None:
+        if not before or not before.get("init_args") or before["class_path"] in (None, now["class_path"]):
+            return
+        before = _TYPES.subclass_spec_as_namespace(before)
+        had, given = flat(before.init_args.as_dict()), flat(_TYPES.Namespace(now.get("init_args") or {}).as_dict())
+        discard(parser, before, now)
+        has, new, old = flat(before.init_args.as_dict()), _TYPES.import_object(now["class_path"]), before.class_path
+        # Below another class, whose change is stated by itself.
+        other = [f"{key}." for key in has.keys() & given.keys() if has[key] != given[key]]
+        kept = [name for name in has.keys() - given.keys() if not name.startswith(tuple(other))]
+        takes = _defaults(now["class_path"])
+        kept = _unlike(takes, has, kept)
+        lost = _unlike(_defaults(old), had, had.keys() - has.keys() - given.keys())
+        parts = [f", {how} its {', '.join(names)}" for how, names in (("with", kept), ("without", lost)) if names]
+        remedy = None
+        if lost and LightningModule in getattr(new, "__mro__", ()):
+            remedy = f"no mechanism or budget is dropped: write a configuration for {new.__name__} alone"
+        elif lost and takes and "init_args" not in now:
+            remedy = f"give its own settings with it, as {{class_path: {new.__name__}, init_args: {{...}}}}"
+        if parts:
+            text = f"{new.__name__} instead of {old.rpartition('.')[2]}{''.join(parts)}"
+            said.setdefault(f"{old} {now['class_path']} {had}", (text, remedy))
+
+    def merged_checked(parser: Any, source: Namespace, target: Namespace) -> Namespace:
+        had, now = flat(target.as_dict()), flat(source.as_dict())
+        for key in [key for key in had.keys() & now.keys() if key.endswith(".name") and had[key] != now[key]]:
+            inside = f"{key.removesuffix('name')}arguments"
+            if left := sorted({*had.get(inside, ())} - {*now.get(inside, ())}):
+                said[f"{key} {now[key]}"] = (f"{now[key]} instead of {had[key]}, without its {', '.join(left)}", None)
+        return merge_config(parser, source, target)
+
+    with patch.object(_TYPES, discard.__name__, checked), patch.object(_actions, "merge_config", merged_checked):
+        yield
+    for text, remedy in said.values():
+        if remedy:
+            raise ValueError(f"{text}: {remedy}")
+        rank_zero_info(f"{text}.")
+
+
+def _defaults(class_path: str) -> dict[str, Any]:
+    return flat(_TYPES.ActionTypeHint.get_class_parser(class_path).get_defaults(skip_validation=True).as_dict())
+
+
+def _unlike(defaults: Mapping[str, Any], settings: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """Which of the named settings differ from the defaults, without parts of those that do as a whole."""
+    found = sorted(name for name in names if settings[name] != defaults.get(name))
+    return [name for name in found if not any(name.startswith(f"{whole}.") for whole in found)]
 
 
 def written_out(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli.arguments import PARSER_MODE, merged, prepare_arguments
+from lightning_modules.cli.arguments import PARSER_MODE, checked_classes, merged, prepare_arguments
 from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
@@ -87,7 +87,8 @@ class TranscriptionCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and merge options for parts of networks' arguments."""
-        super().parse_arguments(parser, args)
+        with checked_classes():
+            super().parse_arguments(parser, args)
         self.config = merged(self.config)
 
     def _parse_ckpt_path(self) -> None:
