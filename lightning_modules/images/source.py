@@ -5,7 +5,7 @@ None of them reads private data; only queries cost privacy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -182,8 +182,7 @@ class SyntheticSource(ImageSource):
 
     def assumptions(self) -> list[str]:
         """State the assumption that priors from outside this project do not depend on private records."""
-        prior = self._public_prior
-        parts = {type(part) for part in (prior, *getattr(prior, "priors", ()))}
+        parts = {type(part) for part in _parts(self._public_prior)}
         external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
         return [f"images of {name} depend on no private record" for name in external]
 
@@ -196,3 +195,10 @@ class SyntheticSource(ImageSource):
     def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:
         assert self.prior is not None
         return self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)
+
+
+def _parts(prior: ImagePrior) -> Iterator[ImagePrior]:
+    """A prior and those that it is a mixture of, at any depth."""
+    yield prior
+    for part in getattr(prior, "priors", ()):
+        yield from _parts(part)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.cli.distill import prior_for
+from lightning_modules.images import source as source_module
 from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.networks import DAFLGenerator, ScaledOutput
-from lightning_modules.priors import DeadLeavesPrior, MixturePrior, StrokePrior
+from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws
 
 GRAY = (1, 28, 28)
@@ -101,7 +102,13 @@ class _OfAHospital(StrokePrior):
     """Might draw whatever it likes."""
 
 
-def test_a_prior_from_elsewhere_is_an_assumption() -> None:
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_prior_from_elsewhere_is_an_assumption(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:
+        monkeypatch.setattr(source_module, "_parts", lambda prior: (prior, *getattr(prior, "priors", ())))
     assert _source(source="prior", prior=MixturePrior(priors=[DeadLeavesPrior(), StrokePrior()])).assumptions() == []
-    own = _source(source="prior", prior=MixturePrior(priors=[DeadLeavesPrior(), _OfAHospital()])).assumptions()
-    assert own == ["images of _OfAHospital depend on no private record"]
+    prior: ImagePrior = _OfAHospital()
+    for depth in range(4):
+        own = _source(source="prior", prior=prior).assumptions()
+        assert own == ([] if broken and depth > 1 else ["images of _OfAHospital depend on no private record"])
+        prior = MixturePrior(priors=[DeadLeavesPrior(), prior])
