@@ -26,7 +26,7 @@ from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.arguments import PARSER_MODE, checked_classes, merged, prepare_arguments
 from lightning_modules.cli.errors import explain
-from lightning_modules.cli.resuming import differences, find_checkpoint, flat, may_change, read_checkpoint, refuse
+from lightning_modules.cli.resuming import MAY_CHANGE, differences, find_checkpoint, flat, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.networks.names import look_in_current_folder
 from lightning_modules.runtime.checkpoint_io import (
@@ -128,7 +128,7 @@ class TranscriptionCLI(LightningCLI):
             )
         differing = differences(before, now)
         if command == "fit":
-            refuse({name: values for name, values in differing.items() if not may_change(name)}, path)
+            refuse({name: values for name, values in differing.items() if name not in MAY_CHANGE}, path)
             epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
             planned = config.trainer.max_epochs
             if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
@@ -145,7 +145,7 @@ class TranscriptionCLI(LightningCLI):
             {
                 name: values
                 for name, values in differing.items()
-                if not may_change(name) and any(f"{option}.".startswith(f"{name}.") for option in options)
+                if name not in MAY_CHANGE and any(f"{option}.".startswith(f"{name}.") for option in options)
             },
             path,
             why=f"{command} measures what was trained, and that is not it",

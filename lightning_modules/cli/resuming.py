@@ -16,18 +16,25 @@ from privacy.identity import CheckpointError
 MAY_CHANGE = frozenset(
     (
         # Budgets apply from then on, and each release is charged for the noise that it was made with.
-        *("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block", "noise"),
-        *("annotator.noise_multiplier", "annotator.scale", "queries"),
+        *(f"model.annotator.budget.{name}" for name in ("target_epsilon", "accounting", "scope", "delta", "ledger")),
+        *("model.annotator.budget.ledger_block", "model.annotator.noise", "model.annotator.noise_multiplier"),
+        *("model.annotator.scale", "model.queries", "model.query_phase.queries", "model.clients.target_epsilon"),
+        *("model.clients.noise", "model.target_epsilon", "model.delta", "model.noise", "data.noise"),
         # Locations and connections. Teachers are compared by identity, not by path.
-        *("teacher", "teacher.path", "generator_phase.baseline", "root", "download", "verify", "num_workers"),
-        *("clients.address", "clients.certificates", "clients.insecure", "clients.timeout", "clients.wait"),
-        *("generator_phase.baseline.path", "teacher.trial"),
-        # Sizes that do not change results, or that a method compares itself.
-        *("teachers_at_once", "physical_batch_size", "batch_size", "steps_per_epoch", "eval_batch_size"),
-        *("num_classes", "image_shape", "evaluation", "clipping.mode"),
+        *(f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")),
+        *(f"model.clients.{name}" for name in ("address", "certificates", "insecure", "timeout", "wait")),
+        # What does not change results, or what a method compares itself.
+        *("model.teachers_at_once", "model.clipping.physical_batch_size", "model.clipping.mode", "model.teacher.trial"),
+        *("model.batch_size", "model.num_classes", "model.image_shape", "data.steps_per_epoch", "data.evaluation"),
+        # Locations and sizes of data sets, wrapped ones included.
+        *(
+            f"{place}.{name}"
+            for place in ("model.images.pool", "model.pool", *("data" + depth * ".dataset" for depth in range(4)))
+            for name in ("root", "download", "verify", "num_workers", "batch_size", "eval_batch_size")
+        ),
     )
 )
-"""Endings of the names of settings that may change; every other difference is refused."""
+"""Full names of the settings that may change, as `flat` gives them; every other difference is refused."""
 
 
 def find_checkpoint(given: str | None, *, command: str, last: Path | None) -> Path | None:
@@ -104,11 +111,6 @@ def refuse(
     if differing:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
         raise CheckpointError(f"{listed}: {why}. Use the values that {checkpoint} was started with{otherwise}")
-
-
-def may_change(name: str) -> bool:
-    """Whether a resumed fit may change a setting."""
-    return any(name == one or name.endswith(f".{one}") for one in MAY_CHANGE)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,9 +7,11 @@ import json
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -19,12 +21,19 @@ from support.data_files import picture, write_folders
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
 from support.runs import QUIET, charged, checkpoint, configuration, fit, interrupted
 
+import datamodules
+import lightning_modules
+import privacy.annotators
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
-from lightning_modules.cli.resuming import differences, may_change, read_checkpoint, refuse
+from lightning_modules.cli.resuming import MAY_CHANGE, differences, read_checkpoint, refuse
+from lightning_modules.federated.connection import ClientConnection, LocalClients
+from lightning_modules.federated.flower import FlowerClients
 from lightning_modules.networks import SmallCNN
+from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.checkpoint_io import LastCheckpoint, WholeCheckpointIO
 from lightning_modules.runtime.wandb_runs import end_wandb_run
+from privacy.annotators import Annotator
 from privacy.identity import CheckpointError
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -424,7 +433,73 @@ def test_what_is_the_same_is_said_in_other_words() -> None:
 
 
 def test_another_class_is_refused_by_its_name() -> None:
-    assert not may_change("model.annotator.epsilon")  # labels that are kept are read by it
     found = differences({"model": BEFORE}, {"model": {**BEFORE, "annotator": {"class_path": "b.LabelAnnotator"}}})
     with pytest.raises(CheckpointError, match=r"model\.annotator was 'GradientAnnotator' and is 'LabelAnnotator'"):
         refuse(found, Path("last.ckpt"))
+
+
+#: All settings that a resumed fit may change. Whoever adds one says why it changes no result, or is charged.
+CHANGEABLE = """
+model.annotator.budget.accounting model.annotator.budget.delta model.annotator.budget.ledger model.target_epsilon
+model.annotator.budget.ledger_block model.annotator.budget.scope model.annotator.budget.target_epsilon model.delta
+model.annotator.noise model.annotator.noise_multiplier model.annotator.scale model.noise data.noise model.queries
+model.query_phase.queries model.teacher model.teacher.path model.teacher.trial model.generator_phase.baseline
+model.generator_phase.baseline.path model.clipping.mode model.clipping.physical_batch_size model.teachers_at_once
+model.clients.noise model.clients.target_epsilon model.clients.address model.clients.certificates model.clients.insecure
+model.clients.timeout model.clients.wait model.num_classes model.image_shape model.batch_size data.steps_per_epoch
+data.evaluation
+"""
+OF_DATA = ("batch_size", "download", "eval_batch_size", "num_workers", "root", "verify")
+PLACES = ("data", "data.dataset", "data.dataset.dataset", "data" + 3 * ".dataset", "model.images.pool", "model.pool")
+KINDS: dict[Any, list[type]] = {
+    Annotator: [kind for kind in vars(privacy.annotators).values() if isinstance(kind, type)],
+    ClientConnection: [LocalClients, FlowerClients],
+}
+
+
+def settings_of(kind: Any, prefix: str) -> Iterator[str]:
+    """Full names of the settings of a class and its bases, and of the classes that these may be."""
+    for name, hint in (item for one in kind.__mro__ for item in get_type_hints(one.__init__).items()):
+        yield f"{prefix}.{name}"
+        for part in (one for one in (get_args(hint) or [hint]) if isinstance(one, type)):
+            for each in KINDS.get(part, [part] if is_dataclass(part) else []):
+                yield from settings_of(each, f"{prefix}.{name}")
+
+
+def test_what_may_change_is_listed_and_is_a_setting_of_a_method_or_of_data() -> None:
+    listed, there = set(CHANGEABLE.split()), {*settings_of(datamodules.PoissonSampled, "data")}
+    assert {*listed, *(f"{place}.{name}" for place in PLACES for name in OF_DATA)} == MAY_CHANGE
+    for kind in (getattr(lightning_modules, name) for name in lightning_modules.__all__):
+        there |= {*settings_of(kind, "model")} if hasattr(kind, "setup") else set()
+    assert listed <= there
+
+
+class FaintStrokes(StrokePrior):
+    """A prior of one's own, with a setting that is called like the noise of an annotator."""
+
+    def __init__(self, *, noise: float) -> None:
+        super().__init__()
+        self.noise = noise
+
+
+class ByEnding:
+    """What decided before: a name that ends like one that may change."""
+
+    def __contains__(self, name: str) -> bool:
+        return any(name.endswith(one.rpartition(".")[2]) for one in MAY_CHANGE)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_setting_of_ones_own_is_refused_whatever_its_name_ends_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    own = {"class_path": f"{__name__}.FaintStrokes", "init_args": {"noise": 0.1}}
+    config = configuration(steps=1, model={"images": "prior", "prior": own})
+    fit(config)
+    if broken:
+        monkeypatch.setattr("lightning_modules.cli.fit.MAY_CHANGE", ByEnding())
+    with (
+        nullcontext() if broken else pytest.raises(CheckpointError, match=r"images\.prior\.noise was 0\.1 and is 0\.2")
+    ):
+        fit(config, LAST, "--model.images.prior.noise=0.2")
+    assert not {"model.my_method.noise", "model.my_method.annotator.noise", "data.my.root"} & MAY_CHANGE
