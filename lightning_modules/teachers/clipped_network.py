@@ -17,11 +17,13 @@ from lightning_modules.teachers.clipping_trial import (
     DRAWS,
     ClippingTrial,
     Extracts,
+    Hooks,
     changed,
     digests,
+    hooks_of,
     keeps_nothing,
     logits_after,
-    refuse_gradient_hooks,
+    refuse_hooks,
 )
 from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.private_teacher import tensors_digest
@@ -55,6 +57,7 @@ class ClippedNetwork:
         self.mode: Mode = self._mode_of(clipping)
         self.known = True
         self._clipped: RecordClipping | None = None
+        self._hooks: Hooks = {}
         #: Largest number of records in a physical batch.
         self._most = clipping.physical_batch_size
         #: Digests of everything but the trained weights, when the fit began.
@@ -125,6 +128,11 @@ class ClippedNetwork:
             self.mode = mode
         self._state = digests(self.network, trained=False)
         self._clipped = MODES[self.mode](self.network, self.clipping, self.criterion)
+        self._hooks = hooks_of(self.network)  # with Opacus's
+
+    def refuse_new_hooks(self) -> None:
+        """Refuses hooks other than those of the trial; see `refuse_hooks`."""
+        refuse_hooks(self.network, tried=self._hooks)
 
     def logits(self, inputs: Tensor, *, extracted: bool) -> Tensor:
         """Logits of images, or of precomputed features."""
@@ -137,7 +145,7 @@ class ClippedNetwork:
         `counts` are the numbers of records of each person, see `PoissonSampled.sample_persons`.
         """
         assert self._clipped is not None and self.by_person == (counts is not None)
-        refuse_gradient_hooks(self.network)  # also those added since the trial
+        self.refuse_new_hooks()
         kind = torch.float64 if self.clipping.lattice is None else torch.int64
         sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self._clipped.parameters]
         if len(inputs) == 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -30,6 +30,11 @@ from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clip
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 """Part of a network whose outputs are computed once, in eval mode."""
 
+Hooks: TypeAlias = dict[tuple[str, str], dict[int, Any]]
+"""Hooks of each kind on each part."""
+
+_ON_OUTPUTS = ("_forward_hooks", "_forward_pre_hooks")
+_ON_GRADIENTS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 #: Largest error of a sum, in clipping norms per record: the margin of each mode, and rounding in float32.
 _TOLERANCE: dict[Mode, float] = {"flat": 1e-5, "linear": 1e-5, "ghost": 2 * GHOST_MARGIN}
 _SINGLE_PRECISION: dict[Mode, float] = {"flat": 1e-3, "linear": 1e-3, "ghost": 3 * GHOST_MARGIN}
@@ -76,24 +81,33 @@ def logits_after(network: Any, extracts: Extracts | None, inputs: Tensor) -> Ten
 
 def keeps_nothing(network: nn.Module) -> bool:
     """Whether its parts are known to keep no state of a call, which a concurrent call would pick up."""
-    return all(
+    return not hooks_of(network) and all(
         type(part).__module__.startswith(("lightning_modules.networks.", "torch.nn.modules."))
-        and not (part._forward_hooks or part._forward_pre_hooks)
         # Also an overridden `forward`.
         and not any(callable(value) and not isinstance(value, type) for value in vars(part).values())
         for part in network.modules()
     )
 
 
-def refuse_gradient_hooks(network: nn.Module) -> None:
-    """Refuses hooks on parameters, which see gradients of records and alter the sums of ghost clipping.
+def hooks_of(network: nn.Module, kinds: Sequence[str] = (*_ON_OUTPUTS, *_ON_GRADIENTS)) -> Hooks:
+    """All hooks on a network, its parts and parameters, and on any module, by their kind and the name of the part."""
+    places = [(name or "it", one) for name, one in (*network.named_modules(), *network.named_parameters())]
+    found = {(kind, name): getattr(one, kind, None) for kind in kinds for name, one in places}
+    found |= {(kind, "each module"): getattr(nn.modules.module, f"_global{kind}", None) for kind in kinds}
+    return {place: dict(hooks) for place, hooks in found.items() if hooks}
+
+
+def refuse_hooks(network: nn.Module, *, tried: Hooks) -> None:
+    """Refuses hooks other than those that a network was tried with: they see gradients of records, or couple records.
 
     Raises:
-        ValueError: There is one; the message names the parameter.
+        ValueError: One was added, changed or removed; the message names its module or parameter.
     """
-    for name, parameter in network.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise ValueError(f"model.network: {name!r} has a hook on its gradient, which is not clipped: remove it")
+    now = hooks_of(network)
+    for kind, name in sorted(now.keys() | tried.keys()):
+        if now.get((kind, name)) != tried.get((kind, name)):
+            of = "gradient, which is not clipped" if kind in _ON_GRADIENTS else "outputs, unlike when it was tried"
+            raise ValueError(f"model.network: {name!r} has a hook on its {of}: remove it")
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,8 @@ class ClippingTrial:
             ValueError: No mode is right, or the network draws at random in train mode or writes into its own state.
         """
         device = next(parameter.device for parameter in network.parameters() if parameter.requires_grad)
-        refuse_gradient_hooks(network)  # a copy has none of them
+        # A copy has no parameter's hooks; those of modules may couple the records of some batches only.
+        refuse_hooks(network, tried=hooks_of(network, _ON_OUTPUTS))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), without_memory():
             double = True
             try:

@@ -154,6 +154,7 @@ class DPSGDTeacher(Teacher):
             return
         extractor = getattr(self.network, "feature_extractor", None)
         extract = getattr(self.network, self.clipped.extracts)
+        self.clipped.refuse_new_hooks()
         rank_zero_info("Computing the fixed features of all private images once.")
         training = self.network.training
         self.network.eval()  # a record's cached features must not depend on other records

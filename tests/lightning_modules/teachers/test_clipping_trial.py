@@ -38,9 +38,10 @@ from lightning_modules.teachers import clipped_network, clipping_trial, dp_sgd
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.clipping_trial import ClippingTrial, keeps_nothing
 from lightning_modules.teachers.losses import PriorCrossEntropy
-from lightning_modules.teachers.record_clipping import Mode
+from lightning_modules.teachers.record_clipping import Clipping, Mode
 from privacy import SampledGaussian, Unbounded, compose
 from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.processes import ALONE
 
 
 class Plain(nn.Module):
@@ -105,6 +106,18 @@ class Hooked(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.head.weight.register_hook(lambda gradient: 3 * gradient)
+
+
+class Capped(Plain):
+    """Caps the gradient of a batch, which a module's hook sees: 1.113 C for one record were measured so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.register_full_backward_hook(capped)
+
+
+def capped(module: Any, inputs: Any, outputs: Any) -> Any:
+    return (inputs[0] * min(1.0, 30.0 / float(inputs[0].norm())),)
 
 
 class KeepsTheLast(Plain):
@@ -218,7 +231,7 @@ def fitted(teacher: DPSGDTeacher, **settings: Any) -> DPSGDTeacher:
 
 def without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))
-    monkeypatch.setattr(clipped_network, "refuse_gradient_hooks", lambda network: None)
+    monkeypatch.setattr(clipped_network, "refuse_hooks", lambda network, tried: None)
     monkeypatch.setattr(clipped_network, "random_states", lambda device: ())
 
 
@@ -239,6 +252,7 @@ REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "batches above the expected": (partial(NearlyApart, gate=2e-3, above=100), {}, "depend on another image"),
     "rounded by the peak": (RoundedByThePeak, {}, "flat clipping makes of a batch"),
     "hook": (Hooked, {"clipping": "ghost"}, r"'head\.weight' has a hook"),
+    "hook of a module": (Capped, {}, "'norm' has a hook on its gradient"),
     "statistics": (partial(FrozenBatchNorm, tracks=False), {}, "flat clipping makes of a batch"),
     "running statistics": (partial(FrozenBatchNorm, tracks=True), {}, r"'norm\.\w+' changes"),
 }
@@ -635,6 +649,43 @@ class DetectsAnomalies(Callback):
 def test_anomaly_detection_that_begins_later_is_refused_too() -> None:
     with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
         fitted(made(Plain), callbacks=[DetectsAnomalies()])
+
+
+def scaled(*given: Any) -> Any:
+    """Inputs, outputs or gradients, far smaller in a batch of an even number of records: others then depend on one."""
+    values = given[-1] if isinstance(given[-1], tuple) else (given[-1],)
+    scaled = tuple(1e-3 * one if one.dim() > 1 and len(one) % 2 == 0 else one for one in values)
+    return scaled if isinstance(given[-1], tuple) else scaled[0]
+
+
+HOOKS: dict[str, Callable[[Plain], Any]] = {
+    "forward": lambda network: network.norm.register_forward_hook(scaled),
+    "forward, before": lambda network: network.head.register_forward_pre_hook(scaled),
+    "backward": lambda network: network.norm.register_full_backward_hook(lambda *given: scaled(given[1])),
+    "backward, before": lambda network: network.norm.register_full_backward_pre_hook(scaled),
+    "of each module": lambda network: nn.modules.module.register_module_forward_hook(scaled),
+    "of each module, backward": lambda network: nn.modules.module.register_module_full_backward_pre_hook(scaled),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_of_a_module_that_comes_after_the_trial_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one record more moves a sum of ten by more than C."""
+    torch.manual_seed(0)
+    network, (images, labels) = Plain(), (torch.rand(11, 1, 8, 8), torch.arange(11) % 10)
+    clipped = ClippedNetwork(network, Clipping(max_grad_norm=0.1, mode="flat"), PriorCrossEntropy())
+    clipped.settle(image_shape=(1, 8, 8), num_classes=10, batch_size=64, processes=ALONE, resumed=False)
+
+    def moved() -> float:
+        with_it, without = (clipped.sums(images[:n], labels[:n], extracted=False) for n in (11, 10))
+        return clipping_trial._norm([one - other for one, other in zip(with_it, without, strict=True)]) / 0.1
+
+    assert moved() <= 1
+    with HOOKS[name](network):
+        with pytest.raises(ValueError, match=r"'(norm|head|each module)' has a hook on its (gradient|outputs)"):
+            moved()
+        without_trial(monkeypatch)
+        assert moved() > 1.02
 
 
 def test_a_hook_that_comes_after_the_trial_is_refused_before_it_sees_a_gradient(
