@@ -14,6 +14,7 @@ import numpy as np
 
 from privacy.checks import check_count, check_delta
 from privacy.events import Gaussian, OneOf, Release, Repeated
+from privacy.events.base import pure_sum
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics import pld
 from privacy.numerics.gaussian import gaussian_epsilon
@@ -128,7 +129,7 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound
         return EpsilonBound(0.0, "exact")
     if len(items) == 1 and items[0][0].gaussian_mu is not None:
         return EpsilonBound(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
-    pure = math.fsum(count * release.pure_epsilon for release, count in items)
+    pure = pure_sum(items)
     spacings = {release.lattice for release, _ in items}
     losses = max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
     if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):

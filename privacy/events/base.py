@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,6 +124,21 @@ class Release(ABC):
         """Plain values for JSON; `release_from_dict` is the inverse. Infinite numbers become the string "inf"."""
         fields = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **fields}
+
+
+def pure_sum(items: Iterable[tuple[Release, int]]) -> float:
+    """Sum of the pure ε of releases, each as often as its count, rounded up."""
+    parts = [(count, release.pure_epsilon) for release, count in items]
+    rounded = math.fsum(count * epsilon for count, epsilon in parts)
+    return rounded if math.isinf(rounded) else rounded_up(rounded, sum(count * Fraction(one) for count, one in parts))
+
+
+def rounded_up(value: float, exact: Fraction | int) -> float:
+    """A number that was computed in floats, unless it lies below the exact one: then the next above that.
+
+    At a tiny δ a pure ε exceeds the smallest one by less than floats resolve: rounded to the nearest, it is no bound.
+    """
+    return value if value >= exact else math.nextafter(float(exact), math.inf)
 
 
 def release_from_dict(data: Mapping[str, Any]) -> Release:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privacy.checks import check_count
-from privacy.events.base import Release, release_from_dict
+from privacy.events.base import Release, pure_sum, release_from_dict
 from privacy.neighbours import Relation, Unit, common_neighbours
 
 Alternative = tuple[tuple[Release, int], ...]
@@ -55,7 +55,7 @@ class Repeated(Release):
 
     @property
     def pure_epsilon(self) -> float:
-        return self.count * self.release.pure_epsilon
+        return pure_sum([(self.release, self.count)])
 
     @property
     def loss_std(self) -> float:
@@ -111,10 +111,7 @@ class OneOf(Release):
 
     @property
     def pure_epsilon(self) -> float:
-        return max(
-            math.fsum(count * release.pure_epsilon for release, count in alternative)
-            for alternative in self.alternatives
-        )
+        return max(pure_sum(alternative) for alternative in self.alternatives)
 
     @property
     def loss_std(self) -> float:

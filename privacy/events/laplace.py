@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.events.base import Release, checked_orders
+from privacy.events.base import Release, checked_orders, rounded_up
 from privacy.numerics import pld
 
 
@@ -32,7 +33,8 @@ class LaplaceVotes(Release):
 
     @property
     def pure_epsilon(self) -> float:
-        return 2.0 * self._shift
+        shift = self._shift
+        return 2.0 * shift if shift in (0.0, math.inf) else rounded_up(2.0 * shift, 2 / Fraction(self.scale))
 
     @property
     def bounded(self) -> bool:

@@ -42,6 +42,8 @@ _LOG_WINDOW_TAIL = math.log(1e-14)
 #: Transforms are exact to about 1e-16 times the number of compositions; this is the margin kept below delta.
 _SAFETY = 1e-9
 _ROUNDING = 4e-15
+#: Relative rounding of losses. Any that are further from a point of the grid are split, since moving them may lower ε.
+_GRID = 1e-15
 #: Longest transform; for sums that need a longer one, only the Renyi bound is used.
 _MAX_POINTS = 1 << 24
 
@@ -133,7 +135,7 @@ def atoms(interval: float, losses: Sequence[float], masses: Sequence[float]) -> 
 
 def _place(interval: float, losses: Sequence[float], masses: Sequence[float]) -> tuple[int, Array]:
     index = [loss / interval for loss in losses]
-    index = [float(round(i)) if abs(i - round(i)) < 1e-9 * max(1.0, abs(i)) else i for i in index]
+    index = [float(round(i)) if abs(i - round(i)) <= _GRID * max(1.0, abs(i)) else i for i in index]
     low = math.floor(min(index))
     values = np.zeros(math.ceil(max(index)) - low + 1)
     for position, mass in zip(index, masses, strict=True):
@@ -309,8 +311,11 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
 
     root = float(brentq(excess, low, high, xtol=1e-15, rtol=1e-14))
     for bump in (0.0, 1e-13, 1e-12, 1e-11):
-        if excess(root * (1.0 + bump)) <= 0.0:
-            return root * (1.0 + bump)
+        epsilon = root * (1.0 + bump)
+        if excess(epsilon) <= 0.0:
+            # Just below the largest loss, the rounding of losses decides how much they exceed epsilon.
+            decides = excess(epsilon * (1.0 - _GRID)) > 0.5 * _safety(kept)
+            return epsilon * (1.0 + 2.0 * _GRID) if decides else epsilon
     return root * (1.0 + 1e-10)
 
 

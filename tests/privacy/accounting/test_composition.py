@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from scipy.stats import binom
@@ -17,6 +20,8 @@ from privacy import (
     compose,
     gaussian_epsilon,
 )
+from privacy.accounting import composition
+from privacy.numerics import pld
 
 DELTA = 1e-5
 
@@ -66,6 +71,57 @@ def test_randomized_response_is_exact(parts: list[tuple[float, int, int]], delta
     assert enumerate_delta(parts, reading.epsilon * 0.999) > delta
 
 
+def exact_delta(counts: dict[RandomizedResponse, int], epsilon: float) -> Any:
+    """δ of randomized responses at 400 digits, by the formula as printed, from losses that are exact fractions."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(400):
+        table = {Fraction(0): mpmath.mpf(1)}
+        for one in Counter(counts).elements():
+            loss, odds, before = Fraction(one.epsilon), mpmath.exp(one.epsilon), table
+            table = Counter()
+            for step, weight in ((loss, odds), (0, one.num_candidates - 2), (-loss, 1)):
+                for lost, mass in before.items():
+                    table[lost + step] += mass * weight / (odds + one.num_candidates - 1)
+        gaps = ((Fraction(epsilon) - loss, mass) for loss, mass in table.items() if loss > epsilon)
+        return sum(-mass * mpmath.expm1(mpmath.mpf(gap.numerator) / gap.denominator) for gap, mass in gaps)
+
+
+TINY = [
+    {RandomizedResponse(0.1, 2): 10},
+    {RandomizedResponse(0.7, 3): 3},
+    {RandomizedResponse(0.1, 2): 5, RandomizedResponse(0.1 + 5e-11, 2): 5},
+]
+
+
+def moved_to_the_grid(grid: float, losses: list[float], masses: list[float], place: Any = pld._place) -> Any:
+    return place(grid, [round(loss / grid, 8) * grid for loss in losses], masses)
+
+
+MUTANTS = {
+    "events.base.rounded_up": lambda value, _: value,
+    "numerics.pld._GRID": 0.0,
+    "numerics.pld._place": moved_to_the_grid,
+}
+
+
+@pytest.mark.parametrize("broken", ["", *MUTANTS])
+def test_no_epsilon_lies_below_the_exact_one_at_the_smallest_delta(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Ten responses of 0.1 cost more than 1: the float that is called 0.1 lies above it."""
+    monkeypatch.setattr(composition, "_compose", composition._compose.__wrapped__)  # without memory
+    if broken:
+        monkeypatch.setattr(f"privacy.{broken}", MUTANTS[broken])
+    exceeded = [
+        (counts, delta)
+        for counts in TINY
+        for delta in (1e-5, 1.0687550304706323e-10, 1e-20, 4e-32, 1e-100, 1e-300)
+        if exact_delta(counts, compose(counts, delta).epsilon) > delta
+    ]
+    assert bool(exceeded) is bool(broken), exceeded
+    assert compose({LaplaceVotes(3.0): 1}, 1e-300).epsilon >= Fraction(2, 3)
+
+
 def test_mixed_candidates_and_the_smallest_dominates() -> None:
     mixed = compose({RandomizedResponse(1.0, 10): 50, RandomizedResponse(1.0, 2): 50}, DELTA)
     assert mixed.epsilon == pytest.approx(58.7973, abs=5e-5)
@@ -99,8 +155,6 @@ def test_dp_sgd_where_gdp_is_too_low() -> None:
 
 def test_both_directions_count_for_subsampling() -> None:
     """Adding a record is the cheaper direction: pricing it alone would report half."""
-    from privacy.numerics import pld
-
     remove, add = SampledGaussian(0.6, 256 / 60_000).losses(5e-4)
     cheap = pld.compose_epsilon([(add, 2344)], DELTA)
     assert cheap < 0.5 * pld.compose_epsilon([(remove, 2344)], DELTA)
