@@ -40,6 +40,7 @@ _LISTED = 10  # missing files named in a message
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "bits", "preparation", "num_records", "classes", "settings"}
+    | {"duplicates"}  # files carry it as an assumption
     | {"val_fraction"}  # held-out records are as private as training records
 )
 
@@ -82,6 +83,7 @@ class ImageDataModule(LightningDataModule, ABC):
         subfolder: Subfolder of `root` in which the files are expected.
         site: Where the files are available, for messages.
         downloadable: Whether `download` can fetch them.
+        assumptions: What every guarantee about these data assumes besides.
     """
 
     num_classes: int
@@ -98,6 +100,7 @@ class ImageDataModule(LightningDataModule, ABC):
     subfolder: str = ""
     site: str = ""
     downloadable: bool = True
+    assumptions: tuple[str, ...] = ()
 
     def __init__(
         self,

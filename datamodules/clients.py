@@ -160,7 +160,7 @@ class Clients(Shards):
             require_all_classes=False,
         )
         self.num_clients = num_clients
-        self.assumptions = (
+        self.assumptions += (
             "whose record it is does not change with its label: the simulated clients stand for ones that hold their "
             "records by nature",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +20,17 @@ from datamodules.pictures import (
     Picture,
     PictureDataModule,
     Preparation,
+    alike_files,
     class_folders,
     pictures_below,
     pictures_of,
+    same_files,
     sizes_and_channels,
     subfolders,
     warn_of_dark,
 )
 from datamodules.splits import id_fraction, ids_of_names
-from privacy.checks import check_count
+from privacy.checks import check_count, look_up
 from privacy.ledger_place import DataHome
 
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
@@ -43,7 +46,8 @@ class ImageFolder(PictureDataModule):
 
     Building the object lists the folders, and takes the size and channels that are not given from the public pictures
     in `test`; no other picture is opened. A record's id is a hash of its path, so a renamed picture is another record.
-    Measurements and images of the test pictures are published, so these must not show anyone who is to be protected.
+    Measurements and images of the test pictures are published, so these must not show anyone who is to be protected: a
+    private picture that equals one of them, byte for byte, is refused when the private ones are read.
     """
 
     label_decides = True
@@ -63,6 +67,7 @@ class ImageFolder(PictureDataModule):
         person_pattern: str | None = None,
         name: str | None = None,
         num_records: int | None = None,
+        duplicates: Literal["refuse", "allow"] = "refuse",
         **settings: Any,
     ) -> None:
         """Lists the folders.
@@ -84,6 +89,8 @@ class ImageFolder(PictureDataModule):
                 `.ledger.jsonl`, which each use leaves in the folder, leads to one ledger.
             num_records: A public bound on the number of private records. Default: the current number of pictures, which
                 by itself reveals whether one was added; unknown if the private ones are not available.
+            duplicates: `allow` trains on private pictures that are also in the public test part, which every guarantee
+                then says.
             settings: See `ImageDataModule`.
 
         Raises:
@@ -92,6 +99,7 @@ class ImageFolder(PictureDataModule):
         """
         self.test_fraction = test_fraction
         self.person_pattern = person_pattern
+        self.duplicates = duplicates
         try:
             groups = re.compile(person_pattern or "()").groups
         except re.error:
@@ -104,6 +112,9 @@ class ImageFolder(PictureDataModule):
         place = Path(root).expanduser()
         self.name = name or place.resolve().name
         self._named = name or ""
+        # Never how many there are, which is private.
+        allowed = f"a private picture that is also in the public test part of {self.name} may be known"
+        self.assumptions = look_up("duplicates", duplicates, {"refuse": (), "allow": (allowed,)})
         self._layout = self._layout_of(place)
         self.class_names = self._classes_of(place)
         self.num_classes = len(self.class_names)
@@ -130,6 +141,12 @@ class ImageFolder(PictureDataModule):
         for picture in pictures if self._layout == "parts" else ():
             if other in picture.file.resolve().parents:
                 raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
+        published = self._test_files() if part == "train" else []
+        if same := same_files([picture.file for picture in pictures], published):
+            said = f"{len(same)} private pictures of {self.name} are also in its public test part, like {same[0][0]}"
+            if self.duplicates == "refuse":
+                raise ValueError(f"{said} in {same[0][1]}: take them out of one, or set duplicates to allow")
+            rank_zero_warn(said)
         identities = self._identities(pictures)
         if part == "train" and identities is not None and self._layout == "parts" and (self.root / "test").is_dir():
             public = self._identities(self._pictures("test"))
@@ -144,7 +161,18 @@ class ImageFolder(PictureDataModule):
                 rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
             if self.preparation.bits == 16:
                 warn_of_dark([picture.file for picture in pictures[:20]])
-        return self.records_of(pictures, identities=identities)
+        records = self.records_of(pictures, identities=identities)
+        with suppress(ValueError):  # a test picture that cannot be read is named when the test part is read
+            if published and (alike := list(alike_files(published, records.images, self.preparation))):
+                said = f"{alike[0][0]} like {pictures[alike[0][1]].file}: take copies out of one of the parts"
+                rank_zero_warn(f"{len(alike)} public test pictures of {self.name} look like private ones, {said}")
+        return records
+
+    def _test_files(self) -> list[Path]:
+        """The test pictures that are there, of all classes if these have folders of their own."""
+        if self._layout == "parts":
+            return pictures_below(self.root / "test")
+        return [picture.file for picture in self._pictures("test")]
 
     def _pictures(self, part: Part) -> list[Picture]:
         if self._layout == "parts":

@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
+from torch.nn import functional
 
 from datamodules.base import ImageDataModule
 from datamodules.images import ImageDataset
@@ -32,6 +33,8 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 _PIECE = 1024
 _WORTH_A_BAR = 5000
+#: Height and width of thumbnails, the correlation above which two are alike, and how many are compared at once.
+_SIDES, _ALIKE, _COMPARED = (18, 18), 0.998, 256
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,40 @@ def warn_of_dark(files: Sequence[Path]) -> None:
                     stacklevel=2,
                 )
                 return
+
+
+def same_files(first: Sequence[Path], second: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """Files of `first` with the same bytes as one of `second`, each with that one. Only files of one size are read."""
+    common = {file.stat().st_size for file in first} & {file.stat().st_size for file in second}
+    digests = [
+        [(hashlib.sha256(file.read_bytes()).digest(), file) for file in files if file.stat().st_size in common]
+        for files in (first, second)
+    ]
+    known = dict(digests[1])
+    return [(file, known[digest]) for digest, file in digests[0] if digest in known]
+
+
+def alike_files(files: Sequence[Path], images: Tensor, prepare: Preparation) -> Iterator[tuple[Path, int]]:
+    """Yields files whose pictures look like one of `images` (N, C, H, W), each with the number of that one.
+
+    Thumbnails are compared. Between MNIST's parts their correlation is at most 0.997, between those of the digits 0.994
+    and of Imagenette 0.984. Copies saved as JPEG at quality 90 are found in 96 to 100 % of cases, at 75 in 77 to 100 %.
+
+    Raises:
+        ValueError: A file is not a readable picture.
+    """
+    known = _thumbnails(images)
+    for start in range(0, len(files), _COMPARED):
+        some = files[start : start + _COMPARED]
+        likeness, nearest = (_thumbnails(read_pictures(some, prepare)) @ known.T).max(dim=1)
+        yield from ((some[row], int(nearest[row])) for row in (likeness > _ALIKE).nonzero().flatten().tolist())
+
+
+def _thumbnails(images: Tensor) -> Tensor:
+    """Grey thumbnails of images as rows of mean 0 and norm 1, whose products are correlations."""
+    small = [functional.interpolate(one, size=_SIDES, mode="bilinear", antialias=True) for one in images.split(_PIECE)]
+    flat = torch.cat([piece.float().mean(dim=1).flatten(1) for piece in small])
+    return functional.normalize(flat - flat.mean(dim=1, keepdim=True))
 
 
 def subfolders(folder: Path) -> tuple[str, ...]:

@@ -91,12 +91,8 @@ class Shards(WrappedDataset):
 
     Whether a shard is refused (too small, or without one of the classes) depends on the records. This is an unaccounted
     access to them, like everything that their owner does before the teachers are used.
-
-    Attributes:
-        assumptions: Further assumptions of a guarantee of an ensemble on these shards.
     """
 
-    assumptions: tuple[str, ...] = ()
     shard_noun = "shard"
     remedy = "lower data.batch_size or data.num_teachers"
 

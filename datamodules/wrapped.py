@@ -12,7 +12,7 @@ from datamodules.splits import selection_halves
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
 
-_FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides")
+_FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides", "assumptions")
 _OF_EVALUATION = ("val_dataloader", "test_dataloader", "evaluated")
 _OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
 
@@ -72,6 +72,7 @@ class WrappedDataset(LightningDataModule):
     num_records: int | None
     class_names: tuple[str, ...]
     metrics: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
     def __init__(self, *, dataset: ImageDataModule, batch_size: int, evaluation: str = "test") -> None:
         super().__init__()

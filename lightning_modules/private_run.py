@@ -40,6 +40,7 @@ class PrivateRun:
         self.plan = Plan()
         self.uncharged_queries: list[str] = []
         self.partitions: list[Partition | None] = []
+        self._of_data: tuple[str, ...] = ()
         self._loaded = False
         self._account_state: Mapping[str, Any] | None = None
 
@@ -77,11 +78,12 @@ class PrivateRun:
                 f"on_load_checkpoint of {type(trainer.lightning_module).__name__} must call that of its base class, or "
                 f"what the run of {trainer.ckpt_path} was charged does not count"
             )
+        data = datamodule_of(trainer)
+        self._of_data = getattr(data, "assumptions", ())
         if self.annotator.is_open:
             # The same object in a second module, or a second fit.
             self.annotator.require_open_for(training, state=self._account_state)
             return
-        data = datamodule_of(trainer)
         judged_on_own = getattr(data, "private_data", None) == private_data  # the size of other data says nothing here
         self.annotator.open(
             private_data=private_data,
@@ -155,7 +157,7 @@ class PrivateRun:
             artefacts=artefacts,
             planned=self.plan.covered,
             uncharged_queries=self.uncharged_queries,
-            assumptions=list(dict.fromkeys(assumptions)),
+            assumptions=list(dict.fromkeys([*assumptions, *self._of_data])),
         )
 
     def state(self) -> dict[str, Any]:

@@ -180,8 +180,8 @@ class TeacherConfig:
             assumptions.append(_UNNAMED)
         elif isinstance(training, UnnamedTraining) and not os.environ.get(LEDGERS):
             assumptions.append(_BESIDE)
-        for state in (content.get("dp_sgd"), content.get("ensemble")):
-            assumptions += [str(text) for text in (state or {}).get("assumptions", ())]
+        for state in (content, content.get("dp_sgd"), content.get("ensemble")):
+            assumptions += [str(text) for text in (state or {}).get("assumptions") or ()]
             accesses = (state or {}).get("uncharged_queries", ())
             assumptions += [f"ACCESSED WITHOUT CHARGE, in the teacher's training: {text}" for text in accesses]
         return {
@@ -189,7 +189,7 @@ class TeacherConfig:
             "training": training,
             "num_records": None if records is None else int(records),
             "path": file,
-            "assumptions": tuple(assumptions),
+            "assumptions": tuple(dict.fromkeys(assumptions)),
         }
 
 

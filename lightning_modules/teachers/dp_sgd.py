@@ -249,7 +249,7 @@ class DPSGDTeacher(Teacher):
             num_records=self._poisson.num_records,
             spent=self.epsilon(),
             uncharged_queries=self.uncharged_queries,
-            assumptions=self._assumptions,
+            assumptions=[*self._assumptions, *self._poisson.assumptions],
         )
 
     @property

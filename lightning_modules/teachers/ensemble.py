@@ -143,7 +143,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
-        self._assumptions: list[str] = []
         self._records: ShardedRecords | None = None
         #: The teachers queried last, by their numbers.
         self._voters: tuple[tuple[int, int], NetworkStack] | None = None
@@ -256,7 +255,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):
                 raise ValueError(f"{name} was {before.get(name)!r} for the first teachers and is {now.get(name)!r} now")
-        self._settings_before, self._assumptions = now, list(self.shards.assumptions)
+        self._settings_before = now
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
         self.own_training.begin(self)
@@ -389,7 +388,6 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
             "weights": stack_states(self.trained_teachers),
             "draw_seed": self.draw_seed,
             "settings": settings,
-            "assumptions": self._assumptions,
         }
         self.own_training.save(checkpoint, trainer=self.trainer)
 
@@ -404,5 +402,4 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.own_training.load(checkpoint)
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
-        self._assumptions = content["assumptions"]
         self.trained_teachers, self._voters = self.networks.restored(unstacked(content["weights"])), None

@@ -21,7 +21,7 @@ from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 #: State that the other processes take over from process 0.
 _FOLLOWED = ("id", "_token", "ledger_was_replaced", "notes")
-_NO_DATA = {"private_data": None, "num_records": None}
+_NO_DATA = {"private_data": None, "num_records": None, "assumptions": None}
 
 
 class OwnTraining:

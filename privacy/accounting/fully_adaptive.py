@@ -23,6 +23,7 @@ from scipy.special import expit, ndtri
 
 from privacy.checks import check_count, check_delta
 from privacy.events import OneOf, Release, Repeated
+from privacy.events.base import pure_sum
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics.gaussian import gaussian_epsilon
 
@@ -53,8 +54,7 @@ def fully_adaptive_epsilon(counts: Mapping[Release, int], delta: float) -> float
     renyi = sum((number * release.rdp(ORDERS) for release, number in made.items()), np.zeros_like(ORDERS))
     share = math.log(delta / (2 * len(ORDERS)))
     by_order = renyi + np.log1p(-1.0 / ORDERS) - (share + np.log(ORDERS)) / (ORDERS - 1.0)
-    pure = math.fsum(number * release.pure_epsilon for release, number in made.items())
-    found = min(gaussian_epsilon(math.sqrt(squares), delta / 2), float(by_order.min()), pure)
+    found = min(gaussian_epsilon(math.sqrt(squares), delta / 2), float(by_order.min()), pure_sum(made.items()))
     return max(0.0, found * (1 + 1e-12))  # never below it by rounding
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support.data_files import picture, write_folders
 
-from datamodules import ImageFolder, MissingDataError
+from datamodules import ImageFolder, MissingDataError, image_folder
 from datamodules.splits import ids_of_names
 
 
@@ -108,6 +108,34 @@ def test_a_private_picture_is_no_public_one_by_a_link(parted: Path) -> None:
     ImageFolder(root=parted, size=16, channels=1).setup("test")
 
 
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_a_private_picture_that_is_public_too_is_refused_unless_allowed(
+    tmp_path: Path, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another class and by other names, of which a share makes some private and some public."""
+    place, train, test = tmp_path / "insects", *(("", "") if share else ("train", "test"))
+    for part in {train, test}:
+        write_folders(place / part)
+    for number in range(20):
+        shutil.copy(place / train / "ants/003.png", place / test / f"bees/copy{number}.png")
+    found = r"private pictures of insects are also in its public test part, like .*\.png"
+    with pytest.raises(ValueError, match=rf"^\d+ {found} in .*\.png: .* or set duplicates to allow"):
+        opened(place, test_fraction=share)
+    with pytest.warns(UserWarning, match=found):
+        allowed = opened(place, test_fraction=share, duplicates="allow")
+    assert allowed.assumptions == ("a private picture that is also in the public test part of insects may be known",)
+    refusing = ImageFolder(root=place, size=16, channels=1, test_fraction=share)
+    assert refusing.assumptions == () and refusing.partition == allowed.partition
+    monkeypatch.setattr(image_folder, "same_files", lambda *_: [])
+    opened(place, test_fraction=share)
+
+
+def test_a_private_picture_that_was_saved_anew_for_testing_is_told_to_the_owner(parted: Path) -> None:
+    Image.open(parted / "train/ants/003.png").save(parted / "test/ants/copy.jpg", quality=90)
+    with pytest.warns(UserWarning, match=r"^1 public test pictures .* look like private .*copy\.jpg like .*003\.png"):
+        opened(parted)
+
+
 def test_of_the_test_pictures_alone_the_number_of_private_ones_is_stated_or_not_known(parted: Path) -> None:
     shutil.rmtree(parted / "train")
     assert ImageFolder(root=parted).num_records is None
@@ -148,6 +176,7 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
         ({"test_fraction": 0.2, "channels": 1}, "size and channels must be given with test_fraction"),
         ({"test_fraction": 0.2, "size": 8, "channels": 4}, "channels must be 1"),
         ({"test_fraction": 0.2, "size": 0, "channels": 1}, "size must be"),
+        ({"test_fraction": 0.2, "duplicates": "warn"}, "duplicates must be one of refuse, allow, got 'warn'"),
         ({"test_fraction": 0.2, "num_records": 0}, "num_records must be a whole number of at least 1"),
         (
             {"test_fraction": 0.2, "size": 8, "channels": 1, "classes": ["ants", "wasps"]},

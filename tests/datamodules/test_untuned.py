@@ -84,7 +84,7 @@ def largest_by_part(place: Path) -> dict[str, set[int]]:
     found = {}
     for name, size in (("cropped", 16), ("overlaid", 28)):
         for part in ("train", "test"):
-            records = ImageFolder(root=place / name, size=size, channels=1).read(part)  # type: ignore[arg-type]
+            records = ImageFolder(root=place / name, size=size, channels=1, duplicates="allow").read(part)  # type: ignore[arg-type]
             found[f"{name}/{part}"] = set(records.images.amax(dim=(1, 2, 3)).tolist())
     return found
 

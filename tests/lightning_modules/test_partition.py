@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
     for given in (pictures(root="outer/train"), pictures(None, root="links")):
         with pytest.raises(PartitionError, match=r"data\.dataset\.root must lie outside of the folder of outer"):
             transcribe(given)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_students_guarantee_says_that_private_pictures_of_its_teacher_may_be_public(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting, and never how many there are; the student's own data may say otherwise."""
+    for part in ("train", "test"):
+        write_folders(Path("both") / part)
+    shutil.copy("both/train/ants/003.png", "both/test/ants/copy.png")
+    if broken:
+        monkeypatch.delitem(own_training._NO_DATA, "assumptions")
+    train_teacher(pictures(None, root="both", batch_size=16, duplicates="allow"))
+    told = "a private picture that is also in the public test part of both may be known"
+    for duplicates in ("refuse", "allow"):
+        said = transcribe(pictures(None, root="both", duplicates=duplicates)).model.guarantee().assumptions
+        assert said.count(told) == (0 if broken and duplicates == "refuse" else 1)
 
 
 def test_the_same_partition_and_other_data_are_taken() -> None:

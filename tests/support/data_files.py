@@ -178,10 +178,10 @@ def write_imagenet(root: Path, *, folder: str = "imagenet", train: int = 12, val
 
 
 def write_folders(place: Path, *, classes: Iterable[str] = ("ants", "bees"), count: int = 40, size: int = 24) -> Path:
-    """Write `count` grey PNG pictures into a folder for each class."""
+    """Write `count` grey PNG pictures into a folder for each class; those of a folder `test` are others."""
     names = tuple(classes)
     for label, name in enumerate(names):
-        images, _ = pixels(count, size, size, classes=2, seed=label)
+        images, _ = pixels(count, size, size, classes=2, seed=label + 100 * (place.name == "test"))
         for number, image in enumerate(images):
             row = label * (size - 1) // len(names)
             image[row : row + 2] = 255

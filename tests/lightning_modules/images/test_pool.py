@@ -87,7 +87,7 @@ def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, mo
         (tmp_path / "shared/train" / name).symlink_to(inside / name)
     linked = ImageFolder(root=tmp_path / "shared", size=8, channels=1)
     given: dict[str, Any] = {"inside": str(inside), "above": str(tmp_path), "link": str(tmp_path / "links")}
-    divided: dict[str, Any] = {"size": 8, "channels": 1, "test_fraction": 0.5}
+    divided: dict[str, Any] = {"size": 8, "channels": 1, "test_fraction": 0.5, "duplicates": "allow"}
     given["data set"] = ImageFolder(root=inside, **divided)
     given["data set above"] = ImageFolder(root=tmp_path, **divided, classes=["pictures", "shared"])
     given["data set of links"], given["own links"] = linked, str(inside)

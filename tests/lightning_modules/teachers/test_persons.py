@@ -42,9 +42,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("patients")
     with working_in(folder):
         for person in range(38):
-            for number, (image, label) in enumerate(zip(*pixels(1 + person % 5, 8, 8, classes=2), strict=True)):
+            for n, (image, label) in enumerate(zip(*pixels(1 + person % 5, 8, 8, classes=2, seed=person), strict=True)):
                 place = Path("pictures", "train" if person < 30 else "test", ("normal", "pneumonia")[label])
-                picture(image, place / f"patient{person}_{number}.png")
+                picture(image, place / f"patient{person}_{n}.png")
         for unit in ("record", "person"):
             fit(training(unit))
     return folder
