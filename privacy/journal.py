@@ -72,7 +72,7 @@ class Journal:
         except OSError as error:
             raise LedgerError(
                 f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Set "
-                "`ledger` to a file that can be written"
+                "`ledger` to a file that can be written, or ask whoever owns this one for permission"
             ) from error
 
     def _append(self, descriptor: int, line: dict[str, Any], take: Take) -> None:

@@ -331,7 +331,8 @@ class Ledger:
                 appends = {one: held.enter_context(one._locked_here()) for one in ordered}
                 if self._leads_to() or other._leads_to():  # by another process, just now
                     continue
-                other._absorb(self._state, self.head, appends[other], lost=self.lost)
+                found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
+                other._absorb(self._state, self.head, appends[other], lost=self._state.lost if found else self.lost)
                 appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
 
     def _absorb(self, other: LedgerState, head: Head | None, append: Append, *, lost: bool) -> None:

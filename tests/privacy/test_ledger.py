@@ -594,7 +594,10 @@ def test_a_ledger_that_is_named_and_not_found_is_said_to_be_lost(
     away.rename(there)  # the disk is back
     assert (found := opened(path, run="reader")).path == there and not found.lost
     assert found.counts() == {VOTE: 12}
-    there.unlink()
+    moved = opened(there.rename(path.with_name("moved.jsonl")))
+    opened(path).lead_to(moved)
+    assert opened(path).path == moved.path and not moved.lost, "its owner shows where it is now"
+    moved.path.unlink()
     opened(path).lead_to(end := opened(later))
     assert end.lost is not broken and Ledger(path=later, private_data="digits/train", run="reader").lost is not broken
 
