@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +102,10 @@ class JointTraining:
             loss.backward()
             return loss.detach()
 
-        with one_thread(), _fixed_order():
+        cudnn = torch.backends.cudnn
+        # Of cuDNN only kernels that add in a fixed order and are chosen by shapes: others would change the last bits of
+        # teachers whose records did not change.
+        with one_thread(), cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=cudnn.allow_tf32):
             if not self._random:
                 losses = in_threads(one, range(len(self._networks)), pool=self._pool)
             else:
@@ -152,21 +153,6 @@ class JointTraining:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
-
-
-@contextmanager
-def _fixed_order() -> Iterator[None]:
-    """Restricts cuDNN to kernels that add in a fixed order and are chosen by shapes only.
-
-    Others would change the last bits of teachers whose records did not change.
-    """
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
 
 
 def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: int) -> Tensor:

@@ -371,8 +371,7 @@ def linear_sums(
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1
         if within is not None and max(within) > 1:
-            part, part_bias = torch.zeros_like(total), torch.zeros_like(total_bias)
-            _add_clipped_means(part, part_bias, errors, inputs, within, limit=limit, bias=head.bias is not None)
+            part, part_bias = _sum_of_clipped_means(errors, inputs, within, limit=limit, bias=head.bias is not None)
             total += part
             total_bias += part_bias
             continue
@@ -390,17 +389,11 @@ def linear_sums(
     return [total] if head.bias is None else [total, total_bias]
 
 
-def _add_clipped_means(
-    total: Tensor,
-    total_bias: Tensor,
-    errors: Tensor,
-    inputs: Tensor,
-    counts: Sequence[int],
-    *,
-    limit: float,
-    bias: bool,
-) -> None:
-    """Adds the clipped mean of each person's (p − y) ⊗ x, and that of the bias."""
+def _sum_of_clipped_means(
+    errors: Tensor, inputs: Tensor, counts: Sequence[int], *, limit: float, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums of the clipped means of each person's (p − y) ⊗ x, and of those of the bias."""
+    total, total_bias = errors.new_zeros(errors.shape[1], inputs.shape[1]), errors.new_zeros(errors.shape[1])
     for error, rows in zip(errors.split(counts), inputs.split(counts), strict=True):
         # Clips exactly what is added: with weights on each (p − y), rounding could exceed a mean near 0.
         mean, of_bias = (error / len(rows)).T @ rows, error.mean(dim=0) * bias
@@ -409,3 +402,4 @@ def _add_clipped_means(
             factor = min(1.0, limit / max(norm, 1e-300))
             total.add_(mean, alpha=factor)
             total_bias.add_(of_bias, alpha=factor)
+    return total, total_bias
