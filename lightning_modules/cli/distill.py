@@ -13,10 +13,10 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
-from lightning_modules.cli.export import add_export_options, export_settings, say_exported
+from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.networks import Network
 from lightning_modules.networks.named_code import texts_in, unknown_code
-from lightning_modules.publishing import ExportError, check_options, export_run
+from lightning_modules.publishing import ExportError, check_options
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from privacy.accounting.composition import compose
@@ -183,14 +183,8 @@ def distill(
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
-    say_exported(
-        export_run(
-            run_folder(cli.trainer),
-            to=to,
-            named=list(texts_in(cli.config.as_dict())),
-            **export_settings(options),
-        )
-    )
+    given = {name: getattr(options, name) for name in ("onnx", "unprotected", "force", "license_name")}
+    export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
 
 
 def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from lightning_modules.publishing import Exported, export_run
+from lightning_modules.publishing import export_run
 from privacy.guarantee import Guarantee
 
 
@@ -26,18 +27,12 @@ def export(args: Sequence[str]) -> None:
         metavar="CLASS_PATH",
         help="The network's class, if a script gave an object or the class is from another package: my.py:Net.",
     )
-    options = parser.parse_args(list(args))
-    done = export_run(
-        options.run,
-        to=options.to,
-        **export_settings(options),
-        network=options.network,
-    )
-    say_exported(done)
+    options = vars(parser.parse_args(list(args)))
+    export_and_say(options.pop("run"), **options)
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of an export, which `export_settings` reads."""
+    """Add the options of an export, named as the arguments of `export_run`."""
     parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument(
         "--unprotected",
@@ -45,23 +40,13 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         help="Export a student even if its record-level epsilon is infinite; the model card then begins with that.",
     )
     parser.add_argument("--force", action="store_true", help="Replace an earlier export.")
-    parser.add_argument(
-        "--license", default="other", help="Hugging Face's identifier of the model's licence, for the model card."
-    )
+    told = "Hugging Face's identifier of the model's licence, for the model card."
+    parser.add_argument("--license", dest="license_name", metavar="LICENSE", default="other", help=told)
 
 
-def export_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `export_run` from the options of `add_export_options`."""
-    return {
-        "onnx": options.onnx,
-        "unprotected": options.unprotected,
-        "force": options.force,
-        "license_name": options.license,
-    }
-
-
-def say_exported(done: Exported) -> None:
-    """Print the exported files and the guarantee."""
+def export_and_say(run: str | Path, **settings: Any) -> None:
+    """Export a run, see `export_run`, and print the exported files and the guarantee."""
+    done = export_run(run, **settings)
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
     if done.run.record is None:

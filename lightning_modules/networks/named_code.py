@@ -72,13 +72,12 @@ def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]
         if held != text:
             yield from texts_in(held, read=read)
         file = Path(text)
-        if file not in read and _is_file(file):
-            try:
-                held = _held(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                return  # a binary file holds no settings
-            if not isinstance(held, str):
-                yield from texts_in(held, read=read | {file})
+        try:
+            held = _held(file.read_text(encoding="utf-8")) if file not in read and file.is_file() else text
+        except (OSError, ValueError):
+            return  # a text that is not a path, or a binary file, which holds no settings
+        if not isinstance(held, str):
+            yield from texts_in(held, read=read | {file})
 
 
 def _held(text: str) -> Any:
@@ -87,13 +86,6 @@ def _held(text: str) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError):
         return text
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a text that is not a path
-        return False
 
 
 def _absolute(name: str) -> str:

@@ -2,16 +2,6 @@
 
 from lightning_modules.teachers.dp_sgd import DPSGDTeacher
 from lightning_modules.teachers.ensemble import TeacherEnsemble
-from lightning_modules.teachers.files import TeacherError
-from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel, PrivateTeacher
 from lightning_modules.teachers.teacher import Teacher
 
-__all__ = [
-    "DPSGDTeacher",
-    "PrivateEnsemble",
-    "PrivateModel",
-    "PrivateTeacher",
-    "Teacher",
-    "TeacherEnsemble",
-    "TeacherError",
-]
+__all__ = ["DPSGDTeacher", "Teacher", "TeacherEnsemble"]
