@@ -8,7 +8,7 @@ figure left to report.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -20,15 +20,10 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.predictions import images_of
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of
+from lightning_modules.runtime.runs import MixinBase, callbacks_of, datamodule_of
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
-
-if TYPE_CHECKING:
-    _Module = LightningModule
-else:
-    _Module = object
 
 KEPT_APART = "val/accuracy"
 TEST_SPLIT = "test_split/accuracy"
@@ -84,7 +79,7 @@ class Evaluation(nn.Module):
             module.log(f"{name.rpartition('/')[0]}/{AUROC}", area)
 
 
-class Evaluated(_Module):
+class Evaluated(MixinBase):
     """Mixin for validation, test and prediction of a module that maps images (N, C, H, W) to logits (N, c)."""
 
     evaluation: Evaluation
@@ -164,21 +159,19 @@ def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool
     """
     given: list[Tensor] = []
     right: list[Tensor] = []
-    area: AreaUnderCurve | None = None
     with evaluating(classify) if isinstance(classify, nn.Module) else nullcontext():
         for images, labels in loader:
-            logits = classify(images.to(device)).cpu()
-            given.append(logits.float())
+            given.append(classify(images.to(device)).cpu())
             right.append(labels)
-            if auroc:
-                area = area or AreaUnderCurve(logits.shape[1])
-                area.add(logits, labels)
     outputs, targets = torch.cat(given), torch.cat(right)
     chosen, classes = outputs.argmax(dim=1), outputs.shape[1]
-    error = multiclass_calibration_error(outputs.softmax(dim=1), targets, num_classes=classes)
+    error = multiclass_calibration_error(outputs.float().softmax(dim=1), targets, num_classes=classes)
+    area = AreaUnderCurve(classes)
+    if auroc:
+        area.add(outputs, targets)
     return {
         "accuracy": int((chosen == targets).sum()) / len(targets),
         "calibration_error": round(float(error), 6),
         "largest_share": int(chosen.bincount().max()) / len(targets),
-        **({} if area is None else {AUROC: float(area.compute())}),
+        **({AUROC: float(area.compute())} if auroc else {}),
     }

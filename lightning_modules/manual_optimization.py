@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -15,14 +14,8 @@ from torch import nn
 from lightning_modules.losses.functional import joined
 from lightning_modules.private_run import steps_planned
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.runs import MixinBase, datamodule_of
 from privacy.processes import Processes
-
-if TYPE_CHECKING:
-    _Module = LightningModule
-else:
-    _Module = object
-
 
 #: Most steps of a schedule that are tried, also if the end of the fit is unknown; they take half a second.
 _MOST_STEPS = 200_000
@@ -76,7 +69,7 @@ def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
-class ManualOptimization(_Module):
+class ManualOptimization(MixinBase):
     """Mixin that trains several networks, each with its own optimizer and schedule."""
 
     _schedules: Mapping[str, Any] = {}

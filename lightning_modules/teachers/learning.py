@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from torch import nn
 
 from lightning_modules.images.base import ImageSource
 from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.processes import check_strategy
+from lightning_modules.runtime.runs import MixinBase
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.trial import try_external
 from privacy.identity import Training
 from privacy.processes import Processes, by_all
 
-if TYPE_CHECKING:
-    _Module = LightningModule
-else:
-    _Module = object
 
-
-class LearnsFromTeacher(_Module):
+class LearnsFromTeacher(MixinBase):
     """Mixin for a module with a private teacher, or an ensemble of them.
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
