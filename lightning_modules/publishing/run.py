@@ -9,6 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,25 +102,19 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     guarantee, page = _guarantee(folder)
     steps = int(content["distillation"]["steps_done"] if role == "student" else content["global_step"])
     record = _record(folder, content, guarantee["guarantee"], steps=steps)
-    _refuse_uncovered(content, guarantee["guarantee"], role=role, folder=folder, record=record)
+    _refuse_uncovered(content, guarantee["guarantee"], role=role, folder=folder)
     settings = hyperparameters(content)
     num_classes = int(settings["num_classes"])
-    shape = tuple(int(size) for size in settings["image_shape"])
-    image_shape = (shape[0], shape[1], shape[2])
+    of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": tuple(map(int, settings["image_shape"]))}
     named = [*named, *([] if network is None else [network])]
-    spec = with_all_arguments(
-        _architecture(content, settings, role=role, given=network, named=named),
-        num_classes=num_classes,
-        image_shape=image_shape,
-    )
+    spec = with_all_arguments(_architecture(content, settings, role=role, given=network, named=named), **of_data)
     partitions = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
     partition: Mapping[str, Any] = next(filter(None, partitions), {})  # what the checkpoint says of the teacher's data
     class_names, pictures = _of_data(noted_by_run(content).get("data"), partition, num_classes, named=named)
     return FinishedRun(
-        network=_filled(spec, content, role=role, num_classes=num_classes, image_shape=image_shape),
+        network=_filled(spec, content, role=role, **of_data),
         architecture=spec,
-        num_classes=num_classes,
-        image_shape=image_shape,
+        **of_data,
         class_names=class_names,
         pictures=pictures,
         role=role,
@@ -199,33 +194,26 @@ def _guarantee(folder: Path) -> tuple[dict[str, Any], str]:
     return plain, str(without_folders(page))
 
 
-def _refuse_uncovered(
-    content: Mapping[str, Any], stated: Mapping[str, Any], *, role: str, folder: Path, record: Mapping[str, Any] | None
-) -> None:
+def _refuse_uncovered(content: Mapping[str, Any], stated: Mapping[str, Any], *, role: str, folder: Path) -> None:
     """Refuse a guarantee that is of another run, or older than the checkpoint."""
-    late = (
-        f"the checkpoint's fit went on after {folder / 'public/guarantee.json'} was written and did not come to its "
-        "end: what that states does not cover it. Resume the fit to its end"
-    )
-    if role == "teacher":
-        training = Training.from_dict(content["training"])
-        identity: str | None = training.id
+    if role == "student":
+        state = content["distillation"]
+        account = state.get("annotator") or {}
+        queries = sum(Charge.from_dict(charge).queries * int(count) for charge, count in account.get("charges", ()))
+        identity, least = account.get("run"), _least_epsilon(account, stated)
+    else:
+        training, state, queries = Training.from_dict(content["training"]), content["dp_sgd"], 0
         if training.releases is None:
             raise ExportError("the teacher's checkpoint does not say what its training released: nothing bounds it")
-        if compose(training.releases, float(stated["delta"])).epsilon > float(stated["epsilon"]) * (1 + 1e-9):
-            raise ExportError(late)
-    else:
-        state = content["distillation"].get("annotator")
-        identity = None if state is None else state["run"]
-        total = sum(Charge.from_dict(charge).queries * int(count) for charge, count in (state or {}).get("charges", ()))
-        if total > int(stated["queries_of_run"]):
-            raise ExportError(late)
-        if _least_epsilon(state or {}, stated) > float(stated["epsilon"]) * (1 + 1e-9):
-            raise ExportError(late)
-    state = content["distillation" if role == "student" else "dp_sgd"]
-    accesses = state["uncharged_queries"]
-    if any(not any(without_folders(access) in text for text in stated["assumptions"]) for access in accesses):
-        raise ExportError(late)
+        identity, least = training.id, compose(training.releases, float(stated["delta"])).epsilon
+    noted = all(
+        any(without_folders(access) in text for text in stated["assumptions"]) for access in state["uncharged_queries"]
+    )
+    if queries > int(stated["queries_of_run"]) or least > float(stated["epsilon"]) * (1 + 1e-9) or not noted:
+        raise ExportError(
+            f"the checkpoint's fit went on after {folder / 'public/guarantee.json'} was written and did not come to "
+            "its end: what that states does not cover it. Resume the fit to its end"
+        )
     if stated.get("run") != identity:
         raise ExportError(
             f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {identity}"
@@ -248,12 +236,7 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
 
 
 def _architecture(
-    content: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    *,
-    role: str,
-    given: str | None,
-    named: Collection[str],
+    content: Mapping[str, Any], settings: Mapping[str, Any], *, role: str, given: str | None, named: Collection[str]
 ) -> Network:
     name = "student.network" if role == "student" else "network"
     stated = settings.get("student") if role == "student" else settings
@@ -277,20 +260,13 @@ def _architecture(
     return Network(name="SmallCNN")
 
 
-def _filled(
-    spec: Network,
-    content: Mapping[str, Any],
-    *,
-    role: str,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-) -> nn.Module:
+def _filled(spec: Network, content: Mapping[str, Any], *, role: str, **of_data: Any) -> nn.Module:
     prefix = "student." if role == "student" else "network."
     weights = {
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
     }
     try:
-        network = build_network(spec, num_classes=num_classes, image_shape=image_shape, name="network")
+        network = build_network(spec, **of_data, name="network")
         network.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
         raise ExportError(f"the network {spec.name} cannot be built with its weights: {error}") from error
@@ -304,13 +280,11 @@ def _of_data(
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return class names, from the data, else from the teacher's data, else numbers; and how pictures are prepared."""
     data: Any = None
-    try:
+    with suppress(Exception):  # a data module may need anything that is not here
         require_known_code(spec, named=named)
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(LightningDataModule, "data")
         data = parser.instantiate_classes(parser.parse_object({"data": spec})).data
-    except Exception:  # a data module may need anything that is not here
-        data = None
     names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
     names = names or partition.get("class_names")
     if names is None or len(names) != num_classes:
