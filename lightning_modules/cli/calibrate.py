@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,12 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
         table.add_column(heading, justify="right")
     for target in targets:
         for accounting in ACCOUNTINGS:
-            if math.isinf(epsilon_of(annotator, 1, accounting)):
-                table.add_row(f"{target:g}", accounting, "none", "–", "none", "–")
-                continue
-            count = calibrate_count(lambda n: epsilon_of(annotator, n, accounting), target)  # noqa: B023 - used at once
-            table.add_row(
-                f"{target:g}",
-                accounting,
-                "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}",
-                round_up(count.epsilon, digits=5),
-                *_noise(annotator, calls, target, accounting),
-            )
+            cells: tuple[str, ...] = ("none", "–", "none", "–")
+            if math.isfinite(epsilon_of(annotator, 1, accounting)):
+                count = calibrate_count(partial(epsilon_of, annotator, accounting=accounting), target)
+                most = "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}"
+                cells = (most, round_up(count.epsilon, digits=5), *_noise(annotator, calls, target, accounting))
+            table.add_row(f"{target:g}", accounting, *cells)
     return table
 
 
@@ -98,7 +94,7 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
         console.print(cost_in_ledger(cli), highlight=False)
     else:
         console.print(f"{teacher} does not exist: the ledger of its data is not counted.", highlight=False)
-    annotator, calls = cli.model.annotator, _planned_calls(cli)
+    annotator, calls = cli.model.annotator, planned_calls(cli)
     if not hasattr(annotator, annotator.noise_setting):
         return
     chosen = options.targets or ([annotator.budget.target_epsilon] if annotator.budget.target_epsilon else TARGETS)
@@ -113,7 +109,7 @@ def planned_cost(cli: Any) -> list[str]:
     """
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
-    annotator, calls = cli.model.annotator, _planned_calls(cli)
+    annotator, calls = cli.model.annotator, planned_calls(cli)
     words, reason = annotator.describe(), _without_noise(cli)
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     return [
@@ -140,7 +136,7 @@ def cost_in_ledger(cli: Any) -> str:
     if reason := _without_noise(cli):
         annotator.charge_nonprivate_access(reason[0], training=reason[1])
     account = annotator.account
-    planned = annotator.price(_planned_calls(cli)) + account.counts(scope="run")
+    planned = annotator.price(planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
     place = teacher.ledger_place(cli.datamodule)
     path = Path(given.budget.ledger or place.path)
@@ -168,12 +164,12 @@ def _without_noise(cli: Any) -> tuple[str, str | None] | None:
     return None if baseline in (None, "student") else (f"a teacher (generator_phase.baseline), {_BY_TRAINING}", RECORDS)
 
 
-def planned_epsilon(cli: Any) -> float:
-    """Record-level ε of the plan alone, regardless of earlier queries to the same private data."""
-    return epsilon_of(cli.model.annotator, _planned_calls(cli), "record")
+def planned_calls(cli: Any) -> int:
+    """Number of calls of the annotator in a whole fit.
 
-
-def _planned_calls(cli: Any) -> int:
+    Raises:
+        ValueError: The configuration does not say how many steps are planned, or makes no calls.
+    """
     trainer, length = cli.trainer, len(cli.datamodule.train_dataloader())
     limit = trainer.limit_train_batches
     steps = (trainer.max_epochs or 0) * (min(length, limit) if isinstance(limit, int) else int(length * limit))

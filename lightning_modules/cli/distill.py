@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_modules.cli.calibrate import cost_in_ledger, planned_cost, planned_epsilon
+from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_calls, planned_cost
 from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.networks import Network
 from lightning_modules.networks.named_code import texts_in, unknown_code
@@ -172,7 +172,8 @@ def distill(
         planned = build(line)
         if training is None:
             rank_zero_info("\n".join(planned_cost(planned)))
-            if math.isinf(planned_epsilon(planned)) and not options.unprotected:
+            epsilon = epsilon_of(planned.model.annotator, planned_calls(planned), "record")
+            if math.isinf(epsilon) and not options.unprotected:
                 raise ExportError(
                     "nothing would bound what this student reveals (record-level ε is infinite): set "
                     "--noise-multiplier above 0, or add --unprotected to export it anyway"

@@ -40,16 +40,14 @@ def ledger(args: Sequence[str]) -> None:
     for heading in ("training", "of itself", "queries of it", "together"):
         table.add_column(heading, justify="left" if heading == "training" else "right")
     releases = book.releases_by_training()
-    charges: dict[str | None, Counter[Any]] = {training: Counter() for training in releases}
-    planned: dict[str | None, Counter[Any]] = {}
-    for charge, count in book.counts().items():
-        charges.setdefault(charge.training, Counter())[charge] += count
-    for charge, count in book.unmade().items():
-        charges.setdefault(charge.training, Counter())
-        planned.setdefault(charge.training, Counter())[charge] += count
+    made, unmade = book.counts(), book.unmade()
     whose = ""
-    for training, counts in charges.items():
+    for training in dict.fromkeys([*releases, *(charge.training for charge in [*made, *unmade])]):
         own = releases.get(training or "")
+        counts, planned = (
+            Counter({charge: count for charge, count in counted.items() if charge.training == training})
+            for counted in (made, unmade)
+        )
         name = {None: "not known", RECORDS: "records themselves"}.get(training, str(training))
         if any(release.unit is Unit.PERSON for release in own or ()):
             whose = f" ({ONE_PERSON})"  # also for the total, which is infinite with any other unit
@@ -58,9 +56,7 @@ def ledger(args: Sequence[str]) -> None:
             name,
             round_up(account.epsilon_of(own)) if own else "-",
             f"{sum(charge.queries * count for charge, count in counts.items()):,}",
-            round_up(
-                account.epsilon_of(own) if own else account.epsilon(counts=counts + planned.get(training, Counter()))
-            ),
+            round_up(account.epsilon_of(own) if own else account.epsilon(counts=counts + planned)),
         )
     console = Console(width=118)
     console.print(table)
