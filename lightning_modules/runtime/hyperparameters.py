@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Collection, Iterable, Mapping
@@ -109,22 +110,18 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
         stay. See `require_given`.
     """
     dropped: dict[str, None] = {}
-    for values in (module.hparams, getattr(module, "_hparams_initial", None) or {}):
-        for name, value in values.items():
-            fields = _as_plain(value)
-            if fields is not value:
-                objects = [field for field, item in fields.items() if not _plain(item)]
-                dropped |= dict.fromkeys(f"{name}.{field}" for field in objects)
-                values[name] = {field: item for field, item in fields.items() if field not in objects}
+    for name, value in module.hparams.items():
+        fields = _as_plain(value)
+        if fields is not value:
+            objects = [field for field, item in fields.items() if not _plain(item)]
+            dropped |= dict.fromkeys(f"{name}.{field}" for field in objects)
+            module.hparams[name] = {field: item for field, item in fields.items() if field not in objects}
     taken = _taken(type(module)) - {*getattr(module, "unused", ())} | {"_class_path", "_instantiator"}
     for name in [name for name, value in module.hparams.items() if not _plain(value) or name not in taken]:
         if name in taken:
             dropped[name] = None
         del module.hparams[name]
-    initial = getattr(module, "_hparams_initial", None)
-    if initial is not None:
-        for name in [name for name in initial if name not in module.hparams]:
-            del initial[name]
+    vars(module)["_hparams_initial"] = copy.deepcopy(module.hparams)  # as `save_hyperparameters` does
     return list(dropped)
 
 
