@@ -221,11 +221,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _parsed(target: type, given: Mapping[str, Any], setting: str) -> dict[str, Any]:
     """Parse the arguments of one of our classes into the types that it declares."""
     parser = _parser(target, setting)
-    whole: Any = dict(given)
-    for name in reversed(setting.split(".")):
-        whole = {name: whole}
     try:
-        built: Any = parser.instantiate(parser.parse_object(whole))
+        built: Any = parser.instantiate(parser.parse_object({setting: dict(given)}))
     except ArgumentError as error:
         raise ValueError(str(error)) from error
     return dict(vars(built[setting]))

@@ -71,18 +71,13 @@ def try_external(
     with torch.no_grad():
         raw = network(takes(images)).float()
     whose, count = teacher.name(), f"{len(images)} procedural images"
-    _require_stated(raw, outputs, whose=whose, named=f"{named}.outputs", count=count)
+    finite = raw[torch.isfinite(raw).all(dim=1)]
+    sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
+    found: TeacherOutputs = "probabilities" if bool((finite >= -1e-6).all() and sums_to_one) else "logits"
+    if len(finite) and found != outputs:
+        stated = f"{named}.outputs states {outputs}. State {named}.outputs: {found}"
+        raise TeacherError(f"{whose} gives {found} for {count}, and {stated}")
     if (raw - raw[0]).abs().max() <= 1e-6 * raw.abs().max():
         rank_zero_warn(f"{whose} gives the same outputs for {count}: check its weights, and state {named}.input")
     elif len(raw.argmax(dim=1).unique()) == 1:
         rank_zero_warn(f"{whose} gives one class for all of {count}: state {named}.input if it takes other pixels")
-
-
-def _require_stated(raw: Tensor, stated: TeacherOutputs, *, whose: str, named: str, count: str) -> None:
-    finite = raw[torch.isfinite(raw).all(dim=1)]
-    if not len(finite):
-        return
-    sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
-    found: TeacherOutputs = "probabilities" if bool((finite >= -1e-6).all() and sums_to_one) else "logits"
-    if found != stated:
-        raise TeacherError(f"{whose} gives {found} for {count}, and {named} states {stated}. State {named}: {found}")
