@@ -127,8 +127,9 @@ class TranscriptionCLI(LightningCLI):
                 f"{now['model']['class_path']}"
             )
         differing = differences(before, now)
+        fixed = {name: values for name, values in differing.items() if name not in MAY_CHANGE}
         if command == "fit":
-            refuse({name: values for name, values in differing.items() if name not in MAY_CHANGE}, path)
+            refuse(fixed, path)
             epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
             planned = config.trainer.max_epochs
             if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
@@ -142,11 +143,7 @@ class TranscriptionCLI(LightningCLI):
         # The trained model is measured, whatever configuration files say; an option that differs is a mistake.
         options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in self._arguments}
         refuse(
-            {
-                name: values
-                for name, values in differing.items()
-                if name not in MAY_CHANGE and any(f"{option}.".startswith(f"{name}.") for option in options)
-            },
+            {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)},
             path,
             why=f"{command} measures what was trained, and that is not it",
             otherwise="",
@@ -154,8 +151,7 @@ class TranscriptionCLI(LightningCLI):
         class_path = before["model"]["class_path"]
         built = {"hyper_parameters": {"class_path": class_path, **trained}}
         require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
-        settings = {"class_path": class_path, "dict_kwargs": trained}
-        content = {"model": settings}
+        content = {"model": {"class_path": class_path, "dict_kwargs": trained}}
         if now.get("data"):
             content["data"] = _shaped(now["data"], trained.get("image_shape"))
         self.config = self.parser.parse_object({command: content}, self.config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -114,18 +115,14 @@ class FederatedClient:
                 "annotator.release: per_sample_full, whose noise each client adds itself, and noise_multiplier above 0"
             )
         annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="DPSD")
+        data = self.teacher.private_data
+        state: dict[str, Any] = {"run": terms.run, "private_data": data, "training": None}
         annotator.open(
-            private_data=self.teacher.private_data,
+            private_data=data,
             ledger=self.teacher.ledger_place(),
             num_records=self.num_records,
             # The server's run, so that a restarted client continues its count.
-            state={
-                "run": terms.run,
-                "private_data": self.teacher.private_data,
-                "training": None,
-                "charges": [],
-                "mechanisms": [],
-            },
+            state={**state, "charges": [], "mechanisms": []},
             training=self.teacher.training,
         )
         if terms.run in annotator.account.ledger.releases_by_training():

@@ -8,11 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.losses.functional import (
-    activation,
-    class_balance,
-    one_hot_loss,
-)
+from lightning_modules.losses.functional import activation, class_balance, one_hot_loss
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.setting_checks import check_choice, check_number
 

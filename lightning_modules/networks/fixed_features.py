@@ -169,9 +169,8 @@ class WhitenedFeatures(nn.Module):
         rank_zero_info(f"{size:,} features are whitened by {count:,} images of {type(prior).__name__}, found once.")
         if torch.cuda.is_available():
             with suppress(RuntimeError):  # out of memory
-                return self._statistics_on(
-                    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))), prior, image_shape, count
-                )
+                device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+                return self._statistics_on(device, prior, image_shape, count)
         return self._statistics_on(torch.device("cpu"), prior, image_shape, count)
 
     def _statistics_on(

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modules.publishing.folder import CONFIG, FORMAT, ExportError, check_target, staged, without_folders
-from lightning_modules.publishing.formats import (
-    ONNX,
-    require_agreement,
-    require_onnx,
-    write_onnx,
-)
+from lightning_modules.publishing.formats import ONNX, require_agreement, require_onnx, write_onnx
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run

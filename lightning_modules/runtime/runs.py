@@ -94,10 +94,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and the packages that results depend on."""
     found = {"python": platform.python_version()}
     for name in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
