@@ -23,6 +23,7 @@ from lightning_modules.federated import (
     Question,
     Terms,
 )
+from lightning_modules.federated.client import OF_SERVER
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
@@ -349,20 +350,12 @@ class FedDPSD(DataFreeDistillation):
 
 def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
     """Settings of the annotator that each client must share."""
-    if isinstance(annotator, LabelAnnotator):
-        return {"epsilon": annotator.epsilon, "smallest": annotator.smallest, "delta": annotator.budget.delta}
-    by_server = annotator.mechanism.of_ensemble
-    return {
+    names = OF_SERVER["label" if isinstance(annotator, LabelAnnotator) else "data"]
+    settings = {name: getattr(annotator, name) for name in names if name != "delta"}
+    if isinstance(annotator, GradientAnnotator) and annotator.mechanism.of_ensemble:
         # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
-        "release": "per_sample_full" if by_server else annotator.release,
-        "noise_multiplier": 0.0 if by_server else annotator.noise_multiplier,
-        "norm_bound": annotator.norm_bound,
-        "bounding": annotator.bounding,
-        "stability": annotator.stability,
-        "top_k": annotator.top_k,
-        "granularity": annotator.granularity,
-        "delta": annotator.budget.delta,
-    }
+        settings |= {"release": "per_sample_full", "noise_multiplier": 0.0}
+    return {**settings, "delta": annotator.budget.delta}
 
 
 def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnnotator | LabelAnnotator:

@@ -24,11 +24,9 @@ from privacy.mechanisms.noise import NoiseSource
 from privacy.plan import Plan
 
 # Annotator settings that a server may choose. Target, ledger, accounting and noise source are the client's own.
-_OF_SERVER = {
-    "label": frozenset({"epsilon", "smallest", "delta"}),
-    "data": frozenset(
-        {"release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity", "delta"}
-    ),
+OF_SERVER = {
+    "label": ("epsilon", "smallest", "delta"),
+    "data": ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity", "delta"),
 }
 
 
@@ -144,7 +142,7 @@ class FederatedClient:
             self._write_guarantee()
 
     def _annotator_for(self, terms: Terms) -> Annotator:
-        if others := sorted(set(terms.mechanism) - _OF_SERVER[terms.switch]):
+        if others := sorted(set(terms.mechanism) - set(OF_SERVER[terms.switch])):
             raise ClientRefusal(f"{', '.join(others)} of {self.name} is for its owner to set, and no server's")
         if terms.switch == "data" and terms.mechanism.get("release") not in ("per_sample_full", "per_sample"):
             raise ClientRefusal(
