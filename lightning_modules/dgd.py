@@ -184,11 +184,9 @@ class DGD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `DataFreeDistillation.generator_loss`; uses no targets."""
-        if self._baseline is None:
-            return self.generator_phase(self.student, images)[0]
-        # Already charged when the fit began, once per run.
-        baseline = self._unprotected_baseline().to(images.device)
-        return self.generator_phase(baseline, images)[0]
+        # The baseline is charged already, when the fit began, once per run.
+        against = self.student if self._baseline is None else self._unprotected_baseline().to(images.device)
+        return self.generator_phase(against, images)[0]
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None

@@ -128,12 +128,8 @@ class SyntheticSource(ImageSource):
 
     def _prior_statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of the prior's pixels per channel, the same in every run."""
-        images = self._public_prior.sample(
-            _STATISTICS_IMAGES,
-            image_shape=self.image_shape,
-            generator=stream(0, 0, 0, "statistics"),
-            device=torch.device("cpu"),
-        ).double()
+        draw = stream(0, 0, 0, "statistics")
+        images = self._prior_images(_STATISTICS_IMAGES, draw, torch.device("cpu")).double()
         std = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)
         return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
 
@@ -167,7 +163,7 @@ class SyntheticSource(ImageSource):
             with torch.no_grad(), frozen_statistics(self.generator):
                 parts.append(self.generator(latents).float())
         left = count - sum(len(part) for part in parts)
-        if left and self.prior is not None:
+        if left:
             parts.append(self._prior_images(left, draw, device))
         return torch.cat(parts)
 
@@ -193,8 +189,7 @@ class SyntheticSource(ImageSource):
         return torch.randn(count, self.latent_dim, generator=draw).to(device)
 
     def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> torch.Tensor:
-        assert self.prior is not None
-        return self.prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)
+        return self._public_prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)
 
 
 def _parts(prior: ImagePrior) -> Iterator[ImagePrior]:

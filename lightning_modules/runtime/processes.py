@@ -52,16 +52,14 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     """
     if averages_itself:
         check_callbacks(trainer)
-    check_kind_of_strategy(trainer.strategy)
     strategy = trainer.strategy
-    if not isinstance(strategy, DDPStrategy):
+    check_kind_of_strategy(strategy)
+    if not averages_itself or not isinstance(strategy, DDPStrategy):
         return
-    name = type(strategy).__name__
-    given = strategy._ddp_kwargs
-    if averages_itself and (strategy._ddp_comm_hook is not None or strategy._model_averaging_period is not None):
-        raise _refusal(f"{name} has a communication hook, and gradients are averaged here without one")
-    if averages_itself and given.get("static_graph"):
-        raise _refusal(f"{name} has static_graph=True, and networks are updated in turns here")
+    if strategy._ddp_comm_hook is not None or strategy._model_averaging_period is not None:
+        raise _refusal("DDPStrategy has a communication hook, and gradients are averaged here without one")
+    if strategy._ddp_kwargs.get("static_graph"):
+        raise _refusal("DDPStrategy has static_graph=True, and networks are updated in turns here")
 
 
 def check_callbacks(trainer: Trainer) -> None:
@@ -84,16 +82,14 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
     Raises:
         ProcessesError: The strategy is refused; the error says what to set instead.
     """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if isinstance(strategy, str):
         known = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused_parameters")
-        name = strategy
-    else:
+    elif isinstance(strategy, DDPStrategy):
         # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
-        if isinstance(strategy, DDPStrategy):
-            known = type(strategy) is DDPStrategy and strategy._start_method == "popen"
-        else:
-            known = isinstance(strategy, SingleDeviceStrategy)
-        name = type(strategy).__name__
+        known = type(strategy) is DDPStrategy and strategy._start_method == "popen"
+    else:
+        known = isinstance(strategy, SingleDeviceStrategy)
     if not known:
         raise _refusal(f"{name} is not supported: docs/processes.md has the reasons")
 
