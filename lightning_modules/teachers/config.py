@@ -114,53 +114,47 @@ class TeacherConfig:
             raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
         return teacher
 
-    def _load(
-        self, read: Callable[..., PrivateModel], *, num_classes: int, image_shape: tuple[int, int, int]
-    ) -> PrivateModel:
+    def _load(self, read: Callable[..., PrivateModel], **of_data: Any) -> PrivateModel:
         teacher: str | nn.Module | PrivateModel = self.held().path
         if not isinstance(teacher, PrivateModel):
             file = Path(str(teacher))
             require_file(file)
             content = None if is_onnx(file) else read_file(file)
-            teacher = read(file, content, num_classes=num_classes, image_shape=image_shape)
-        teacher.require_usable(num_classes=num_classes, image_shape=image_shape)
+            teacher = read(file, content, of_data)
+        teacher.require_usable(**of_data)
         return teacher
 
-    def _read(self, file: Path, content: Any, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateTeacher:
+    def _read(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateTeacher:
         if is_onnx(file):
             graph = OnnxNetwork(file)
             origin = self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
             return PrivateTeacher(self.adapted(graph), **origin)
         entries = weights_in(content, file)
-        network = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
+        network = self._architecture(content, file, of_data)
         weights = fitted_weights(entries, network, file=file)
-        with _fits(file, network, num_classes=num_classes, image_shape=image_shape):
+        with _fits(file, network, of_data):
             network.load_state_dict(weights)
         # A weight in a plain file may have the name of one of our settings.
         stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
         return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
 
-    def _read_ensemble(
-        self, file: Path, content: Any, *, num_classes: int, image_shape: tuple[int, int, int]
-    ) -> PrivateEnsemble:
+    def _read_ensemble(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateEnsemble:
         weights = _finished_ensemble(content, file)
-        template = self._architecture(content, file, num_classes=num_classes, image_shape=image_shape)
-        with _fits(file, template, num_classes=num_classes, image_shape=image_shape):
+        template = self._architecture(content, file, of_data)
+        with _fits(file, template, of_data):
             stack = NetworkStack.from_states(template, weights)
         if self.adapted(template) is not template:
             stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
         return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
 
-    def _architecture(
-        self, content: Any, file: Path, *, num_classes: int, image_shape: tuple[int, int, int]
-    ) -> nn.Module:
+    def _architecture(self, content: Any, file: Path, of_data: Mapping[str, Any]) -> nn.Module:
         """The network that a file's weights belong to, freshly initialised."""
         spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
-        shape = self.input.shape(image_shape)
+        shape = self.input.shape(of_data["image_shape"])
         try:
             factory = _stated_network(spec, file) if self.network is None else _named_again(self.network, spec)
-            of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": shape}
-            return build_network(factory, **of_data, name="model.teacher.network", any_outputs=True)
+            taken = {**of_data, "image_shape": shape}
+            return build_network(factory, **taken, name="model.teacher.network", any_outputs=True)
         except TeacherError:
             raise
         except (ValueError, TypeError) as error:
@@ -220,15 +214,15 @@ def _training_of(
 
 
 @contextmanager
-def _fits(file: Path, network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int]) -> Iterator[None]:
+def _fits(file: Path, network: nn.Module, of_data: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         listed = " ".join(str(error).split())  # torch lists weights in lines of their own
+        taken = " and ".join(f"{name}={value}" for name, value in of_data.items())
         raise TeacherError(
-            f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with "
-            f"num_classes={num_classes} and image_shape={image_shape}: {listed}. Set model.teacher.network, or "
-            "the size and channels that it was trained with"
+            f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with {taken}: {listed}"
+            ". Set model.teacher.network, or the size and channels that it was trained with"
         ) from error
 
 
