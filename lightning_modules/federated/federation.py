@@ -118,10 +118,9 @@ def _training(introductions: Sequence[Introduction], of_clients: bool) -> Traini
     bounds: list[Mapping[Release, int]] = [
         releases for releases in stated if releases and all(one.unit is not Unit.PERSON for one in releases)
     ]
-    joined: Mapping[Release, int] | None = None
-    if len(bounds) == len(stated) and not of_clients:
-        # Which client is the worst depends on what else is composed.
-        joined = {OneOf.of(bounds): 1}
+    bounded = len(bounds) == len(stated) and not of_clients
+    # Which client is the worst depends on what else is composed.
+    joined: Mapping[Release, int] | None = {OneOf.of(bounds): 1} if bounded else None
     # A ledger must not apply a bound for these clients' records to statements about whole clients.
     joint = hashlib.sha256("\n".join([*(["of clients"] if of_clients else []), *ids]).encode()).hexdigest()[:32]
     return Training(joint, kind=f"{len(ids)} clients", releases=joined)

@@ -22,9 +22,8 @@ CARD = "README.md"
 
 def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
     """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
-    front = yaml.safe_dump(
-        _front_matter(run, name=name, license_name=license_name), sort_keys=False, allow_unicode=True
-    )
+    values = _front_matter(run, name=name, license_name=license_name)
+    front = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     data = run.stated["private_data"]
     sections = [
         f"# {name}",
@@ -73,18 +72,12 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
         "metrics": ["accuracy"],
     }
     if run.record is not None:
-        front["model-index"] = [
-            {
-                "name": name,
-                "results": [
-                    {
-                        "task": {"type": "image-classification", "name": "Image Classification"},
-                        "dataset": {"type": run.data.lower(), "name": run.data, "split": "test"},
-                        "metrics": [{"type": "accuracy", "name": "Accuracy", "value": float(run.record["accuracy"])}],
-                    }
-                ],
-            }
-        ]
+        result = {
+            "task": {"type": "image-classification", "name": "Image Classification"},
+            "dataset": {"type": run.data.lower(), "name": run.data, "split": "test"},
+            "metrics": [{"type": "accuracy", "name": "Accuracy", "value": float(run.record["accuracy"])}],
+        }
+        front["model-index"] = [{"name": name, "results": [result]}]
     return front
 
 
@@ -133,20 +126,15 @@ def _accuracy(run: FinishedRun) -> str:
     data = (run.record.get("config") or {}).get("data") or {}
     half = (data.get("init_args") or {}).get("evaluation") == "selection"
     part = "one half of the test split; the other half may have been selected by" if half else "the whole test split"
-    return (
+    text = (
         f"**{100 * float(run.record['accuracy']):.2f} %** of the images of {run.data}, on {part}, at the last step of "
         "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption."
-        + (
-            f" Expected calibration error: {100 * run.record['calibration_error']:.1f} points."
-            if "calibration_error" in run.record
-            else ""
-        )
-        + (
-            " **It has collapsed: it assigns nearly all images to one class.**"
-            if run.record.get("largest_share", 0) >= 0.99
-            else ""
-        )
     )
+    if "calibration_error" in run.record:
+        text += f" Expected calibration error: {100 * run.record['calibration_error']:.1f} points."
+    if run.record.get("largest_share", 0) >= 0.99:
+        text += " **It has collapsed: it assigns nearly all images to one class.**"
+    return text
 
 
 def _use(run: FinishedRun) -> str:
