@@ -75,6 +75,7 @@ class DGD(DataFreeDistillation):
     unused = ("student.balance", "student.replay", "images.reset_every")
     takes_private_pool = True
     annotators = (VoteAnnotator,)
+    of_ensemble = True
     annotator: VoteAnnotator
 
     def training_step(self, batch: int, batch_idx: int) -> None:
@@ -278,10 +279,6 @@ class DGD(DataFreeDistillation):
         teacher = super().teacher
         assert isinstance(teacher, PrivateEnsemble)
         return teacher
-
-    @property
-    def of_ensemble(self) -> bool:
-        return True
 
     def prepare_fit(self) -> None:
         """Loads ensemble, baseline and pool before any other work of a fit.

@@ -40,6 +40,9 @@ class DPMERF(DataFreeDistillation):
 
     unused = ("student.replay", "student.balance", "images.pool", "images.reset_every")
     annotators = (ResponseAnnotator,)
+    needs_gradients_of_teacher = _REASON
+    #: The teacher's weights are read, which its own training bounds.
+    next_calls = 0
 
     def __init__(
         self, *, generator_steps: int = 1000, annotator: ResponseAnnotator | None = None, **shared: Any
@@ -56,15 +59,6 @@ class DPMERF(DataFreeDistillation):
     def _with_classes(self, generator: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
         c, latents = self.num_classes, inputs[0]
         return torch.cat([F.one_hot(latents[:, :c].argmax(dim=1), c).to(latents), latents[:, c:]], dim=1)
-
-    @property
-    def needs_gradients_of_teacher(self) -> str:
-        return _REASON
-
-    @property
-    def next_calls(self) -> int:
-        """0: the teacher's weights are read, which its own training bounds."""
-        return 0
 
     def calls_ahead(self, steps: int | None) -> int:
         return 0

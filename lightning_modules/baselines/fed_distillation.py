@@ -49,6 +49,7 @@ class FedDistillation(DataFreeDistillation):
 
     unused = ("images.pool", "student.replay")
     annotators = (ResponseAnnotator,)
+    of_ensemble = True
     annotator: ResponseAnnotator
 
     def __init__(
@@ -74,10 +75,6 @@ class FedDistillation(DataFreeDistillation):
         allowed = ("prior", "generator") if self.terms is not None else ("prior", "generator", "both")
         check_choice("images.source", kind, allowed)
         self.pool = ImagePool(most=0 if self.terms is None else self.terms.pool_size, image_shape=self.image_shape)
-
-    @property
-    def of_ensemble(self) -> bool:
-        return True
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:

@@ -33,6 +33,9 @@ class Federation(PrivateModel):
         ensemble: The ensemble that all teachers were loaded from, if they are from one file.
     """
 
+    #: The server has no network to try.
+    is_external = False
+
     def __init__(
         self,
         introductions: Sequence[Introduction],
@@ -65,11 +68,6 @@ class Federation(PrivateModel):
     @property
     def num_teachers(self) -> int:
         return len(self.names)
-
-    @property
-    def is_external(self) -> bool:
-        """False: the server has no network to try."""
-        return False
 
     def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
         """Check nothing: the server has no weights to compare."""

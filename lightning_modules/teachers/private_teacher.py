@@ -183,6 +183,8 @@ class PrivateTeacher(PrivateModel):
         origin: The other arguments of `PrivateModel`.
     """
 
+    num_teachers = 1
+
     def __init__(
         self, network: nn.Module, *, training: Training | UnnamedTraining | None = None, **origin: Any
     ) -> None:
@@ -190,10 +192,6 @@ class PrivateTeacher(PrivateModel):
         network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
         # Behind a function: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
-
-    @property
-    def num_teachers(self) -> int:
-        return 1
 
     def _network_of(self, teacher: int) -> nn.Module:
         return self._held()
