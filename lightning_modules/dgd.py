@@ -125,9 +125,7 @@ class DGD(DataFreeDistillation):
                 f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
         self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
-        self.published_artefacts = (*self.published_artefacts, "noisy labels of the queried images")
-        if self.vae is not None:
-            self.published_artefacts = (*self.published_artefacts, "VAE")
+        self.published_artefacts += ("noisy labels of the queried images", *(["VAE"] if self.vae is not None else []))
         self._baseline: PrivateModel | None = None
         #: Position in PHASES, and steps made in that phase.
         self.phase_index = self.phase_step = 0

@@ -279,14 +279,12 @@ class Distillation(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Also saves the noisy answers, which a resumed run must not pay for again."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["noisy_answers"] = None
-        if self.noisy_answers is not None:
-            checkpoint["noisy_answers"] = {
-                "answers": self.noisy_answers,
-                "deviation": self.answer_deviation,
-                "batch_size": self.batch_size,
-                "prior": repr(self.hparams.get("prior")),
-            }
+        noisy = {"answers": self.noisy_answers, "deviation": self.answer_deviation, **self._settings_of_images}
+        checkpoint["noisy_answers"] = None if self.noisy_answers is None else noisy
+
+    @property
+    def _settings_of_images(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior"))}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Inverse of `on_save_checkpoint`.
@@ -298,10 +296,10 @@ class Distillation(DataFreeDistillation):
         noisy = checkpoint.get("noisy_answers")
         if noisy is None:
             return
-        now = {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior"))}
-        now["queries"] = self.charged_calls * self.batch_size if self.of_ensemble else 0
-        for name, value in now.items():
-            before = len(noisy["answers"]) if name == "queries" else noisy[name]
-            if before != value:
-                raise CheckpointError(f"{name} was {before} for the queries and is {value} now: resume with the same")
+        queries = self.charged_calls * self.batch_size if self.of_ensemble else 0
+        before = {**noisy, "queries": len(noisy["answers"])}
+        for name, value in {**self._settings_of_images, "queries": queries}.items():
+            if before[name] != value:
+                was = f"{name} was {before[name]} for the queries"
+                raise CheckpointError(f"{was} and is {value} now: resume with the same")
         self.noisy_answers, self.answer_deviation = noisy["answers"], float(noisy["deviation"])

@@ -103,8 +103,7 @@ class Network:
                     f"{setting}.arguments: {self.name} takes no argument {key!r}, but {', '.join(parameters) or 'none'}"
                 )
         given = {**{key: value for key, value in of_data.items() if key in named}, **self.arguments}
-        required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
-        if missing := sorted(set(required) - given.keys()):
+        if missing := sorted(key for key in named - given.keys() if parameters[key].default is inspect.Parameter.empty):
             raise ValueError(
                 f"{self.name} needs {', '.join(missing)}: add to {setting}.arguments, for example "
                 f"--{setting}.arguments.{missing[0]} ..."

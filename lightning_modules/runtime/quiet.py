@@ -41,18 +41,13 @@ _LOGGERS = (
 )
 
 
-class _Filter(logging.Filter):
-    """Drops messages by their beginnings."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _SAID.search(record.getMessage())
+def _is_shown(record: logging.LogRecord) -> bool:
+    return not _SAID.search(record.getMessage())
 
 
 def quiet() -> None:
     """Filters messages on import of the package; `warnings.simplefilter("default")` shows warnings again."""
     for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(one, _Filter) for one in logger.filters):
-            logger.addFilter(_Filter())
+        logging.getLogger(name).addFilter(_is_shown)
     for message in _WARNED:
         warnings.filterwarnings("ignore", message=message)

@@ -365,12 +365,10 @@ def linear_sums(
     # Reused: allocating memory for each piece costs more than computing it.
     buffer = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
     for rows, targets, within in pieces_of(features, labels, counts, size=_ROWS):
-        if len(rows) == 0:
-            continue
         inputs = buffer[: len(rows)].copy_(rows) if len(rows) <= len(buffer) else rows.double()
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1
-        if within is not None and max(within) > 1:
+        if within is not None and max(within, default=0) > 1:
             part, part_bias = _sum_of_clipped_means(errors, inputs, within, limit=limit, bias=head.bias is not None)
             total += part
             total_bias += part_bias
