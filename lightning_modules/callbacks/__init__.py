@@ -5,11 +5,4 @@ from lightning_modules.callbacks.privacy import PrivacyCourse, default_callbacks
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.runtime.predictions import PredictionWriter
 
-__all__ = [
-    "Curves",
-    "PredictionWriter",
-    "PrivacyCourse",
-    "ResultRecord",
-    "SyntheticImages",
-    "default_callbacks",
-]
+__all__ = ["Curves", "PredictionWriter", "PrivacyCourse", "ResultRecord", "SyntheticImages", "default_callbacks"]

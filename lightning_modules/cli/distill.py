@@ -26,11 +26,7 @@ from privacy.guarantee import ONE_PERSON
 from privacy.identity import Training
 from privacy.neighbours import Unit
 
-PRIORS: Mapping[str, str] = {
-    "Digits": "StrokePrior",
-    "MNIST": "StrokePrior",
-    "FashionMNIST": "SilhouettePrior",
-}
+PRIORS: Mapping[str, str] = {"Digits": "StrokePrior", "MNIST": "StrokePrior", "FashionMNIST": "SilhouettePrior"}
 """Priors designed for the images of a data set; all other data take `GENERAL`."""
 
 GENERAL: Mapping[str, Any] = {

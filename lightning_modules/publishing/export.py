@@ -18,12 +18,7 @@ from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.runtime.runs import versions
 from privacy.exported import GUARANTEE, checksums
 
-PREPROCESSING = {
-    "layout": "NCHW",
-    "dtype": "float32",
-    "range": [-1.0, 1.0],
-    "from_0_to_1": "2 * x - 1",
-}
+PREPROCESSING = {"layout": "NCHW", "dtype": "float32", "range": [-1.0, 1.0], "from_0_to_1": "2 * x - 1"}
 """Input format of every network of this project."""
 
 
