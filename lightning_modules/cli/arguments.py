@@ -114,11 +114,10 @@ def checked_classes() -> Iterator[None]:
         had, given = flat(before.init_args.as_dict()), flat(_TYPES.Namespace(now.get("init_args") or {}).as_dict())
         discard(parser, before, now)
         has, new, old = flat(before.init_args.as_dict()), _TYPES.import_object(now["class_path"]), before.class_path
-        # Below another class, whose change is stated by itself.
-        other = [f"{key}." for key in has.keys() & given.keys() if has[key] != given[key]]
-        kept = [name for name in has.keys() - given.keys() if not name.startswith(tuple(other))]
         takes = _defaults(now["class_path"])
-        kept = _unlike(takes, has, kept)
+        # Below another class, whose change is stated by itself.
+        other = tuple(f"{key}." for key in has.keys() & given.keys() if has[key] != given[key])
+        kept = _unlike(takes, has, [name for name in has.keys() - given.keys() if not name.startswith(other)])
         lost = _unlike(_defaults(old), had, had.keys() - has.keys() - given.keys())
         parts = [f", {how} its {', '.join(names)}" for how, names in (("with", kept), ("without", lost)) if names]
         remedy = None
