@@ -67,8 +67,8 @@ class Release(ABC):
 
     @property
     def bounded(self) -> bool:
-        """False if no finite ε covers this release at any δ."""
-        return True
+        """False if no finite ε covers this release at any δ, as its Renyi divergence is infinite."""
+        return bool(np.isfinite(self.rdp(2.0)))
 
     @property
     def for_labels(self) -> Release | None:

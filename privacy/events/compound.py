@@ -50,10 +50,6 @@ class Repeated(Release):
         return isinstance(planned, Repeated) and self.count == planned.count and self.release.covers(planned.release)
 
     @property
-    def bounded(self) -> bool:
-        return self.release.bounded
-
-    @property
     def pure_epsilon(self) -> float:
         return pure_sum([(self.release, self.count)])
 
@@ -104,10 +100,6 @@ class OneOf(Release):
         ]
         largest: NDArray[np.float64] = np.max(curves, axis=0)
         return largest
-
-    @property
-    def bounded(self) -> bool:
-        return all(release.bounded for alternative in self.alternatives for release, _ in alternative)
 
     @property
     def pure_epsilon(self) -> float:

@@ -42,10 +42,6 @@ class DiscreteGaussian(Release):
         return Gaussian(self.mu).rdp(orders)
 
     @property
-    def bounded(self) -> bool:
-        return math.isfinite(self.mu)
-
-    @property
     def pure_epsilon(self) -> float:
         return math.inf if self.mu else 0.0
 
@@ -87,10 +83,6 @@ class SampledDiscreteGaussian(Release):
     @property
     def _continuous(self) -> SampledGaussian:
         return SampledGaussian(self.noise_multiplier, self.sample_rate)
-
-    @property
-    def bounded(self) -> bool:
-        return self._continuous.bounded
 
     @property
     def pure_epsilon(self) -> float:

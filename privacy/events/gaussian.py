@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,10 +32,6 @@ class Gaussian(Release):
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """μ^2 l / 2, exact (Mironov 2017, Proposition 7)."""
         return 0.5 * self.mu * self.mu * checked_orders(orders)
-
-    @property
-    def bounded(self) -> bool:
-        return math.isfinite(self.mu)
 
     @property
     def loss_std(self) -> float:

@@ -37,10 +37,6 @@ class LaplaceVotes(Release):
         return 2.0 * shift if shift in (0.0, math.inf) else rounded_up(2.0 * shift, 2 / Fraction(self.scale))
 
     @property
-    def bounded(self) -> bool:
-        return math.isfinite(self._shift)
-
-    @property
     def loss_std(self) -> float:
         return math.sqrt(2.0) * self._shift
 

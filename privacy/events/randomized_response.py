@@ -51,10 +51,6 @@ class RandomizedResponse(Release):
         )
 
     @property
-    def bounded(self) -> bool:
-        return math.isfinite(self.epsilon)
-
-    @property
     def pure_epsilon(self) -> float:
         return self.epsilon
 
@@ -70,7 +66,7 @@ class RandomizedResponse(Release):
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         """log(p^l q^(1-l) + q^l p^(1-l) + (k-2) q)/(l-1), exact."""
         order = checked_orders(orders)
-        if not self.bounded:
+        if math.isinf(self.epsilon):
             return np.full_like(order, np.inf)
         eps, k = self.epsilon, self.num_candidates
         log_norm = eps + math.log1p((k - 1) * math.exp(-eps))

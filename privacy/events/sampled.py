@@ -34,10 +34,6 @@ class _Sampled(Release):
             return 0.0
         return self._mu if self.sample_rate == 1.0 else None
 
-    @property
-    def bounded(self) -> bool:
-        return self.sample_rate == 0.0 or math.isfinite(self._mu)
-
 
 @dataclass(frozen=True)
 class SampledGaussian(_Sampled):
@@ -77,7 +73,7 @@ class SampledGaussian(_Sampled):
         order = checked_orders(orders)
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).rdp(order)
-        if not self.bounded:
+        if math.isinf(self._mu):
             return np.full_like(order, np.inf)
         return sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, order)
 

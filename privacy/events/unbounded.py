@@ -20,10 +20,6 @@ class _Infinite(Release):
         return np.full_like(checked_orders(orders), np.inf)
 
     @property
-    def bounded(self) -> bool:
-        return False
-
-    @property
     def loss_std(self) -> float:
         return math.inf
 
