@@ -244,8 +244,12 @@ class PrivacyAccount:
         # NaN does not fit.
         return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
-    def charge(self, charge: Charge) -> None:
+    def charge(self, charge: Charge, *, at_once: int | None = None) -> None:
         """Charges one release before it is made, or refuses it.
+
+        Args:
+            charge: The release.
+            at_once: Most releases that one line of the ledger reserves; None is the ledger's own block.
 
         Raises:
             BudgetExceeded: It would take the figure past the target. Nothing is charged.
@@ -253,13 +257,13 @@ class PrivacyAccount:
         """
 
         def afford() -> int:
-            count = self.affordable(charge, limit=self.ledger.block)
+            count = self.affordable(charge, limit=at_once or self.ledger.block)
             if count < 1:
                 raise BudgetExceeded(self.refusal(charge))
             return count
 
         # Called under the ledger's lock: two runs must not both be granted the rest of one budget.
-        self.ledger.charge(charge, afford=None if self.budget.target_epsilon is None else afford)
+        self.ledger.charge(charge, afford=afford)
 
     def require_one_unit(self, charge: Charge) -> None:
         """Refuses a release that no ε covers together with what was spent, because their units differ.

@@ -154,8 +154,8 @@ class Ledger:
         plan, made = self._state.plans.get(self.run), self.counts(run=self.run)
         return theirs + (unmade(plan.charges, made) if plan is not None and made else Counter())
 
-    def write_plan(self, make: Callable[[Plan | None], Plan]) -> None:
-        """Records this run's plan.
+    def write_plan(self, make: Callable[[Plan | None], Plan]) -> Plan:
+        """Records this run's plan, and returns it.
 
         Args:
             make: Maps the recorded plan to the one to record. It is called with the file locked and all of it read, and
@@ -170,6 +170,7 @@ class Ledger:
             plan = make(before)
             if plan != before:
                 append({"event": "plan", "run": self.run, **plan.to_dict()})
+            return plan
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order of their first charges."""

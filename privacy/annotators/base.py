@@ -230,13 +230,13 @@ class Annotator(ABC):
                 self.account.mechanisms[charge] = self.describe().mechanism
         return charges
 
-    def _spend(self, charge: Charge) -> None:
-        """Charges one release at the current settings, before its noise is drawn.
+    def _spend(self, charge: Charge, *, at_once: int | None = None) -> None:
+        """Charges one release at the current settings, before its noise is drawn; see `PrivacyAccount.charge`.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be released.
         """
-        self.account.charge(charge)
+        self.account.charge(charge, at_once=at_once)
         self._noted(Counter({charge: 1}))
 
     def price(self, calls: int) -> Counter[Charge]:
@@ -254,23 +254,15 @@ class Annotator(ABC):
             LedgerError: It could not be written: nothing may be released.
         """
 
-        def act() -> Plan:
-            plan = before
+        def make(written: Plan | None) -> Plan:
+            return before.joined(written).fixed(
+                wanted(),
+                made=self.calls_made(),
+                charged=self.account.counts(scope="run"),
+                price=lambda calls: self._noted(self.price(calls)),
+            )
 
-            def make(written: Plan | None) -> Plan:
-                nonlocal plan
-                plan = before.joined(written).fixed(
-                    wanted(),
-                    made=self.calls_made(),
-                    charged=self.account.counts(scope="run"),
-                    price=lambda calls: self._noted(self.price(calls)),
-                )
-                return plan
-
-            self.account.ledger.write_plan(make)
-            return plan
-
-        return self._on_rank_zero(act)
+        return self._on_rank_zero(lambda: self.account.ledger.write_plan(make))
 
     def noise_changed(self, planned: Plan | None) -> bool:
         """Whether this run's releases were made, or planned, with several noises."""

@@ -8,13 +8,12 @@ public. A record's label enters the row of its own gradient, or its own response
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded
+from privacy.account import Budget
 from privacy.annotators.base import Annotator, uncompiled
 from privacy.annotators.gradient import THEOREMS, GradientAnnotator
 from privacy.checks import check_positive, check_probability
@@ -227,14 +226,7 @@ class DirectLabelAnnotator(_OfLabels):
         Raises:
             BudgetExceeded: The target does not allow it: nothing is charged.
         """
-
-        def afford() -> int:
-            if not self.account.affordable(self.charge, limit=1):
-                raise BudgetExceeded(self.account.refusal(self.charge))
-            return 1
-
-        self.account.ledger.charge(self.charge, afford=afford)
-        self._noted(Counter({self.charge: 1}))
+        self._spend(self.charge, at_once=1)
 
     @uncompiled
     @torch.no_grad()
