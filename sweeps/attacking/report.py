@@ -10,7 +10,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torchvision.utils import make_grid
 
-from privacy.attacks import AttackResult, AuditResult, InversionResult, Records
+from privacy.attacks import AttackResult, Records
+from privacy.attacks.audit import AuditResult
+from privacy.attacks.inversion import InversionResult
 from privacy.formatting import lower_bound, round_up
 
 CONTROL = "control"

@@ -20,7 +20,9 @@ from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.splits import id_fraction
 from lightning_modules.cli import main, run
 from lightning_modules.cli.fit import command_line
-from privacy.attacks import Answers, AttackResult, InversionResult, Records, Shadows, overfitted
+from privacy.attacks import Answers, AttackResult, Records, Shadows
+from privacy.attacks.inversion import InversionResult
+from privacy.attacks.overfitted import overfitted
 from privacy.mechanisms.description import MechanismDescription
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak

@@ -14,20 +14,11 @@ from sklearn.metrics import roc_curve
 from torch import nn
 
 from datamodules import Digits
-from privacy.attacks import (
-    MEMBERSHIP,
-    AttackResult,
-    Records,
-    Shadows,
-    answers_of,
-    attack_each,
-    lira,
-    lira_offline,
-    moved,
-    overfitted,
-    rmia,
-    train_shadows,
-)
+from privacy.attacks import MEMBERSHIP, AttackResult, Records, Shadows, answers_of, attack_each, lira, train_shadows
+from privacy.attacks.answers import moved
+from privacy.attacks.lira import lira_offline
+from privacy.attacks.overfitted import overfitted
+from privacy.attacks.rmia import rmia
 
 #: AUC that an attack reaches on the overfitted models, at the least.
 MARGIN = {"loss": 0.6, "lira": 0.7, "lira-offline": 0.7, "rmia": 0.7, "label-only": 0.6}
