@@ -161,10 +161,8 @@ class PrivacyAccount:
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation of the ε of `counts`; any change of a record if they share none."""
-        return _shared(self.covering(self.spent() if counts is None else counts)[0]) or (
-            Unit.RECORD,
-            Relation.ANY_CHANGE,
-        )
+        shared = _shared(self.covering(self.spent() if counts is None else counts)[0])
+        return shared or (Unit.RECORD, Relation.ANY_CHANGE)
 
     def _bound_of(self, training: str | None) -> Counter[Release] | None:
         """Releases of a training, which bound everything computed from it; None if nothing does."""

@@ -67,6 +67,7 @@ _ANOTHER_LEDGER = (
     "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
     "and what else it holds is not counted: nothing computed from that is published"
 )
+_N_NOT_GIVEN = "delta = {delta:g} is below one over the number of private records, which was not given"
 _IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
 _OTHER_RUNS = (
     "other runs and teachers from the same private data, if anything they produced is published too: the ledger's "
@@ -140,25 +141,24 @@ class LabelStatement:
             + (", which protects no label in any meaningful sense." if self.epsilon > MEANINGFUL_EPSILON else ".")
         )
 
-    def to_lines(self) -> list[str]:
-        return [
-            "## Labels",
-            "",
-            f"{self.headline()} **Nothing bounds a record**: images are not protected at all.",
-            "",
-            "| | |",
-            "|---|---|",
-            f"| label-level ε | {_epsilon(self.epsilon)} |",
-            f"| δ | {self.delta:g} |",
-            f"| unit | {self.unit} |",
-            f"| neighbouring relation | {self.relation} |",
-            f"| derived from | {self.source} |",
-            f"| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |",
-            "",
-            "It holds if:",
-            *(f"- {text}" for text in self.assumptions),
-            "",
-        ]
+    def to_markdown(self) -> str:
+        return f"""
+## Labels
+
+{self.headline()} **Nothing bounds a record**: images are not protected at all.
+
+| | |
+|---|---|
+| label-level ε | {_epsilon(self.epsilon)} |
+| δ | {self.delta:g} |
+| unit | {self.unit} |
+| neighbouring relation | {self.relation} |
+| derived from | {self.source} |
+| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |
+
+It holds if:
+{_bullets(self.assumptions)}
+"""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,9 @@ class Guarantee:
             _PUBLIC,
             *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
             *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
-            *_about_ledger(account, num_records=num_records),
+            *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
+            *about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced),
+            *([] if account.ledger.durable else [_IN_MEMORY]),
             *assumptions,
             *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
             *([_DP_SGD_ASSUMPTION] if by_bound and inherited else []),
@@ -358,41 +360,39 @@ class Guarantee:
 
     def to_markdown(self) -> str:
         """The guarantee as a page, for deciding whether the artefacts may be published."""
-        lines = [
-            "# Privacy guarantee",
-            "",
-            f"**{self.headline()}**",
-            "",
-            "| | |",
-            "|---|---|",
-            f"| {self.level}-level ε | {_epsilon(self.epsilon)} |",
-            f"| δ | {self.delta:g} |",
-            f"| unit | {self.unit} |",
-            f"| neighbouring relation | {self.relation} |",
-            f"| private data | {self.private_data} |",
-            f"| covers | {', '.join(self.artefacts)} |",
-            f"| released | {self.mechanism} |",
-            f"| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |",
-            f"| derived from | {self.source} |",
-            f"| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |",
-            f"| ε of this run by itself, if nothing about it was chosen by what others gave | "
-            f"{_epsilon(self.epsilon_of_run)} |",
-            f"| ε of everything in the data's ledger ({_count(self.trainings, 'training')} of teachers, "
-            f"{_count(self.runs, 'run')} on them) together | {_epsilon(self.epsilon_all_runs)} |",
-            f"| identity of the teacher's training | {self.training or 'not known'} |",
-            "",
-            "It holds if:",
-            *(f"- {text}" for text in self.assumptions),
-            "",
-            "It does not cover:",
-            *(f"- {text}" for text in self.not_covered),
-            "",
-        ]
+        ledger = f"{_count(self.trainings, 'training')} of teachers, {_count(self.runs, 'run')} on them"
+        page = f"""\
+# Privacy guarantee
+
+**{self.headline()}**
+
+| | |
+|---|---|
+| {self.level}-level ε | {_epsilon(self.epsilon)} |
+| δ | {self.delta:g} |
+| unit | {self.unit} |
+| neighbouring relation | {self.relation} |
+| private data | {self.private_data} |
+| covers | {", ".join(self.artefacts)} |
+| released | {self.mechanism} |
+| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |
+| derived from | {self.source} |
+| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |
+| ε of this run by itself, if nothing about it was chosen by what others gave | {_epsilon(self.epsilon_of_run)} |
+| ε of everything in the data's ledger ({ledger}) together | {_epsilon(self.epsilon_all_runs)} |
+| identity of the teacher's training | {self.training or "not known"} |
+
+It holds if:
+{_bullets(self.assumptions)}
+
+It does not cover:
+{_bullets(self.not_covered)}
+"""
         if self.labels is not None:
-            lines += self.labels.to_lines()
+            page += self.labels.to_markdown()
         if self.claimed_source:
-            lines += ["## The paper's own figure for the same releases", "", self._claim(), ""]
-        return "\n".join(lines)
+            page += f"\n## The paper's own figure for the same releases\n\n{self._claim()}\n"
+        return page
 
     def _claim(self) -> str:
         """What the paper claims for the same releases, and why that is not a bound."""
@@ -483,16 +483,6 @@ def _about_releases(
     ]
 
 
-def _about_ledger(account: PrivacyAccount, *, num_records: int | None) -> list[str]:
-    """Conditions on δ and on what the ledger cannot know."""
-    delta = f"delta = {account.budget.delta:g} is below one over the number of private records, which was not given"
-    return [
-        *([delta] if num_records is None else []),
-        *about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced),
-        *([] if account.ledger.durable else [_IN_MEMORY]),
-    ]
-
-
 def about_place(ledger: Ledger, notes: Sequence[str] = (), *, replaced: bool = False) -> list[str]:
     """What a ledger does not count since it is another one, or lies where it does; for the console too."""
     return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *notes]
@@ -521,6 +511,10 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _listed(counted: Mapping[Any, int]) -> tuple[tuple[Mapping[str, Any], int], ...]:
     return tuple((one.to_dict(), count) for one, count in counted.items() if count)
+
+
+def _bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
 
 
 def _epsilon(value: float) -> str:

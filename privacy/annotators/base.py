@@ -109,14 +109,12 @@ class Annotator(ABC):
     def _honest(self, charge: Charge) -> Charge:
         """Returns the charge as the ledger records it: with its training, and unbounded if its noise is insecure."""
         training = charge.training or (None if self._account is None else self._account.training)
-        if self.noise.secure:
-            release = charge.release
-            if self.unit is Unit.CLIENT:
-                release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
-            return replace(charge, release=release, training=training)
-        # In the ledger too: whoever reads it next must know.
-        void = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
-        return replace(charge, release=void, training=training)
+        release = charge.release
+        if not self.noise.secure:  # in the ledger too: whoever reads it next must know
+            release = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
+        elif self.unit is Unit.CLIENT:
+            release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
+        return replace(charge, release=release, training=training)
 
     def protect_clients(self) -> None:
         """States every cost for a client whose data are replaced instead of a record; call it before `open`.
