@@ -168,15 +168,11 @@ def figure(inverted: Sequence[Inverted]) -> Figure:
     drawn, panels = plt.subplots(
         rows, len(attacks), figsize=(max(9.0, 3.2 * len(attacks)), 1.4 * rows), squeeze=False, layout="constrained"
     )
-    for panel, one in zip(panels.flat, inverted, strict=True):
-        _draw_images(panel, one)
+    for axes, one in zip(panels.flat, inverted, strict=True):
+        classes = len(one.drawn.labels.unique())
+        by_class = one.drawn.images.unflatten(0, (classes, -1)).transpose(0, 1)[:4].flatten(0, 1)
+        grid = make_grid((by_class.clamp(-1, 1) + 1) / 2, nrow=classes, padding=1)
+        axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
+        axes.set_title(f"{one.model}, {one.attack}: {100 * one.result.accuracy:.0f} % recognised", fontsize=8)
+        axes.axis("off")
     return drawn
-
-
-def _draw_images(axes: Any, one: Inverted) -> None:
-    classes = len(one.drawn.labels.unique())
-    by_class = one.drawn.images.unflatten(0, (classes, -1)).transpose(0, 1)[:4].flatten(0, 1)
-    grid = make_grid((by_class.clamp(-1, 1) + 1) / 2, nrow=classes, padding=1)
-    axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
-    axes.set_title(f"{one.model}, {one.attack}: {100 * one.result.accuracy:.0f} % recognised", fontsize=8)
-    axes.axis("off")

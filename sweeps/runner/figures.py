@@ -73,14 +73,9 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
 
 def _elsewhere(datasets: Collection[str]) -> list[Reported]:
     """Return other papers' figures at a record-level ε, without public images."""
-    return [
-        entry
-        for entry in reported()
-        if not entry.paper
-        and (entry.unit, entry.dataset in datasets) == ("record", True)
-        and entry.epsilon is not None
-        and "anchor-public" not in entry.notes
-    ]
+    bounds = [entry for entry in reported() if entry.unit == "record" and entry.epsilon is not None]
+    known = [entry for entry in bounds if not entry.paper and "anchor-public" not in entry.notes]
+    return [entry for entry in known if entry.dataset in datasets]
 
 
 def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:

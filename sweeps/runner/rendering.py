@@ -119,12 +119,10 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     lines += _comparisons(spec, preset, rows, results)
     lines += [] if brief else _competitors(spec, rows, notes) + _not_run(spec, rows, notes)
     lines += notes.lines()
-    failures = [(row, error) for row in rows for error in row.errors]
-    lines += [
-        f"- failed ({', '.join(value for _, value in row.labels)}): {error.strip().splitlines()[0]}"
-        for row, error in failures
-    ]
-    lines += [""] if failures else []
+    for row in rows:
+        where = ", ".join(value for _, value in row.labels)
+        lines += [f"- failed ({where}): {error.strip().splitlines()[0]}" for error in row.errors]
+    lines += [""] if any(row.errors for row in rows) else []
     lines += ["±: the standard deviation over seeds.", ""] if any(row.std is not None for row in rows) else []
     return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
 
