@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import uuid
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.checks import check_count, check_delta
+from privacy.checks import check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
-from privacy.ledger_place import LedgerPlace, ledgers_of
+from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published.claims import Claim, published_epsilon
@@ -341,45 +339,6 @@ class PrivacyAccount:
         self.ledger.restore(charges)
         descriptions = zip(charges, state.get("mechanisms", ()), strict=False)
         self.mechanisms.update({charge: words for charge, words in descriptions if words})
-
-
-def open_account(
-    *,
-    private_data: str,
-    place: LedgerPlace | str | Path | None,
-    budget: Budget,
-    block: int,
-    num_records: int | None,
-    state: Mapping[str, Any] | None,
-    training: Training | UnnamedTraining | None,
-) -> PrivacyAccount:
-    """Opens the ledger of the private data, and restores what a checkpoint's `state` remembers of a run.
-
-    Arguments are those of `Annotator.open`; `place` is its `ledger`, and `block` that of `Ledger`.
-
-    Raises:
-        ValueError: δ is not below 1/N.
-        CheckpointError: The state is of a run that queried another teacher.
-        LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint or the teacher saw.
-    """
-    if num_records is not None and check_count("num_records", num_records, minimum=1) * budget.delta >= 1:
-        raise ValueError(
-            f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, got "
-            f"{budget.delta:g}: a mechanism that publishes one record outright would meet it"
-        )
-    run = state["run"] if state else uuid.uuid4().hex
-    if not isinstance(place, LedgerPlace):
-        place = LedgerPlace(None if place is None else Path(place))
-    ledger = place.open(private_data=private_data, run=run, block=block, chosen=budget.ledger)
-    head, replaced = (training.head, training.ledger_was_replaced) if isinstance(training, Training) else (None, False)
-    same = ledger.verify_head(head, whose="the teacher's training")
-    account = PrivacyAccount(ledger=ledger, budget=budget, training=admitted(training, ledger))
-    account.ledger_was_replaced = replaced or not same
-    account.notes = place.notes
-    if state:
-        account.require_training(state.get("training"))
-        account.restore(state)
-    return account
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:

@@ -7,6 +7,7 @@ it draws noise and refuses what would overspend, so that no caller can forget to
 from __future__ import annotations
 
 import functools
+import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, open_account
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted
+from privacy.checks import check_count
 from privacy.events import Unbounded
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
@@ -376,16 +378,26 @@ class Annotator(ABC):
         require_same(processes, repr(training), "teachers")
 
         def act() -> None:
-            self._account = open_account(
-                private_data=private_data,
-                place=ledger,
-                budget=self.budget,
-                block=self.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block,
-                num_records=num_records,
-                state=state,
-                training=training,
-            )
-            self.num_records = num_records
+            budget = self.budget
+            if num_records is not None and check_count("num_records", num_records, minimum=1) * budget.delta >= 1:
+                raise ValueError(
+                    f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
+                    f"{private_data}, got {budget.delta:g}: a mechanism that publishes one record "
+                    "outright would meet it"
+                )
+            run = state["run"] if state else uuid.uuid4().hex
+            place = ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(None if ledger is None else Path(ledger))
+            block = self.ledger_block if budget.ledger_block is None else budget.ledger_block
+            opened = place.open(private_data=private_data, run=run, block=block, chosen=budget.ledger)
+            head = training.head if isinstance(training, Training) else None
+            same = opened.verify_head(head, whose="the teacher's training")
+            account = PrivacyAccount(ledger=opened, budget=budget, training=admitted(training, opened))
+            account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
+            account.notes = place.notes
+            if state:
+                account.require_training(state.get("training"))
+                account.restore(state)
+            self._account, self.num_records = account, num_records
 
         self._on_rank_zero(act)
 
