@@ -24,13 +24,11 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
     by id. Nothing is secret or seeded: the same id has the same fraction on every machine and in every run.
 
     Raises:
-        ValueError: `ids` is not one-dimensional int64, or `purpose` is empty or too long.
+        ValueError: `ids` is not one-dimensional int64, or `purpose` is too long.
     """
     if ids.dim() != 1 or ids.dtype != torch.int64:
         raise ValueError(f"ids must be a one-dimensional int64 tensor, got {tuple(ids.shape)} of {ids.dtype}")
     person = purpose.encode("ascii")
-    if not 1 <= len(person) <= hashlib.blake2b.PERSON_SIZE:
-        raise ValueError(f"purpose must have 1 to {hashlib.blake2b.PERSON_SIZE} characters, got {purpose!r}")
 
     def fraction(record: int) -> float:
         digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()

@@ -174,24 +174,20 @@ class PrivacyAccount:
                 grouped.setdefault(charge.training, Counter())[charge.release] += count
         return grouped
 
-    def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str]]:
+    def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str | None]]:
         """Releases that cover `counts`, and the trainings that are counted by their own bound.
 
         Each training is counted by the smaller of the two, or by its bound for whole persons; trainings compose.
         """
         total: Counter[Release] = Counter()
-        by_bound: set[str] = set()
+        by_bound: set[str | None] = set()
         for training, releases in self._by_training(counts).items():
             bound = self._bound_of(training)
-            if (
-                training is not None
-                and bound is not None
-                and (
-                    # Which is the smaller would depend on the answers.
-                    self.budget.fully_adaptive
-                    or all(release.bounded and release.unit is Unit.PERSON for release in bound)
-                    or self.epsilon_of(bound) <= self.epsilon_of(releases)
-                )
+            if bound is not None and (
+                # Which is the smaller would depend on the answers.
+                self.budget.fully_adaptive
+                or all(release.bounded and release.unit is Unit.PERSON for release in bound)
+                or self.epsilon_of(bound) <= self.epsilon_of(releases)
             ):
                 by_bound.add(training)
                 total.update(bound)

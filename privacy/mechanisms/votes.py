@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from privacy.events import Gaussian, LaplaceVotes, Release
+from privacy.mechanisms.bounding import zero_non_finite_samples
 from privacy.mechanisms.draws import laplace
 from privacy.mechanisms.noise import NoiseSource
 from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope
@@ -40,8 +41,7 @@ def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) 
     Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
     are divided by their largest entry; samples that are not finite become zeros.
     """
-    rows = codes.detach().cpu().double()
-    rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, torch.zeros_like(rows))
+    rows = zero_non_finite_samples(codes.cpu())
     rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
     noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
     return noisy.to(dtype=codes.dtype, device=codes.device)

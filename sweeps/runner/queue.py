@@ -200,18 +200,14 @@ class Plan:
 
     def made_before(self) -> list[str]:
         """List fits that were made from another configuration and would be made, and charged, again."""
-        lines, notes = [], self.store.notes()
+        lines, others = [], [note for note in self.store.notes() if note["folder"] not in self.tasks]
         for name, task in self.tasks.items():
             if self.current(name) is not None:
                 continue
             if self.store.done(name) is not None:
                 lines.append(f"{name}: its configuration or a parent has changed since it was made")
                 continue
-            alike = [
-                note["folder"]
-                for note in notes
-                if task.note and note["folder"] not in self.tasks and task.note.items() <= note.items()
-            ]
+            alike = [note["folder"] for note in others if task.note and task.note.items() <= note.items()]
             if alike:
                 lines.append(f"{task.fit.name} ({task.label}): made before, from another configuration, as {alike[0]}")
         return lines
