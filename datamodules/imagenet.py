@@ -34,12 +34,7 @@ class ImageNet(PictureDataModule):
     downloadable = False
 
     def __init__(
-        self,
-        *,
-        size: int = 64,
-        resize: Literal["crop", "stretch"] = "crop",
-        folder: str = "imagenet",
-        **settings: Any,
+        self, *, size: int = 64, resize: Literal["crop", "stretch"] = "crop", folder: str = "imagenet", **settings: Any
     ) -> None:
         """Lists the folders; no picture is opened.
 

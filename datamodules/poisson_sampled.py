@@ -278,11 +278,7 @@ class PoissonSampled(WrappedDataset):
         return self.dataset.train_records
 
     def precompute(
-        self,
-        function: Callable[[Tensor], Tensor],
-        *,
-        workers: int = 1,
-        dtype: torch.dtype | None = None,
+        self, function: Callable[[Tensor], Tensor], *, workers: int = 1, dtype: torch.dtype | None = None
     ) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
@@ -329,11 +325,7 @@ class PoissonSampled(WrappedDataset):
         """Returns Poisson batches of this process's records; all processes make equally many steps."""
         steps = self.steps_per_epoch or max(1, round(1 / self.sample_rate))
         batches = PoissonBatches(
-            records=self._num_units,
-            sample_rate=self.sample_rate,
-            steps=steps,
-            noise=self.noise,
-            own=self._own,
+            records=self._num_units, sample_rate=self.sample_rate, steps=steps, noise=self.noise, own=self._own
         )
         identities = self.train_records.identities if self._num_persons else None
         return PoissonLoader(

@@ -54,10 +54,7 @@ class ShardedRecords:
         by_id = torch.argsort(records.ids)
         order = by_id[torch.argsort(shards[by_id], stable=True)]
         counts = torch.bincount(shards, minlength=num_shards)
-        return cls(
-            records=records.at(order),
-            starts=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
-        )
+        return cls(records=records.at(order), starts=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

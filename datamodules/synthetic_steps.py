@@ -56,12 +56,7 @@ class SyntheticSteps(WrappedDataset):
     """
 
     def __init__(
-        self,
-        *,
-        dataset: ImageDataModule,
-        steps_per_epoch: int = 100,
-        batch_size: int = 256,
-        evaluation: str = "test",
+        self, *, dataset: ImageDataModule, steps_per_epoch: int = 100, batch_size: int = 256, evaluation: str = "test"
     ) -> None:
         """Wraps a data set.
 

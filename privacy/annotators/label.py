@@ -48,12 +48,7 @@ class LabelAnnotator(Annotator):
     ledger_block: ClassVar[int] = 10  # a call gives a response per sample of the batch
 
     def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        smallest: int = 2,
-        budget: Budget = Budget(),
-        noise: NoiseSource | None = None,
+        self, *, epsilon: float = 1.0, smallest: int = 2, budget: Budget = Budget(), noise: NoiseSource | None = None
     ) -> None:
         super().__init__(budget=budget, noise=noise)
         self.epsilon = check_positive("epsilon", epsilon)

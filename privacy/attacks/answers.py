@@ -130,11 +130,7 @@ def answers_of(model: nn.Module, records: Records) -> Answers:
 
 
 def train_shadows(
-    train: Callable[[Records], nn.Module],
-    records: Records,
-    *,
-    count: int,
-    population: Records | None = None,
+    train: Callable[[Records], nn.Module], records: Records, *, count: int, population: Records | None = None
 ) -> Shadows:
     """Train models on random halves of the records, by a fair coin per record, and query each with all records.
 

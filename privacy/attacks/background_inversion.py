@@ -15,13 +15,7 @@ _LEAST = -12.0
 """Smallest log-probability; smaller ones are truncated, as in the paper."""
 
 
-def background_inversion(
-    model: nn.Module,
-    *,
-    background: Tensor,
-    num_classes: int,
-    steps: int = 400,
-) -> Records:
+def background_inversion(model: nn.Module, *, background: Tensor, num_classes: int, steps: int = 400) -> Records:
     """Learn to reconstruct the attacker's images from the model's outputs, then decode the outputs of each class.
 
     Threat model: the attacker sees the model's probabilities for its own images, similar or procedural ones.

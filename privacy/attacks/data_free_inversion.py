@@ -15,11 +15,7 @@ _BALANCE, _ACTIVATION = 5.0, 0.1
 
 
 def data_free_inversion(
-    model: nn.Module,
-    *,
-    num_classes: int,
-    image_shape: tuple[int, int, int],
-    steps: int = 300,
+    model: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], steps: int = 300
 ) -> Records:
     """Train a generator with DAFL's three terms: certain predictions, balanced classes and large features.
 

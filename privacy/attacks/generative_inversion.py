@@ -16,12 +16,7 @@ _REALISM = 0.1
 
 
 def generative_inversion(
-    model: nn.Module,
-    *,
-    background: Tensor,
-    num_classes: int,
-    steps: int = 400,
-    search: int = 200,
+    model: nn.Module, *, background: Tensor, num_classes: int, steps: int = 400, search: int = 200
 ) -> Records:
     """Train a GAN on the attacker's images and search its codes for images that the model assigns to each class.
 

@@ -29,11 +29,7 @@ MEMBERSHIP: Mapping[str, MembershipAttack] = {
 
 
 def attack_each(
-    models: Shadows,
-    *,
-    targets: int,
-    method: MembershipAttack = lira,
-    kinds: NDArray[np.str_] | None = None,
+    models: Shadows, *, targets: int, method: MembershipAttack = lira, kinds: NDArray[np.str_] | None = None
 ) -> dict[str, AttackResult]:
     """Attack the first models, using the remaining ones as shadows.
 
