@@ -13,10 +13,10 @@ from privacy.annotators.base import Annotator, of_all_processes, uncompiled
 from privacy.checks import check_count, look_up
 from privacy.events import Gaussian, Release
 from privacy.events.discrete import DiscreteGaussian
-from privacy.mechanisms.bounding import clip_per_sample, keep_largest, zero_non_finite_samples
+from privacy.mechanisms.bounding import keep_largest, zero_non_finite_samples
 from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription, of_shards
 from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
-from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
+from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding
 from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
 from privacy.mechanisms.noise import NoiseSource
 from privacy.plan import Charge
@@ -193,28 +193,23 @@ class GradientAnnotator(Annotator):
 
     def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
         """Bounds gradients (n·B, c) of n teachers, over the samples of all processes, in float64."""
-        groups = self._grouped(gradients)
-        bounded = self.bounded_by.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
-        return self._on_lattice(bounded).view(gradients.shape)
+        return self._within(gradients, self.bounded_by)
 
     def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
         """Like `_bounded`, for gradients that clients have bounded: clips what is too long, and changes no other."""
-        clipped = clip_per_sample(self._grouped(gradients), norm_bound=self.norm_bound)
-        return self._on_lattice(clipped).view(gradients.shape)
+        return self._within(gradients, GRADIENT_BOUNDINGS["clip"])
 
-    def _grouped(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Masked gradients, one row per group that is bounded jointly: a sample, or a teacher's whole batch."""
+    def _within(self, gradients: torch.Tensor, bounding: GradientBounding) -> torch.Tensor:
+        """Masked gradients, of which each sample, or each teacher's whole batch, is bounded jointly, in float64."""
         rows = zero_non_finite_samples(gradients)
         if self.top_k is not None:
             rows = keep_largest(rows, k=self.top_k)
-        return self.bounded_by.grouped(rows, batch_size=self.shape[0])
-
-    def _on_lattice(self, groups: torch.Tensor) -> torch.Tensor:
-        if self._lattice is None:
-            return groups
-        # Towards zero, so that no norm grows, and before anything is summed.
-        whole = round_to_lattice(groups, norm_bound=self.norm_bound, granularity=self._lattice)
-        return whole.double() * self._lattice
+        groups = self.bounded_by.grouped(rows, batch_size=self.shape[0])
+        bounded = bounding.bound(groups, norm_bound=self.norm_bound, stability=self.stability)
+        if self._lattice is not None:  # towards zero, so that no norm grows, and before anything is summed
+            whole = round_to_lattice(bounded, norm_bound=self.norm_bound, granularity=self._lattice)
+            bounded = whole.double() * self._lattice
+        return bounded.view(gradients.shape)
 
     def _released(self) -> str:
         """How gradients are bounded and released, for a reader."""
