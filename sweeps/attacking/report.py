@@ -85,41 +85,33 @@ class Inverted:
 def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:
     """Write the report in Markdown."""
     lines = [
-        f"# What an attacker gets from {facts['run']}",
-        "",
+        f"# What an attacker gets from {facts['run']}\n",
         "Private, like the data: it was made by looking at them, which no guarantee counts. An attack that fails "
-        "proves nothing, since a better one may exist; a refuted ε above the claimed one refutes the claim.",
-        "",
+        "proves nothing, since a better one may exist; a refuted ε above the claimed one refutes the claim.\n",
         f"Claimed: record-level ε = {round_up(facts['epsilon'])}"
         + (f", as published ε = {round_up(facts['published'])}." if facts["published"] is not None else "."),
     ]
     if leaks:
         lines += [
-            "",
-            "## Was this record in the training data?",
-            "",
+            "\n## Was this record in the training data?\n",
             f"{facts['shadows']} times the whole recipe was carried out, teacher included, on a random half of the "
             f"records; {facts['targets']} of the resulting models were attacked by means of the others. Canaries are "
             "planted records: public images with a wrong label, and noise. *Control*: dense networks that know their "
             "records by heart. *ε refuted*: no ε below it holds, with 95 % confidence for all shadows' rows together; "
             "*of*: what so many models and records can refute at most. *This run*: its own model, whose training "
-            "records are told from held-out ones.",
-            "",
+            "records are told from held-out ones.\n",
             "| model | records | attack | AUC | TPR at 1 % FPR | TPR at 0.1 % FPR | ε refuted | ε claimed |",
             "|---|---|---|---:|---:|---:|---:|---:|",
             *(_leak_row(leak) for leak in leaks),
         ]
     if inverted:
         lines += [
-            "",
-            "## What do the private images look like?",
-            "",
+            "\n## What do the private images look like?\n",
             "*Recognised*: share of the images that an independent classifier "
             f"({100 * facts['judge']:.0f} % right on real test images) takes for the class asked for. *Distances*: in "
             "its features, median to the nearest training image and to the nearest of as many test images. *Nearer*: "
             "share nearer to the training images, ± its standard error over the classes. Where a model passes no "
-            "gradients, the attacker inverts a copy, learnt from its answers.",
-            "",
+            "gradients, the attacker inverts a copy, learnt from its answers.\n",
             "| model | attack | recognised | distance to training | to test images | nearer | inception score |",
             "|---|---|---:|---:|---:|---:|---:|",
             *(_inverted_row(one) for one in inverted),

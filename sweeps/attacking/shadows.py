@@ -122,10 +122,8 @@ class Pipelines:
         data = config["data"]
         inside = data.get("init_args") or {}
         wrapped = inside.get("dataset", data)
-        shadow = {
-            "class_path": _SHADOWED,
-            "init_args": {"dataset": wrapped, "number": number, "canaries": self.canaries},
-        }
+        settings = {"dataset": wrapped, "number": number, "canaries": self.canaries}
+        shadow = {"class_path": _SHADOWED, "init_args": settings}
         if "dataset" in inside:
             inside["dataset"] = shadow
         else:

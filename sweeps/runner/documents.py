@@ -40,11 +40,9 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     commits = sorted({record["commit"] for record in records.values()})
     lines = [
         *records_table(records),
-        "",
-        f"Last step, no selection. δ = {', '.join(f'{delta:g}' for delta in deltas) or '–'}; unit: one training "
+        f"\nLast step, no selection. δ = {', '.join(f'{delta:g}' for delta in deltas) or '–'}; unit: one training "
         f"record; seed {', '.join(map(str, seeds))}; {'; '.join(shared)}; commit {', '.join(commits)}. "
-        f"Records: `results/`.",
-        "",
+        f"Records: `results/`.\n",
     ]
     return "\n".join(lines)
 

@@ -75,16 +75,13 @@ class Store:
         """Hold the fit until the block ends; False if another process holds it."""
         path = self._beside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
+        with path.open("a") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
             yield True
-        finally:
-            os.close(handle)
 
     def _beside(self, name: str, ending: str = "") -> Path:
         # Not in the fit's own folder, which loggers expect to be empty at the start.
