@@ -148,9 +148,7 @@ class PrivacyAccount:
         """Record-level ε at δ of everything in the ledger: DP-SGD trainings and the plans of all runs."""
         # Queries of a teacher whose own training is counted are post-processing of that training.
         bounds = self.ledger.releases_by_training()
-        everything: Counter[Release] = Counter()
-        for releases in bounds.values():
-            everything.update(releases)
+        everything = sum(bounds.values(), Counter[Release]())
         queried = self.ledger.counts() + self.ledger.unmade()
         for training, releases in self._by_training(queried).items():
             if training is None or not bounds.get(training):

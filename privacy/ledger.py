@@ -40,7 +40,7 @@ from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
 from privacy.ledger_state import VERSION, Absorbed, LedgerState
-from privacy.plan import Charge, Plan, unmade
+from privacy.plan import Charge, Plan
 
 Block: TypeAlias = tuple[str, Charge, int]
 """What one line reserves: the block's identity, a charge, and how many of it."""
@@ -143,16 +143,12 @@ class Ledger:
         """
         # Cached: called at each step, while the plans of others seldom change.
         if self._unmade_by_others is None or self._unmade_by_others[:2] != (self._state.changes, self.run):
-            total: Counter[Charge] = Counter()
-            for owner in self._state.plans:
-                if owner != self.run:
-                    total.update(self._state.unmade(owner))
-            self._unmade_by_others = (self._state.changes, self.run, total)
+            rest = (self._state.unmade(owner) for owner in self._state.plans if owner != self.run)
+            self._unmade_by_others = (self._state.changes, self.run, sum(rest, Counter[Charge]()))
         theirs = self._unmade_by_others[2]
         if others:
             return Counter(theirs)
-        plan, made = self._state.plans.get(self.run), self.counts(run=self.run)
-        return theirs + (unmade(plan.charges, made) if plan is not None and made else Counter())
+        return theirs + self._state.unmade(self.run, made=self.counts(run=self.run))
 
     def write_plan(self, make: Callable[[Plan | None], Plan]) -> Plan:
         """Records this run's plan, and returns it.

@@ -85,9 +85,9 @@ class LedgerState:
         known = self.absorbed.get(head[0])
         return known is not None and head[1] <= known.head[1]
 
-    def unmade(self, run: str) -> Counter[Charge]:
-        """What a run planned and has not released."""
-        plan, made = self.plans.get(run), +self.counts(run)
+    def unmade(self, run: str, *, made: Counter[Charge] | None = None) -> Counter[Charge]:
+        """What a run planned and has not released; `made` are its releases, if others than its reserved ones."""
+        plan, made = self.plans.get(run), +self.counts(run) if made is None else made
         return unmade(plan.charges, made) if plan is not None and made else Counter()
 
     def take(self, line: Mapping[str, Any], *, dry: bool = False) -> None:
