@@ -163,10 +163,10 @@ def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]
 def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
     answers, claim = pipelines.answers(role, count, asked), pipelines.claim(role, count)
     # The audit is for add-or-remove neighbours of one record only.
-    if claim is None or level_of(claim["unit"]) == "person" or "add-or-remove" not in str(claim["relation"]):
-        epsilon = math.inf
-    else:
+    claimed = None
+    if claim is not None and level_of(claim["unit"]) != "person" and "add-or-remove" in str(claim["relation"]):
         epsilon = float(claim["epsilon"])
+        claimed = epsilon if math.isfinite(epsilon) else None
     delta = 1e-5 if claim is None else float(claim["delta"])
     # Bonferroni over kinds of records, attacks and roles.
     confidence = 1 - 0.05 / (3 * len(names) * len(pipelines.recipe))
@@ -174,7 +174,6 @@ def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[s
     for name in names:
         results = attack_each(answers, targets=count // 4, method=MEMBERSHIP[name], kinds=asked.kinds)
         for kind, result in results.items():
-            claimed = epsilon if math.isfinite(epsilon) else None
             audited = result.audited(delta=delta, confidence=confidence, claimed_epsilon=claimed)
             leaks.append(Leak(role, kind, name, result, audited))
     return leaks

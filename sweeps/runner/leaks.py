@@ -89,9 +89,8 @@ def leaks_figure(content: Mapping[str, Any]) -> Figure:
                 bounds.plot(value, number, marker=mark, color="black", linestyle="none", clip_on=False)
     roc.plot([1e-3, 1], [1e-3, 1], color="0.7", linewidth=0.8)
     roc.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1.05))
-    roc.set(
-        xlabel="false positive rate", ylabel="true positive rate", title=f"LiRA, {content['data']}, average records"
-    )
+    roc.set(xlabel="false positive rate", ylabel="true positive rate")
+    roc.set_title(f"LiRA, {content['data']}, average records")
     roc.legend(fontsize=7)
     bounds.set_yticks(range(len(content["runs"])), [name.replace("_", " ") for name in content["runs"]])
     bounds.invert_yaxis()
