@@ -30,7 +30,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -205,8 +205,12 @@ class Ledger:
     @property
     def head(self) -> Head | None:
         """What a checkpoint keeps of the current ledger; None for one in memory."""
-        hashes = [] if self._journal is None else self._journal.hashes
-        return (self.id, len(hashes), hashes[-1]) if hashes else None
+        return (self.id, len(self._lines), self._lines[-1]) if self._lines else None
+
+    @property
+    def _lines(self) -> list[str]:
+        """Hashes of the lines; none of a ledger in memory."""
+        return [] if self._journal is None else self._journal.hashes
 
     def verify_head(self, head: Head | None, *, whose: str) -> bool:
         """Whether this is the ledger that `whose` saw, or counts all of it; False for another one, begun since.
@@ -221,7 +225,7 @@ class Ledger:
             return True
         if identity != self.id:
             return False
-        hashes = self._journal.hashes
+        hashes = self._lines
         if not 1 <= lines <= len(hashes) or hashes[lines - 1] != digest:
             raise LedgerError(
                 f"the privacy ledger {self.path} is not what {whose} saw of it: it had {lines} line(s) then, and has "
@@ -305,7 +309,7 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            self._absorb(other._state, other.head, append, lost=other.lost)
+            self._absorb(other._state, other._lines, append, lost=other.lost)
 
     def lead_to(self, other: Ledger) -> None:
         """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
@@ -329,10 +333,10 @@ class Ledger:
                 if self._leads_to() or other._leads_to():  # by another process, just now
                     continue
                 found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
-                other._absorb(self._state, self.head, appends[other], lost=self._state.lost if found else self.lost)
+                other._absorb(self._state, self._lines, appends[other], lost=self._state.lost if found else self.lost)
                 appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
 
-    def _absorb(self, other: LedgerState, head: Head | None, append: Append, *, lost: bool) -> None:
+    def _absorb(self, other: LedgerState, lines: Sequence[str], append: Append, *, lost: bool) -> None:
         mine = self._state
         for training, kind in other.trainings.items():
             here, there = (one.saved.get(training, []) for one in (mine, other))
@@ -360,10 +364,12 @@ class Ledger:
                 plan = Plan(plan.calls, mine.counts(owner) + left[owner], plan.changed)
             if (joined := plan.joined(mine.plans.get(owner))) != mine.plans.get(owner):
                 append({"event": "plan", "run": owner, **joined.to_dict()})
-        if head is not None and self._journal is not None:
-            for one in (*other.absorbed.values(), Absorbed(head, other.key, str(other.path))):
-                if not mine.counts_all(one.head):
-                    append({"event": "absorbed", **one._asdict(), "lost": lost})
+        counted = {**other.absorbed, other.id: Absorbed(other.key, str(other.path), frozenset(lines))}
+        for identity, one in counted.items() if lines else ():
+            known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()
+            if new_lines := sorted(one.lines - known):
+                said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}
+                append({"event": "absorbed", **said})
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -443,19 +449,24 @@ class Ledger:
 
         Goes where the file leads: another process may make it part of another ledger at any time.
         """
-        passed: dict[Path | None, tuple[LedgerState, Head]] = {}
+        passed: dict[Path | None, tuple[LedgerState, list[str]]] = {}
         while True:
             with self._locked_here() as append:
                 there = self._leads_to()
-                if there is None or there in passed:
-                    for state, head in passed.values():
-                        # It went on by itself while the ledger that counts it was not found.
-                        if not self._state.counts_all((head[0], head[1] - 1, head[2])):
-                            self._absorb(state, head, append, lost=state.lost)
+                if there is None:
+                    for state, lines in passed.values():
+                        # It, or a copy of it, may have gone on by itself while this one was not found.
+                        if not self._state.counts_all((state.id, len(lines), lines[-1])):
+                            self._absorb(state, lines, append, lost=state.lost)
                     yield append
                     return
-            assert self.head is not None
-            passed[self.path] = self._state, self.head
+            passed[self.path] = self._state, self._lines
+            if there in passed:
+                raise LedgerError(
+                    f"the privacy ledgers {' and '.join(map(str, passed))} lead to each other: one of them is an older "
+                    "copy, and what was spent cannot be known. Restore the newer one, or do not publish anything more "
+                    "from this data"
+                )
             self._begin(there, self.private_data, renamed=True)
 
     def _locked_here(self) -> contextlib.AbstractContextManager[Append]:

@@ -20,14 +20,14 @@ class Absorbed(NamedTuple):
     """Another ledger that is counted here.
 
     Attributes:
-        head: Its identity, and its last line that is counted.
         key: Key of its hashes; see `LedgerState.key`.
         path: Where it was.
+        lines: Hashes of its lines that are counted; of several copies of it, those of each.
     """
 
-    head: Head
     key: str
     path: str
+    lines: frozenset[str]
 
 
 @dataclass
@@ -82,8 +82,7 @@ class LedgerState:
 
     def counts_all(self, head: Head) -> bool:
         """Whether another ledger is counted here as far as a line of it."""
-        known = self.absorbed.get(head[0])
-        return known is not None and head[1] <= known.head[1]
+        return head[0] in self.absorbed and head[2] in self.absorbed[head[0]].lines
 
     def unmade(self, run: str, *, made: Counter[Charge] | None = None) -> Counter[Charge]:
         """What a run planned and has not released; `made` are its releases, if others than its reserved ones."""
@@ -173,13 +172,16 @@ class LedgerState:
             self.saved.setdefault(training, []).append(token)
 
     def _was_absorbed(self, line: Mapping[str, Any], dry: bool) -> None:
-        identity, lines, digest = line["head"]
-        head = (str(identity), check_count("lines", lines, minimum=1), str(digest))
-        other, lost = Absorbed(head, str(line["key"]), str(line["path"])), bool(line["lost"])
-        bytes.fromhex(other.key)
+        identity, key, path, lost = str(line["ledger"]), str(line["key"]), str(line["path"]), bool(line["lost"])
+        bytes.fromhex(key)
+        lines = frozenset(str(one) for one in line["lines"])
         if not dry:
-            self.absorbed[head[0]] = other
+            before = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
+            self.absorbed[identity] = Absorbed(key, path, before | lines)
             self.lost |= lost
+            # It was found in another place, and leads here from now on: the two must not lead to each other.
+            if self.moved is not None and self.moved[0] == identity:
+                self.moved = None
 
     def _was_moved(self, line: Mapping[str, Any], dry: bool) -> None:
         moved = (str(line["ledger"]), Path(line["path"]))
