@@ -279,6 +279,26 @@ class Ledger:
                 )
             append({"event": "saved", "training": training, "token": token})
 
+    def go_by_filters(self, *, target_epsilon: float, delta: float) -> None:
+        """Records the budget of this run's privacy filters, which must be fixed before the first release.
+
+        Raises:
+            LedgerError: A run, perhaps this one, has released something under another budget: which one was set may
+                depend on what that showed, and then neither bounds anything.
+        """
+        self.settle()
+        with self._locked() as append:
+            now, filters = (target_epsilon, delta), self._state.filters
+            other = next((budget for run, budget in filters.items() if budget != now and self.counts(run=run)), None)
+            if other is not None:
+                raise LedgerError(
+                    f"target_epsilon is {now[0]:g} at delta={now[1]:g}, and a run in the privacy ledger {self.path} "
+                    f"went by {other[0]:g} at delta={other[1]:g}. A fully adaptive budget is fixed before the first "
+                    "release: keep that one, or set fully_adaptive to false"
+                )
+            if filters.get(self.run) != now:
+                self._append_filters(append, self.run, now)
+
     def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
         """Identity of a teacher whose file names none: equal for equal weights, by a keyed hash in this ledger.
 
@@ -353,6 +373,9 @@ class Ledger:
             # Else an older checkpoint would still be the last one here, and go on under the same identity.
             for token in there[len(here) :]:
                 append({"event": "saved", "training": training, "token": token})
+        for run, budget in other.filters.items():
+            if run not in mine.filters:
+                self._append_filters(append, run, budget)
         new, apart = _unknown(other, mine), {owner for owner, *_ in _unknown(mine, other).values()}
         left = {run: mine.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
         for block, (owner, charge, count) in new.items():
@@ -442,6 +465,9 @@ class Ledger:
 
     def _append_training(self, append: Append, **line: Any) -> None:
         append({"event": "training", "fingerprint": None, "division": {}, **line})
+
+    def _append_filters(self, append: Append, run: str, budget: tuple[float, float]) -> None:
+        append({"event": "filters", "run": run, "target_epsilon": budget[0], "delta": budget[1]})
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Append]:

@@ -48,6 +48,7 @@ class LedgerState:
         fingerprints: Identities of teachers, by keyed hash.
         settled: Blocks that were settled.
         saved: Tokens of the saved states of trainings.
+        filters: Target ε and δ of the privacy filters that runs went by.
         absorbed: Other ledgers that are counted here, by identity.
         moved: The ledger in which this one is counted, by identity and file; None if it goes on here.
         lost: Whether a ledger that is counted here was itself counted in one that could not be found.
@@ -67,6 +68,7 @@ class LedgerState:
     fingerprints: dict[str, str] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     saved: dict[str, list[str]] = field(default_factory=dict)
+    filters: dict[str, tuple[float, float]] = field(default_factory=dict)
     absorbed: dict[str, Absorbed] = field(default_factory=dict)
     moved: tuple[str, Path] | None = None
     lost: bool = False
@@ -103,6 +105,7 @@ class LedgerState:
             "plan": self._planned,
             "training": self._trained,
             "saved": self._was_saved,
+            "filters": self._went_by_filters,
             "absorbed": self._was_absorbed,
             "moved": self._was_moved,
         }
@@ -170,6 +173,11 @@ class LedgerState:
         training, token = str(line["training"]), str(line["token"])
         if not dry:
             self.saved.setdefault(training, []).append(token)
+
+    def _went_by_filters(self, line: Mapping[str, Any], dry: bool) -> None:
+        run, budget = str(line["run"]), (float(line["target_epsilon"]), float(line["delta"]))
+        if not dry:
+            self.filters[run] = budget
 
     def _was_absorbed(self, line: Mapping[str, Any], dry: bool) -> None:
         identity, key, path, lost = str(line["ledger"]), str(line["key"]), str(line["path"]), bool(line["lost"])

@@ -23,6 +23,8 @@ from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up, short_epsilon
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
+from privacy.journal import LedgerError
+from privacy.ledger import Ledger
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 
@@ -256,6 +258,37 @@ def test_a_target_below_what_was_spent_before_is_no_bound() -> None:
     made = annotator(target_epsilon=3.0, calls=2)
     made.account.budget = Budget(target_epsilon=0.9 * made.account.epsilon(), fully_adaptive=True)
     assert statement(made).epsilon == math.inf
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_fully_adaptive_budget_is_fixed_before_the_first_release(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that is set to what was spent, again and again, bounds nothing."""
+
+    def begun(target: float, *, delta: float = 1e-5, path: Path = tmp_path / "ledger.jsonl") -> GradientAnnotator:
+        budget = Budget(target_epsilon=target, delta=delta, fully_adaptive=True)
+        made = GradientAnnotator(release="per_sample_full", noise_multiplier=400.0, budget=budget)
+        made.bind(batch_size=4, num_classes=10)
+        made.open(private_data="digits/train", ledger=path)
+        return made
+
+    if broken:
+        monkeypatch.setattr(Ledger, "go_by_filters", lambda *given, **named: None)
+    begun(0.5), begun(2.0)  # neither has released anything
+    begun(3.0).annotate(torch.zeros(4, 10))
+    begun(3.0).annotate(torch.zeros(4, 10))
+    copied = tmp_path / "copied.jsonl"
+    Ledger(path=tmp_path / "ledger.jsonl", private_data="digits/train", run="x").lead_to(
+        Ledger(path=copied, private_data="digits/train", run="x")
+    )
+    for path in (tmp_path / "ledger.jsonl", copied):
+        for target, delta in ((9.0, 1e-5), (2.9, 1e-5), (3.0, 1e-6)):
+            if broken:
+                begun(target, delta=delta, path=path)
+                continue
+            with pytest.raises(LedgerError, match=f"target_epsilon is {target:g} at .* went by 3 at delta=1e-05"):
+                begun(target, delta=delta, path=path)
 
 
 def test_a_training_s_own_bound_holds_whatever_its_answers_cost_in_a_fully_adaptive_budget(tmp_path: Path) -> None:
