@@ -226,6 +226,9 @@ def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(monkeypatch: pyte
         assert not list(pictures.glob(".ledger*"))
         pictures.chmod(0o755)
         assert place_of("pictures/train", home=data(pictures).home).notes == (), "for who can write it"
+        assert total(place_of("train/train", home=data(pictures / "train", test_fraction=0.5).home)) == 3, (
+            "a part of it"
+        )
 
 
 def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

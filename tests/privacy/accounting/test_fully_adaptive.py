@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from privacy.accounting.composition import compose, known_epsilon
-from privacy.accounting.fully_adaptive import fully_adaptive_epsilon, squared_mu
+from privacy.accounting.fully_adaptive import ORDERS, fully_adaptive_epsilon, squared_mu
 from privacy.events import (
     Gaussian,
     LaplaceVotes,
@@ -100,6 +100,12 @@ def test_the_filters_share_delta() -> None:
         assert fully_adaptive_epsilon(counts, DELTA) > fully_adaptive_epsilon(counts, 40 * DELTA)
     half = gaussian_epsilon(0.3, DELTA / 2)
     assert fully_adaptive_epsilon({Gaussian(0.3): 1}, DELTA) == pytest.approx(half, rel=1e-9)
+    sampled, share = SampledGaussian(1.0, 0.01), DELTA / 2 / len(ORDERS)
+    by_order = [  # Canonne, Kamath and Steinke 2020, Proposition 12
+        100 * float(sampled.rdp(order)) + math.log(1 - 1 / order) - math.log(share * order) / (order - 1)
+        for order in ORDERS
+    ]
+    assert fully_adaptive_epsilon({sampled: 100}, DELTA) == pytest.approx(min(by_order), rel=1e-9)
 
 
 RELEASES: list[Release] = [
