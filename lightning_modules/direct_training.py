@@ -178,7 +178,7 @@ class DirectTraining(Teacher):
         own = self.own_training
         assert own.id is not None
         training = Training(own.id, kind=own.kind, releases=None)
-        self.run.open(self.trainer, private_data=own.ledger.private_data, ledger=own.ledger.path, training=training)
+        self.run.open(self.trainer, private_data=own.ledger.private_data, ledger=own.place(), training=training)
         spent = {*self.run.epsilons({annotator.charge: 1}), "privacy/epsilon_label"}
         require_monitored(self.trainer, self.logged_names() | spent)
         if self._kept is not None and isinstance(self.annotator, DirectLabelAnnotator):

@@ -94,7 +94,7 @@ class PrivateRun:
             processes=processes,
         )
         account = self.annotator.account
-        say_ledger(account.ledger, about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced))
+        say_ledger(account.ledger, about_place(account.ledger, replaced=account.ledger_was_replaced))
 
     def require_calls(self, calls: int, *, steps_done: int) -> bool:
         """Refuses a budget in which the calls of the next step do not fit.

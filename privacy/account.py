@@ -96,8 +96,6 @@ class PrivacyAccount:
         self.training = training
         #: Whether the run or its teacher used another ledger before, which is not available.
         self.ledger_was_replaced = False
-        #: What a guarantee has to say about the place of the ledger.
-        self.notes: tuple[str, ...] = ()
         #: Descriptions of what this run was charged for.
         self.mechanisms: dict[Charge, str] = {}
 

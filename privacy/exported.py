@@ -14,7 +14,7 @@ from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.events.base import release_from_dict
 from privacy.formatting import round_up
-from privacy.guarantee import RELATIONS, Guarantee, level_of
+from privacy.guarantee import FULLY_ADAPTIVE, RELATIONS, Guarantee, level_of
 from privacy.neighbours import Unit, common_neighbours
 from privacy.published.claims import claim_from_dict, published_epsilon
 
@@ -102,6 +102,8 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
             lines.append(f"{GUARANTEE}: the neighbours are {stated['relation']}, and its releases' {relation.value}")
     if bound > epsilon if adaptive else not math.isclose(bound, epsilon, rel_tol=1e-9):
         lines.append(f"{GUARANTEE}: epsilon is {epsilon}, and its releases compose to {bound}")
+    if adaptive and math.isfinite(epsilon) and FULLY_ADAPTIVE.format(target=epsilon) not in stated["assumptions"]:
+        lines.append(f"{GUARANTEE}: epsilon is {epsilon}, and not the target that was fixed beforehand")
     of_teacher = _counted([(release_from_dict(one), count) for one, count in stated["teacher_releases"]])
     of_training = known_epsilon(of_teacher, delta) if of_teacher else math.inf
     if not math.isclose(of_training, float(stated["teacher_epsilon"]), rel_tol=1e-9):

@@ -58,7 +58,7 @@ _SEVERAL_RUNS = (
     "where several runs or trainings compose, none was made, and neither its mechanism nor its noise or length chosen, "
     "because of what an earlier one released: budget.fully_adaptive does without this"
 )
-_FULLY_ADAPTIVE = (
+FULLY_ADAPTIVE = (
     "target_epsilon = {target:g} was fixed before the first release from these data, and is what epsilon states: it "
     "holds however mechanisms, noise, lengths and later runs were chosen by earlier answers"
 )
@@ -287,7 +287,7 @@ class Guarantee:
             *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
             *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
             *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
-            *about_place(account.ledger, account.notes, replaced=account.ledger_was_replaced),
+            *about_place(account.ledger, replaced=account.ledger_was_replaced),
             *([] if account.ledger.durable else [_IN_MEMORY]),
             *assumptions,
             *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
@@ -477,15 +477,15 @@ def _about_releases(
     several = account.budget.scope == "private_data" and max(len(ledger.runs()), len(ledger.releases_by_training())) > 1
     fixed = [steps, *([NOISE_CHANGED] if noise_changed else []), *([_SEVERAL_RUNS] if several else [])]
     return [
-        *([_FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
+        *([FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
         *([f"{generator}, {words.noise}"] if secure and words.noise else []),
         *([words.assumption] if words.assumption else []),
     ]
 
 
-def about_place(ledger: Ledger, notes: Sequence[str] = (), *, replaced: bool = False) -> list[str]:
+def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:
     """What a ledger does not count since it is another one, or lies where it does; for the console too."""
-    return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *notes]
+    return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *ledger.notes]
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

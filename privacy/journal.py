@@ -57,16 +57,26 @@ class Journal:
             first = self._offset == 0
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # A file that was read once and is gone must not be started again.
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
+            denied: OSError | None = None
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # A file that was read once and is gone must not be started again.
+                descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
+            except OSError as error:  # what cannot be written may still be read
+                descriptor, denied = os.open(self.path, os.O_RDONLY), error
+
+            def append(line: dict[str, Any]) -> None:
+                if denied is not None:
+                    raise denied
+                self._append(descriptor, line, take)
+
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX if denied is None else fcntl.LOCK_SH)
                 self._read_new(descriptor, take)
                 if self._offset == 0:
-                    self._append(descriptor, opening(), take)
-                if first:
+                    append(opening())
+                if first and denied is None:
                     self._sync_folder()
-                yield lambda line: self._append(descriptor, line, take)
+                yield append
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -64,6 +64,7 @@ class Ledger:
 
     Attributes:
         path: The file that counts, which may be another one than was opened; see `lead_to`.
+        notes: What a guarantee has to say about its place; see `LedgerPlace`.
 
     Raises:
         LedgerError: The file is damaged, of another version, about other data, or in a folder that cannot be written.
@@ -74,6 +75,7 @@ class Ledger:
         self, *, path: str | Path | None, private_data: str, run: str, block: int = 100, renamed: bool = False
     ) -> None:
         self.run = run
+        self.notes: tuple[str, ...] = ()
         self.block = check_count("block", block, minimum=1)
         # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
         self._begin(None if path is None else Path(path).resolve(), private_data, renamed=renamed)
@@ -192,7 +194,7 @@ class Ledger:
             since: `version` of the state that they have; it is left out if it is the same.
         """
         self._open_block()
-        known = {name: getattr(self, name) for name in ("run", "_open", "_used")}
+        known = {name: getattr(self, name) for name in ("run", "notes", "_open", "_used")}
         if since != self.version:
             known["_state"] = replace(self._state, blocks={}, settled=set())  # of which they write none
         return {**known, "_followed_head": self.head}
@@ -334,7 +336,8 @@ class Ledger:
     def lead_to(self, other: Ledger) -> None:
         """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
 
-        Nothing is lost if a process dies meanwhile: `other` counts it before this one says so.
+        Nothing is lost if a process dies meanwhile: `other` counts it before this one says so. One that cannot be
+        written is only counted.
 
         Raises:
             LedgerError: As for `absorb`, or one of them cannot be written.
@@ -354,6 +357,8 @@ class Ledger:
                     continue
                 found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
                 other._absorb(self._state, self._lines, appends[other], lost=self._state.lost if found else self.lost)
+                if not os.access(self.path, os.W_OK):
+                    return
                 appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
 
     def _absorb(self, other: LedgerState, lines: Sequence[str], append: Append, *, lost: bool) -> None:

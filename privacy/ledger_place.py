@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privacy.identity import Training, UnnamedTraining
+from privacy.journal import LedgerError
 from privacy.ledger import Ledger, fingerprint_of, header_of
 
 LEDGERS = "TRANSCRIPTION_LEDGERS"
@@ -24,6 +25,14 @@ LEDGERS = "TRANSCRIPTION_LEDGERS"
 _OF_USER = (
     "THIS USER'S LEDGER: the folder {folder} cannot be written, so that only this user's own folder leads to the "
     "ledger of its data: it holds no use of them by other users or on other machines"
+)
+_OF_NAME = (
+    "THIS USER'S LEDGER: only the name {name} and this user's own folder lead to the ledger of these data: it holds no "
+    "use of them under another name, by other users or on other machines"
+)
+_OF_PART = (
+    "A PART'S LEDGER: it is of {part} alone, and holds no use of the same records as part of the whole or of another "
+    "division"
 )
 _OF_CONTAINER = (
     "A CONTAINER'S LEDGER: {path} lies in the file system of a container and is lost with it, with all that it counts. "
@@ -96,6 +105,7 @@ class LedgerPlace:
         signs: Files that are made to lead to it.
         found: Other files that may hold a ledger of the same data, and are then made to lead to it.
         renamed: Whether it was found by the data or the teacher, so that it may be about data of another name.
+        own: Whether the data are the user's own, so that their ledger is to outlive a container.
         notes: What a guarantee has to say about the place.
     """
 
@@ -103,10 +113,13 @@ class LedgerPlace:
     signs: tuple[Path, ...] = ()
     found: tuple[Path, ...] = ()
     renamed: bool = False
+    own: bool = False
     notes: tuple[str, ...] = ()
 
     def open(self, *, private_data: str, run: str, block: int = 100, chosen: str | Path | None = None) -> Ledger:
         """Opens the ledger, or a `chosen` file in its place; all others of the same data then lead to it.
+
+        One that cannot be written is counted, and cannot lead to it.
 
         Raises:
             LedgerError: A file cannot be read or written, or is about other data.
@@ -114,13 +127,18 @@ class LedgerPlace:
         renamed = self.renamed and chosen is None
         path = self.path if chosen is None else Path(chosen)
         ledger = Ledger(path=path, private_data=private_data, run=run, block=block, renamed=renamed)
+        notes = list(self.notes)
         for file in self.others():
             Ledger(path=file, private_data=ledger.private_data, run=run, renamed=True).lead_to(ledger)
+            notes += [] if os.access(file, os.W_OK) else [_OF_USER.format(folder=file.parent)]
+        if self.own and ledger.path is not None and _in_container(ledger.path):
+            notes.append(_OF_CONTAINER.format(path=ledger.path))
+        ledger.notes = tuple(dict.fromkeys(notes))
         return ledger
 
     def others(self) -> list[Path]:
         """All files that lead, or are to lead, to the ledger."""
-        there = [file for file in (self.path, *self.found) if file is not None and file.is_file()]
+        there = [file for file in (self.path, *self.found) if file is not None and os.path.isfile(file)]
         return list(dict.fromkeys(file.resolve() for file in (*self.signs, *there)))
 
 
@@ -140,23 +158,29 @@ def place_of(
         recorded: The path in the teacher's file, if it names one.
     """
     name = _plain(private_data)
+    marks: dict[Path, Path] = {}  # files beside the data, and those in the user's folder that take their place
     signs: list[Path] = []
     found: list[Path] = []
     notes: list[str] = []
     if home is not None:
         found = home.searched()
-        for folder in home.marked():
-            writable = home.beside(folder).is_file() or os.access(folder, os.W_OK)
-            signs.append(home.beside(folder) if writable else home.known_by(folder))
-            notes += [] if writable else [_OF_USER.format(folder=folder)]
+        marks = {home.beside(folder): home.known_by(folder) for folder in home.marked()}
+        notes += [_OF_NAME.format(name=home.name)] if home.name else []
+        notes += [_OF_PART.format(part=home.part)] if home.part else []
         signs += [home.file] if home.name else []
-    if recorded is not None and not recorded.parent.parent.is_dir():
+    if recorded is not None and not os.path.isdir(recorded.parent.parent):  # nor if it is another user's
         recorded = None
     if recorded is not None:
         found.append(recorded)
     elif beside is not None:
-        signs.append(beside.resolve().with_name(f"{name}.ledger.jsonl"))
-    led = next((file for file in (*signs, *found) if file.is_file()), recorded)
+        real = beside.resolve()
+        marks[real.with_name(f"{name}.ledger.jsonl")] = DataHome((real,), part=name).known_by(real)
+    for mark, known in marks.items():
+        writable = os.access(mark if os.path.isfile(mark) else mark.parent, os.W_OK)
+        signs.append(mark if writable else known)
+        found += [] if writable else [mark]
+        notes += [] if writable else [_OF_USER.format(folder=mark.parent)]
+    led = next((file for file in (*signs, *found) if os.path.isfile(file)), recorded)
     if os.environ.get(LEDGERS):
         path = by_name() / (f"{name}.jsonl" if home is None else home.file.name)
     elif led is not None:
@@ -165,10 +189,8 @@ def place_of(
         path = home.file
     else:
         path = signs[0] if signs else by_name() / f"{name}.jsonl"
-    if (home is not None or beside is not None) and _in_container(path):
-        notes.append(_OF_CONTAINER.format(path=path.resolve()))
-    renamed = home is not None or path == led
-    return LedgerPlace(path.resolve(), tuple(signs), tuple(found), renamed, tuple(notes))
+    own, renamed = home is not None or beside is not None, home is not None or path == led
+    return LedgerPlace(path.resolve(), tuple(signs), tuple(found), renamed, own, tuple(notes))
 
 
 def by_name() -> Path:
@@ -177,9 +199,20 @@ def by_name() -> Path:
 
 
 def user_folder() -> Path:
-    """The user's folder of ledgers, see the XDG Base Directory Specification."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "private-model-transcription"
+    """The user's folder of ledgers, see the XDG Base Directory Specification, which ignores a relative one.
+
+    Raises:
+        LedgerError: The user has no home folder.
+    """
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(state):
+        raise LedgerError(
+            "this user has no home folder, and the ledger of private data must outlive this run: set XDG_STATE_HOME to "
+            "an absolute path"
+        )
+    return Path(state, "private-model-transcription")
 
 
 def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> dict[Path, str]:

@@ -23,6 +23,7 @@ from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.annotators import Annotator
 from privacy.formatting import round_down, round_up
+from privacy.guarantee import about_place
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.published.claims import published_epsilon
@@ -111,12 +112,13 @@ def planned_cost(cli: Any) -> list[str]:
         raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
     annotator, calls = cli.model.annotator, planned_calls(cli)
     words, reason = annotator.describe(), _without_noise(cli)
+    meant = "the least target that allows it" if annotator.budget.fully_adaptive else "a bound"
     record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
         f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
-        f"({'of its noisy releases alone' if reason else 'a bound'}); "
+        f"({'of its noisy releases alone' if reason else meant}); "
         f"{_claim(published, words.published_source)}.",
         *([f"It also uses, without noise, {reason[0]}."] if reason else []),
     ]
@@ -131,7 +133,8 @@ def cost_in_ledger(cli: Any) -> str:
     """
     teacher, given = cli.model.read_teacher(), cli.model.annotator
     annotator = copy.copy(given)
-    annotator.budget = replace(given.budget, ledger=None, target_epsilon=None)  # in memory
+    adaptive, target = given.budget.fully_adaptive, given.budget.target_epsilon
+    annotator.budget = replace(given.budget, ledger=None, target_epsilon=math.inf if adaptive else None)  # in memory
     annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
     if reason := _without_noise(cli):
         annotator.charge_nonprivate_access(reason[0], training=reason[1])
@@ -145,11 +148,13 @@ def cost_in_ledger(cli: Any) -> str:
             there = Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run, renamed=True)
             account.ledger.absorb(there)
             path = there.path or path
+    if adaptive and target is not None:
+        account.ledger.go_by_filters(target_epsilon=target, delta=given.budget.delta)
     account.ledger.restore(planned)
     unit = account.neighbours(counts=planned)[0].value
     return (
         f"Of this teacher: {unit}-level ε = {round_up(own)} by this run; with all else in the ledger {path}: "
-        f"{round_up(account.epsilon_of_ledger())}."
+        f"{round_up(account.epsilon_of_ledger())}." + "".join(f"\n{note}" for note in about_place(account.ledger))
     )
 
 

@@ -238,7 +238,6 @@ class DPSGDTeacher(Teacher):
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
         account.ledger_was_replaced = self.own_training.ledger_was_replaced
-        account.notes = self.own_training.notes
         return Guarantee.of(
             account,
             self._mechanism,

@@ -20,7 +20,7 @@ from privacy.ledger_replica import LedgerReplica
 from privacy.processes import ALONE, Processes, by_all, on_rank_zero
 
 #: State that the other processes take over from process 0.
-_FOLLOWED = ("id", "_token", "ledger_was_replaced", "notes")
+_FOLLOWED = ("id", "_token", "ledger_was_replaced")
 _NO_DATA = {"private_data": None, "num_records": None, "assumptions": None}
 
 
@@ -47,8 +47,6 @@ class OwnTraining:
         self._data: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self._home: DataHome | None = None
-        #: What a guarantee has to say about the ledger's place.
-        self.notes: tuple[str, ...] = ()
         self._token: str | None = None
         self._progress: Any = None
         self._processes: Processes = ALONE
@@ -139,12 +137,10 @@ class OwnTraining:
             return
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one replaces
-        place = self._place()
-        self._ledger = place.open(private_data=self.private_data or "data without a name", run=self.id or "")
-        self.notes = place.notes
+        self._ledger = self.place().open(private_data=self.private_data or "data without a name", run=self.id or "")
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same or self._ledger.lost
-        say_ledger(self._ledger, about_place(self._ledger, self.notes, replaced=self.ledger_was_replaced))
+        say_ledger(self._ledger, about_place(self._ledger, replaced=self.ledger_was_replaced))
 
     def branch(self) -> None:
         """Takes a new identity if this state is not the last one saved.
@@ -179,7 +175,8 @@ class OwnTraining:
         self.ledger.note_saved(self.id, token, after=self._token)
         self._token = token
 
-    def _place(self) -> LedgerPlace:
+    def place(self) -> LedgerPlace:
+        """Place of the private data's ledger; in memory if they have no name."""
         if self.private_data is None:
             return LedgerPlace(None)
         recorded = None if self._previous is None else self._previous.ledger
@@ -209,7 +206,7 @@ class OwnTraining:
             self.id or new_training_id(),
             kind=self.kind,
             releases=releases,
-            ledger=self._place().path if ledger is None else ledger.path,
+            ledger=self.place().path if ledger is None else ledger.path,
             head=None if ledger is None else ledger.head,
             state=self._token,
             ledger_was_replaced=self.ledger_was_replaced,

@@ -395,7 +395,6 @@ class Annotator(ABC):
                 opened.go_by_filters(target_epsilon=budget.target_epsilon, delta=budget.delta)
             account = PrivacyAccount(ledger=opened, budget=budget, training=admitted(training, opened))
             account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
-            account.notes = place.notes
             if state:
                 account.require_training(state.get("training"))
                 account.restore(state)

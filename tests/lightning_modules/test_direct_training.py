@@ -23,6 +23,7 @@ from lightning_modules import DirectTraining, direct_training
 from lightning_modules.runtime.publication import ForwardExceptions
 from privacy import LedgerError
 from privacy.annotators import DirectLabelAnnotator
+from privacy.ledger_place import DataHome
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
 NETWORK = {"name": "SmallCNN", "arguments": {"width": 8, "hidden": 32}}
@@ -181,6 +182,14 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     assert '"label_only"' in ledger
     # The training itself is registered as one that nothing bounds: no student of it inherits a finite figure.
     assert not annotator.account.ledger.releases_by_training()[str(model.own_training.id)]
+
+
+def test_the_page_says_what_its_ledger_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Digits, "home", DataHome(name="Digits/train"))  # as if they were a user's
+    trained(configuration())
+    assert any(
+        text.startswith("THIS USER'S LEDGER") for text in written("run", "guarantee.json")["guarantee"]["assumptions"]
+    )
 
 
 def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:

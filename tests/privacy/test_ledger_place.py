@@ -18,6 +18,7 @@ from datamodules.shadowed import Shadowed
 from privacy import ledger_place
 from privacy.events import Gaussian
 from privacy.guarantee import about_place
+from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
 from privacy.plan import Charge
@@ -174,7 +175,16 @@ def test_data_of_a_user_s_own_class_are_known_by_their_name(tmp_path: Path, monk
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")
     used(place_of(Own().private_data, home=Own().home), name="Own/train")
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
-    assert used(place_of(Own().private_data, home=Own().home), name="Own/train").counts()[ANSWER] == 3
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the XDG specification says to ignore
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".local").mkdir()
+    (tmp_path / "state").rename(tmp_path / ".local" / "state")
+    ledger = used(place_of(Own().private_data, home=Own().home), name="Own/train")
+    assert ledger.counts()[ANSWER] == 3
+    assert ledger.notes[0].startswith("THIS USER'S LEDGER: only the name Own/train")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user who has none
+    with pytest.raises(LedgerError, match=r"no home folder.*: set XDG_STATE_HOME to an absolute path"):
+        place_of(Own().private_data, home=Own().home)
 
 
 def test_clients_count_apart_and_attacks_count_nowhere(pictures: Path) -> None:
@@ -183,7 +193,8 @@ def test_clients_count_apart_and_attacks_count_nowhere(pictures: Path) -> None:
     places = [place_of(client.private_data, home=client.home) for client in clients]
     assert len({sign for place in places for sign in place.signs}) == 2
     for place, client in zip(places, clients, strict=True):
-        assert used(place, name=client.private_data).counts()[ANSWER] == 1
+        assert (ledger := used(place, name=client.private_data)).counts()[ANSWER] == 1
+        assert ledger.notes[0].startswith(f"A PART'S LEDGER: it is of client-{client.client}-of-2")
     assert total(place_of("pictures/train", home=whole.home)) == 0
     assert Shadowed(dataset=whole, number=0).home is None
 
@@ -231,17 +242,57 @@ def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(monkeypatch: pyte
         )
 
 
+def test_what_cannot_be_written_is_counted_by_a_ledger_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as folders that are mounted for reading, and a colleague's ledger."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        pictures = write_folders(Path(folder, "pictures", "train"), count=2).parent
+        (weights := Path(folder, "weights.pt")).touch()
+        monkeypatch.setenv("XDG_STATE_HOME", str(Path(folder, "state of root")))
+        mine, theirs = data(pictures).home, place_of("faces", beside=weights)
+        used(place_of("pictures/train", home=mine)), used(theirs, name="faces")
+        pictures.chmod(0o555)
+        (state := Path(folder, "state")).mkdir(mode=0o777)
+        state.chmod(0o777)
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+
+        def act() -> None:
+            os.chdir(state)
+            for name, place in (
+                ("pictures/train", lambda: place_of("pictures/train", home=mine)),
+                ("faces", lambda: place_of("faces", beside=weights)),
+            ):
+                with pytest.raises(LedgerError, match="Permission denied"):
+                    used(place(), name=name)
+                with monkeypatch.context() as patch:
+                    patch.setenv("TRANSCRIPTION_LEDGERS", str(state / "others"))
+                    for number in (2, 3):
+                        ledger = used(place(), name=name)
+                        assert ledger.counts()[ANSWER] == number
+                        assert any(f"THIS USER'S LEDGER: the folder {folder}" in text for text in ledger.notes)
+                        assert len(set(ledger.notes)) == len(ledger.notes)
+
+        assert _as_nobody(act) == 0
+
+
 def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
     marks = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
     there = pictures.stat().st_dev == Path("/").stat().st_dev
     assert ledger_place._in_container(pictures / "ledger.jsonl") is (bool(marks) and there)
+    monkeypatch.setattr(ledger_place, "_in_container", lambda path: path.is_relative_to(user_folder()))
+    kept = str(pictures.parent / "volume" / "ledger.jsonl")
+    for chosen, lost in ((None, True), (None, True), (str(user_folder() / "x.jsonl"), True), (kept, False)):
+        # Not where the file beside the pictures is, but where it leads.
+        ledger = place_of("pictures/train", home=data(pictures).home).open(
+            private_data="pictures/train", run="run", chosen=chosen
+        )
+        said = about_place(ledger)
+        assert len(said) == lost and all(f"A CONTAINER'S LEDGER: {ledger.path}" in text for text in said)
+    shutil.rmtree(user_folder())
     monkeypatch.setattr(ledger_place, "_in_container", lambda path: True)
-    place = place_of("pictures/train", home=data(pictures).home)
-    (said,) = about_place(place.open(private_data="pictures/train", run="run"), place.notes)
-    assert said.startswith("A CONTAINER'S LEDGER") and "TRANSCRIPTION_LEDGERS" in said
-    assert place_of("Digits/train").notes == (), "a benchmark's may be lost"
+    assert not place_of("Digits/train").open(private_data="Digits/train", run="run").notes, "a benchmark's may be lost"
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -24,6 +24,7 @@ from lightning_modules.teachers.files import TeacherError
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.formatting import round_up
 from privacy.identity import CheckpointError, Training
+from privacy.ledger import Ledger
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
 NETWORK = """
@@ -238,6 +239,23 @@ def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: 
     told = {"name": "os.system", "arguments": {"command": "true"}}
     for spec in (told, "theirs.py:Net", {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}}):
         assert facts_of(written(tmp_path, noise, spec))[1] is None
+
+
+def test_the_planned_cost_is_of_the_fit_s_budget_and_ledger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It failed for a fully adaptive budget, and was silent about a ledger that is not there."""
+    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher=teachers/digits.ckpt"]
+    command += ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--targets", "1"]
+    Ledger(path="led.jsonl", private_data="Digits/train", run="x").lead_to(
+        Ledger(path="away.jsonl", private_data="Digits/train", run="x")
+    )
+    Path("away.jsonl").unlink()
+    for adaptive in (False, True):
+        budget = {"accounting": "record", "scope": "private_data", "target_epsilon": "1e9", "fully_adaptive": adaptive}
+        main([*command, *(f"--model.annotator.budget.{name}={value}".lower() for name, value in budget.items())])
+        said = capsys.readouterr().out
+        assert "by this run" in said and ("the least target that allows it" in said) is adaptive
+        main([*command, "--model.annotator.budget.ledger=led.jsonl"] if adaptive else command)
+        assert ("ANOTHER LEDGER" in capsys.readouterr().out) is adaptive
 
 
 def test_the_planned_cost_is_of_the_steps_that_a_fit_would_make(
