@@ -131,7 +131,10 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound
         return EpsilonBound(gaussian_epsilon(items[0][0].gaussian_mu, delta), "exact")
     pure = pure_sum(items)
     spacings = {release.lattice for release, _ in items}
-    losses = max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
+    try:
+        losses = max(pld.compose_epsilon(parts, delta) for parts in _loss_parts(items))
+    except (ValueError, ArithmeticError):  # losses too large for any grid: the other bounds hold
+        losses = math.inf
     if len(spacings) == 1 and None not in spacings and _interval(items) in spacings and math.isfinite(losses):
         return EpsilonBound(min(losses, pure), "exact")
     renyi = rdp_curve_epsilon(

@@ -50,6 +50,8 @@ def fully_adaptive_epsilon(counts: Mapping[Release, int], delta: float) -> float
         common_neighbours((release.unit, release.relation) for release in made)
     except IncompatibleNeighbours:
         return math.inf
+    if not all(release.bounded for release in made):
+        return math.inf
     squares = math.fsum(number * squared_mu(release) for release, number in made.items())
     renyi = sum((number * release.rdp(ORDERS) for release, number in made.items()), np.zeros_like(ORDERS))
     share = math.log(delta / (2 * len(ORDERS)))

@@ -26,6 +26,9 @@ from privacy.numerics import pld
 _REGISTRY: dict[str, type[Release]] = {}
 _ENUMS: dict[str, type[Unit | Relation]] = {"unit": Unit, "relation": Relation}
 
+LARGEST_DIVERGENCE = 1e15
+"""Beyond it squares and sums of losses overflow: whoever may choose a mechanism must not make a ledger unreadable."""
+
 
 @dataclass(frozen=True)
 class Release(ABC):
@@ -67,8 +70,9 @@ class Release(ABC):
 
     @property
     def bounded(self) -> bool:
-        """False if no finite ε covers this release at any δ, as its Renyi divergence is infinite."""
-        return bool(np.isfinite(self.rdp(2.0)))
+        """False if no ε covers this release that says anything, or can be computed: not even its Rényi divergence."""
+        with np.errstate(all="ignore"):
+            return bool(self.rdp(2.0) <= LARGEST_DIVERGENCE)
 
     @property
     def for_labels(self) -> Release | None:

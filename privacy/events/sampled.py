@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.events.base import Release, checked_orders
+from privacy.events.base import LARGEST_DIVERGENCE, Release, checked_orders
 from privacy.events.gaussian import Gaussian
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
@@ -73,7 +73,7 @@ class SampledGaussian(_Sampled):
         order = checked_orders(orders)
         if self.gaussian_mu is not None:
             return Gaussian(self.gaussian_mu).rdp(order)
-        if math.isinf(self._mu):
+        if not self._mu * self._mu <= LARGEST_DIVERGENCE:  # where the series would underflow, to nothing
             return np.full_like(order, np.inf)
         return sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, order)
 

@@ -309,14 +309,14 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
     def excess(epsilon: float) -> float:
         return max(tilted.log_delta(epsilon) - target, -1e6)
 
-    root = float(brentq(excess, low, high, xtol=1e-15, rtol=1e-14))
+    root = float(brentq(excess, low, high, xtol=1e-15 * min(1.0, high), rtol=1e-14))
     for bump in (0.0, 1e-13, 1e-12, 1e-11):
         epsilon = root * (1.0 + bump)
         if excess(epsilon) <= 0.0:
             # Just below the largest loss, the rounding of losses decides how much they exceed epsilon.
             decides = excess(epsilon * (1.0 - _GRID)) > 0.5 * _safety(kept)
             return epsilon * (1.0 + 2.0 * _GRID) if decides else epsilon
-    return root * (1.0 + 1e-10)
+    return high * (1.0 + 2.0 * _GRID)  # where nothing is above it, or the tilted sum allows it
 
 
 def _safety(parts: Sequence[tuple[LossDistribution, int]]) -> float:

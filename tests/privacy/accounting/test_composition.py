@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +23,8 @@ from privacy import (
     gaussian_epsilon,
 )
 from privacy.accounting import composition
+from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.events import Release, Repeated
 from privacy.numerics import pld
 
 DELTA = 1e-5
@@ -87,6 +91,7 @@ def exact_delta(counts: dict[RandomizedResponse, int], epsilon: float) -> Any:
 
 
 TINY = [
+    {RandomizedResponse(1e-6, 2): 2},
     {RandomizedResponse(0.1, 2): 10},
     {RandomizedResponse(0.7, 3): 3},
     {RandomizedResponse(0.1, 2): 5, RandomizedResponse(0.1 + 5e-11, 2): 5},
@@ -120,6 +125,27 @@ def test_no_epsilon_lies_below_the_exact_one_at_the_smallest_delta(
     ]
     assert bool(exceeded) is bool(broken), exceeded
     assert compose({LaplaceVotes(3.0): 1}, 1e-300).epsilon >= Fraction(2, 3)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_mechanism_makes_a_ledger_unreadable(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may ask for any number: nothing bounds it, and every later figure is infinite, not an error."""
+    kinds: list[Callable[[float], Release]] = [
+        Gaussian, lambda size: RandomizedResponse(size, 10), lambda size: LaplaceVotes(2 / size),
+        lambda size: SampledGaussian(1 / size, 0.1), lambda size: Repeated(RandomizedResponse(size, 3), 7),
+    ]  # fmt: skip
+    if broken:
+        for place in ("base", "sampled"):
+            monkeypatch.setattr(f"privacy.events.{place}.LARGEST_DIVERGENCE", math.inf)
+    failed = 0
+    for kind, size in itertools.product(kinds, (1e3, 1e10, 1e14, 1e20, 1e154, 1e200, 1e300)):
+        for counts in ({kind(size): 1}, {kind(size): 10**12, Gaussian(0.1): 5}):
+            for epsilon_of in (fully_adaptive_epsilon, lambda made, delta: compose(made, delta).epsilon):
+                try:
+                    assert epsilon_of(counts, DELTA) > 700 or broken
+                except (ValueError, ArithmeticError, RuntimeWarning):
+                    failed += 1
+    assert bool(failed) is broken
 
 
 def test_mixed_candidates_and_the_smallest_dominates() -> None:
