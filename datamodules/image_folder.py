@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,10 +161,12 @@ class ImageFolder(PictureDataModule):
             if self.preparation.bits == 16:
                 warn_of_dark([picture.file for picture in pictures[:20]])
         records = self.records_of(pictures, identities=identities)
-        with suppress(ValueError):  # a test picture that cannot be read is named when the test part is read
+        try:
             if published and (alike := list(alike_files(published, records.images, self.preparation))):
                 said = f"{alike[0][0]} like {pictures[alike[0][1]].file}: take copies out of one of the parts"
                 rank_zero_warn(f"{len(alike)} public test pictures of {self.name} look like private ones, {said}")
+        except ValueError as error:
+            rank_zero_warn(f"public test pictures were not searched for copies of private ones: {error}")
         return records
 
     def _test_files(self) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.functional.classification import multiclass_calibration_error
@@ -118,15 +118,20 @@ def require_monitored(trainer: Trainer, names: set[str]) -> None:
         ValueError: There is one, and no callback that may log it.
     """
     callbacks: list[Any] = callbacks_of(trainer)
+    rates = any(isinstance(one, LearningRateMonitor) for one in callbacks)
     if any(type(one).__module__.partition(".")[0] not in ("lightning", "lightning_modules") for one in callbacks):
         return
     for one in [*callbacks, *trainer.lr_scheduler_configs]:
         monitor = getattr(one, "monitor", None)
         known = {*names, "epoch", "step"} if isinstance(one, ModelCheckpoint) else names
-        if monitor is not None and monitor not in known and not monitor.startswith("lr-"):
+        if monitor is None or not getattr(one, "strict", True) or (rates and monitor.startswith("lr-")):
+            continue
+        if getattr(one, "_check_on_train_epoch_end", False) and trainer.check_val_every_n_epoch != 1:
+            known = known - validation_names(trainer)  # which some epochs lack
+        if monitor not in known:
             raise ValueError(
                 f"monitor of {type(getattr(one, 'scheduler', one)).__name__} must be what this fit logs, "
-                f"{', '.join(sorted(names))} (a class of yours adds to it in logged_names), got {monitor!r}"
+                f"{', '.join(sorted(known))} (a class of yours adds to it in logged_names), got {monitor!r}"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,11 +48,13 @@ class OptimizedGroup(NamedTuple):
         tried = "optimizer fails on dummy weights"
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                dummy = nn.Parameter(torch.ones(2, 2, device=device))
-                dummy.grad = torch.ones_like(dummy)
-                optimizer: Any = (self.optimizer or adam)([dummy])
-                optimizer.step(lambda: dummy.detach().square().sum()) if automatic else optimizer.step()
-                if not bool(torch.isfinite(dummy).all()):
+                dummies = [nn.Parameter(torch.ones(2, 2, device=device)) for _ in weights]
+                for dummy in dummies:
+                    dummy.grad = torch.ones_like(dummy)
+                given = dummies if isinstance(self.parameters, Sequence) else iter(dummies)
+                optimizer: Any = (self.optimizer or adam)(given)
+                optimizer.step(lambda: dummies[0].detach().square().sum()) if automatic else optimizer.step()
+                if not all(bool(torch.isfinite(dummy).all()) for dummy in dummies):
                     raise ValueError("they are infinite after a step")
                 tried = "lr_scheduler fails on dummy weights"
                 schedule: Any = self.lr_scheduler and self.lr_scheduler(optimizer)

@@ -218,10 +218,12 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
 def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
     """Number of steps of a whole fit with epochs of `length` steps, before loaders are made; infinite without an end.
 
-    1 where another setting than `trainer.max_epochs` ends the fit; a budget that may end it is not looked at.
+    1 where `trainer.max_steps` ends the fit; a budget that may end it is not looked at.
     """
-    if trainer.max_steps not in (None, -1) or trainer.limit_train_batches != 1.0:
+    if trainer.max_steps not in (None, -1):
         return 1
+    limit = trainer.limit_train_batches
+    length = max(1, min(length, limit) if isinstance(limit, int) else int(length * limit))
     return length * (math.inf if trainer.max_epochs in (None, -1) else int(trainer.max_epochs or 0))
 
 

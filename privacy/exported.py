@@ -111,6 +111,8 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
         lines.append(f"{GUARANTEE}: teacher_epsilon is {given}, and its training gives {of_training}")
     if not 0 <= float(stated["epsilon_of_run"]) <= epsilon <= float(stated["epsilon_all_runs"]):
         lines.append(f"{GUARANTEE}: epsilon_of_run, epsilon and epsilon_all_runs must be above 0 and in this order")
+    if not 0 <= float(stated["epsilon_spent"]) <= epsilon * (1 + 1e-9):
+        lines.append(f"{GUARANTEE}: epsilon_spent must lie between 0 and epsilon, and is {stated['epsilon_spent']}")
     if claim is not None:
         claims = _counted([(claim_from_dict(one), count) for one, count in claim["claims"]])
         published = published_epsilon(claims, delta) if claims else math.inf

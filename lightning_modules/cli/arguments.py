@@ -137,12 +137,20 @@ def checked_classes() -> Iterator[None]:
                 said[f"{key} {now[key]}"] = (f"{now[key]} instead of {had[key]}, without its {', '.join(left)}", None)
         return merge_config(parser, source, target)
 
-    with patch.object(_TYPES, discard.__name__, checked), patch.object(_actions, "merge_config", merged_checked):
-        yield
+    printed: SystemExit | None = None
+    try:
+        with patch.object(_TYPES, discard.__name__, checked), patch.object(_actions, "merge_config", merged_checked):
+            yield
+    except SystemExit as end:  # of --print_config, whose configuration would lose them as silently
+        if end.code:
+            raise
+        printed = end
     for text, remedy in said.values():
         if remedy:
             raise ValueError(f"{text}: {remedy}")
         rank_zero_info(f"{text}.")
+    if printed is not None:
+        raise printed
 
 
 def _defaults(class_path: str) -> dict[str, Any]:

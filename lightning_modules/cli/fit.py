@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -107,6 +107,8 @@ class TranscriptionCLI(LightningCLI):
         path = find_checkpoint(given, command=command, last=last)
         config["ckpt_path"] = None if path is None else str(path)
         if path is None:
+            if given and config.trainer.enable_checkpointing is False:
+                raise CheckpointError("ckpt_path last needs trainer.enable_checkpointing, got false: there is no file")
             if given:
                 rank_zero_info(f"ckpt_path {given}: there is no {last} yet: the fit begins.")
             elif command == "fit":
@@ -170,6 +172,12 @@ class TranscriptionCLI(LightningCLI):
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
             present = {type(callback) for callback in callbacks}
+            for one in callbacks:
+                if isinstance(one, ModelCheckpoint) and one.save_last == "link":
+                    raise ValueError(
+                        f"save_last of ModelCheckpoint must not be link: {LAST} is always written, and must be the "
+                        "last state, whatever is monitored"
+                    )
             if settings.enable_checkpointing is not False:
                 callbacks.insert(0, LastCheckpoint())  # the first is `trainer.checkpoint_callback`
             if ResultRecord not in present:

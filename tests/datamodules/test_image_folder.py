@@ -136,6 +136,12 @@ def test_a_private_picture_that_was_saved_anew_for_testing_is_told_to_the_owner(
         opened(parted)
 
 
+def test_test_pictures_that_cannot_be_searched_for_copies_are_named(parted: Path) -> None:
+    (parted / "test/bees/broken.png").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match=r"^public test pictures were not searched for copies .*broken\.png"):
+        ImageFolder(root=parted, size=16, channels=1).records("train")
+
+
 def test_of_the_test_pictures_alone_the_number_of_private_ones_is_stated_or_not_known(parted: Path) -> None:
     shutil.rmtree(parted / "train")
     assert ImageFolder(root=parted).num_records is None

@@ -175,9 +175,9 @@ def made(kind: Any, settings: Given) -> Any:
     return kind(**OF_DATA, **sizes, **made)
 
 
-def fit(module: Any, name: str, *callbacks: Any) -> set[str]:
+def fit(module: Any, name: str, *callbacks: Any, **given: Any) -> set[str]:
     """Names of what a fit of two epochs logs."""
-    quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 1, "log_every_n_steps": 1}
+    quiet = {**given, "logger": False, "enable_checkpointing": False, "limit_val_batches": 1, "log_every_n_steps": 1}
     trainer = Trainer(**trainer_settings(".", 2, **quiet, callbacks=[*callbacks]))
     data = DATA.get(name, lambda: SyntheticSteps(dataset=Digits(), steps_per_epoch=3, batch_size=8))
     trainer.fit(module, datamodule=data())
@@ -255,6 +255,7 @@ LATER: list[tuple[str, Given, str]] = [
     ("DPDFD", {**FILE, "student": LBFGS}, f"model.student.{CLOSURE}"),
     ("DPDFD", {**FILE, "student": {"network": unmet}}, f"model.student: {NAN}"),
     ("DPDFD", {**FILE, "images": SHORT}, f"model.images.{ENDED}"),
+    ("DGD", {**SEVERAL, **PHASES, **by("VoteAnnotator"), "student": {**TRAINED, **SHORT}}, f"model.student.{ENDED}"),
     ("DPDFD", {**FILE, "images": INFINITE}, "model.images.optimizer .* infinite after a step"),
 ]
 
@@ -296,6 +297,41 @@ def test_a_teacher_s_schedule_follows_a_metric_that_is_logged() -> None:
         fit(made(lightning_modules.Teacher, plateau("x")), "Teacher")
     with pytest.raises(ValueError, match=METRIC):  # torch's own names no metric
         fit(made(lightning_modules.Teacher, {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}), "Teacher")
+
+
+@pytest.mark.parametrize(("limit", "total"), [(2, 3), (0.7, 3), (1.0, 5)])
+def test_a_schedule_is_tried_for_the_steps_that_a_fit_makes(limit: float, total: int) -> None:
+    """Two epochs of three steps, of which the limit leaves two."""
+    for steps, refused in ((total, True), (total + 1, False)):
+        module = made(lightning_modules.DPDFD, {**FILE, "student": {"lr_scheduler": partial(CYCLE, total_steps=steps)}})
+        with pytest.raises(ValueError, match=f"step {steps + 1}, before the end") if refused else nullcontext():
+            fit(module, "DPDFD", limit_train_batches=limit)
+
+
+@pytest.mark.parametrize(
+    ("callback", "trainer", "words"),
+    [
+        (EarlyStopping("lr-Adam"), {}, "got 'lr-Adam'"),
+        (
+            EarlyStopping("test_split/accuracy", check_on_train_epoch_end=True),
+            {"check_val_every_n_epoch": 2},
+            "got 'tes",
+        ),
+        (EarlyStopping("test_split/accuracy", check_on_train_epoch_end=False), {"check_val_every_n_epoch": 2}, ""),
+        (EarlyStopping("x", strict=False), {}, ""),
+    ],
+    ids=["rate", "sometimes", "at validations", "not strict"],
+)
+def test_what_is_monitored_is_there_when_it_is_looked_at(callback: Any, trainer: Given, words: str) -> None:
+    with pytest.raises(ValueError, match=f"monitor of EarlyStopping must be .*{words}") if words else nullcontext():
+        fit(made(lightning_modules.DPDFD, FILE), "DPDFD", callback, **trainer)
+    assert charged() is not bool(words)
+
+
+def test_an_optimizer_is_tried_on_as_many_weights_as_it_gets() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    OptimizedGroup(weights, lambda given: SGD([list(given)[-2]])).try_out()
+    OptimizedGroup(iter(weights), lambda given: SGD([next(given)])).try_out()  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -250,6 +250,8 @@ def test_a_fully_adaptive_guarantee_states_its_target(broken: bool, monkeypatch:
     content = said.to_dict()
     assert Guarantee.from_dict(content) == said
     assert any(line.startswith("guarantee.json") for line in exported._statements(content)) is broken
+    spoilt = {**content, "guarantee": {**content["guarantee"], "epsilon_spent": 1.01 * said.epsilon}}
+    assert any("epsilon_spent must lie between 0 and epsilon" in line for line in exported._statements(spoilt))
     content["guarantee"]["epsilon"] = content["guarantee"]["epsilon_of_run"] = 2.9  # which also allows these releases
     assert any("2.9, and not the target that was fixed" in line for line in exported._statements(content))
     content["guarantee"]["epsilon"] = content["guarantee"]["epsilon_of_run"] = 0.5 * spent

@@ -22,6 +22,8 @@ def test_no_budget_is_dropped_with_the_model_that_had_it(folder: Path, monkeypat
     for given in ("--model=LabelDP", "--config=" + json.dumps({"model": anew})):
         with pytest.raises(ValueError, match=r"LabelDP instead of DPDFD, .*without its annotator.*: write a config"):
             fit(BUDGETED, given)
+        with pytest.raises(ValueError, match=r"without its annotator"):  # which would write one without it
+            fit(BUDGETED, given, "--print_config")
     assert not charged()
     monkeypatch.setattr("lightning_modules.cli.fit.checked_classes", contextlib.nullcontext)
     assert fit(BUDGETED, "--model=LabelDP").model.annotator.budget.target_epsilon is None

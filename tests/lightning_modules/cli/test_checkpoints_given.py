@@ -290,6 +290,38 @@ def test_a_fit_that_is_done_has_its_last_checkpoint(
     assert not list(Path("none").rglob("*.ckpt"))
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_last_checkpoint_is_of_the_last_state(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """One that is chosen by a metric took its place: a resumed fit queried again what was charged."""
+    best = {
+        "dirpath": "run/checkpoints",
+        "monitor": "step",
+        "mode": "min",
+        "enable_version_counter": False,
+        "save_last": "link",
+    }
+    config = of_trainer(callbacks=[{"class_path": "ModelCheckpoint", "init_args": best}], max_epochs=2)
+    if broken:
+        monkeypatch.setattr("lightning_modules.cli.fit.ModelCheckpoint", type("Other", (), {}))
+        fit(config)
+        assert checkpoint()["distillation"]["steps_done"] == 2 < charged()
+        return
+    with pytest.raises(ValueError, match=r"save_last of ModelCheckpoint must not be link"):
+        fit(config)
+    assert not charged()
+
+
+def test_last_is_refused_where_no_checkpoint_is_written(folder: Path) -> None:
+    """Each such fit began anew, and paid again."""
+    for number in range(2):
+        with pytest.raises(CheckpointError, match=r"ckpt_path last needs trainer.enable_checkpointing, got false"):
+            fit(of_trainer(enable_checkpointing=False), "--ckpt_path=last")
+        if number == 0:
+            assert fit(of_trainer()).model.steps_done == charged() == 2
+            assert fit(of_trainer(enable_checkpointing=False), "--ckpt_path=last").model.steps_done == charged() == 2
+            shutil.rmtree("run")
+
+
 def test_a_fit_that_fails_has_its_last_checkpoint(folder: Path) -> None:
     interrupted(DPDFD, 2, lambda: fit(of_trainer(callbacks=[EVERY_1000])))
     assert fit(of_trainer(callbacks=[EVERY_1000]), "--ckpt_path=last").model.steps_done == charged() == 2

@@ -620,6 +620,23 @@ class Watches(Callback):
             parameter.register_hook(lambda gradient: print(gradient.norm()))
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_hook_that_comes_after_the_trial_sees_no_private_image(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor may it couple records whose features are kept."""
+    seen: list[int] = []
+
+    class Looks(Callback):
+        def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            network: Any = pl_module.network
+            network.feature_extractor.register_forward_hook(lambda *given: seen.append(len(given[1][0])))
+
+    if broken:
+        monkeypatch.setattr(clipped_network.ClippedNetwork, "refuse_new_hooks", lambda self: None)
+    with nullcontext() if broken else pytest.raises(ValueError, match="has a hook on its outputs"):
+        fitted(made(partial(LinearOnFeatures, image_shape=(1, 8, 8))), callbacks=[Looks()])
+    assert bool(seen) is broken
+
+
 class TurnsDropoutOn(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pl_module.network.dropout.p = 0.5  # type: ignore[union-attr]
