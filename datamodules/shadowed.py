@@ -35,6 +35,10 @@ class Shadowed(DerivedDataset):
         """
         self.private_name = dataset.private_data.removesuffix("/train")
         super().__init__(dataset=dataset)
+        self.assumptions += (
+            f"A SHADOW'S LEDGER: these are records of {self.private_data}, whose ledger does not count this training: "
+            "it is for an attack, and nothing of it is published",
+        )
         self.number = check_count("number", number)
         self.num_canaries = check_count("canaries", canaries)
         self.num_records = dataset.num_records and dataset.num_records + canaries

@@ -383,15 +383,18 @@ class Ledger:
                 self._append_filters(append, run, budget)
         new, apart = _unknown(other, mine), {owner for owner, *_ in _unknown(mine, other).values()}
         left = {run: mine.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
+        for owner, plan in other.plans.items():  # first: after a crash, `left` is found anew, and never smaller
+            if owner in left:  # each of two fits may have been stopped for what it released
+                made = mine.counts(owner)
+                for run, charge, count in new.values():
+                    made[charge] += count * (run == owner)
+                plan = Plan(plan.calls, (made | other.counts(owner)) + left[owner], plan.changed)
+            if (joined := plan.joined(mine.plans.get(owner))) != mine.plans.get(owner):
+                append({"event": "plan", "run": owner, **joined.to_dict()})
         for block, (owner, charge, count) in new.items():
             self._reserve(append, charge, count, run=owner, block=block)
         for owner, counts in other.totals.items():
             self._raise(append, counts, run=owner)
-        for owner, plan in other.plans.items():
-            if owner in left:  # each of two fits may have been stopped for what it released
-                plan = Plan(plan.calls, mine.counts(owner) + left[owner], plan.changed)
-            if (joined := plan.joined(mine.plans.get(owner))) != mine.plans.get(owner):
-                append({"event": "plan", "run": owner, **joined.to_dict()})
         counted = {**other.absorbed, other.id: Absorbed(other.key, str(other.path), frozenset(lines))}
         for identity, one in counted.items() if lines else ():
             known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()

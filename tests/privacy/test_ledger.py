@@ -10,6 +10,7 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from privacy.account import BudgetExceeded, PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, SampledGaussian, Unbounded
 from privacy.identity import Head, Training, new_training_id
-from privacy.journal import LedgerError
+from privacy.journal import Journal, LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_state import LedgerState
 from privacy.plan import Charge, Plan
@@ -475,6 +476,39 @@ def test_two_fits_that_were_each_stopped_early_have_both_spent_their_plans(broke
         assert here.counts() == {VOTE: 720}
         # 300 left of the plan here, and 580 there, of which the first joining had seen 600.
         assert here.unmade() == {VOTE: 280 if broken else 880}
+
+
+@pytest.mark.parametrize("lines", range(6))
+def test_plans_do_not_shrink_where_joining_is_interrupted(
+    lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some of its lines; blocks that were known already no longer said that both had gone on."""
+    append, left = Journal._append, [0]
+
+    def dies(journal: Journal, *given: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        append(journal, *given)
+
+    for killed in (False, True):
+        path, copied = (tmp_path / f"{name}{killed}.jsonl" for name in ("here", "copy"))
+        for file, count in ((path, 10), (copied, 20), (path, 30)):
+            if file is copied:
+                shutil.copy(path, copied)
+            ledger = opened(file, block=10)
+            ledger.write_plan(lambda before: before or Plan(100, {VOTE: 100}))
+            spend(ledger, count)
+            ledger.settle()
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            if killed:
+                patch.setattr(Journal, "_append", dies)
+            left[0] = lines
+            opened(path, run="reader").absorb(opened(copied, run="reader"))
+        (here := opened(path, run="reader")).absorb(opened(copied, run="reader"))
+        assert here.counts() == {VOTE: 60}
+        assert here.unmade()[VOTE] >= 130, "60 are left here, and 70 there"
+        assert killed or here.unmade()[VOTE] == 130
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -196,7 +196,19 @@ def test_clients_count_apart_and_attacks_count_nowhere(pictures: Path) -> None:
         assert (ledger := used(place, name=client.private_data)).counts()[ANSWER] == 1
         assert ledger.notes[0].startswith(f"A PART'S LEDGER: it is of client-{client.client}-of-2")
     assert total(place_of("pictures/train", home=whole.home)) == 0
-    assert Shadowed(dataset=whole, number=0).home is None
+    shadow = Shadowed(dataset=whole, number=0)
+    assert shadow.home is None and shadow.assumptions[-1].startswith("A SHADOW'S LEDGER: these are records of pictures")
+
+
+def test_the_ledger_that_a_training_recorded_is_counted_wherever_the_next_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = tmp_path / "ledgers" / "faces.jsonl"
+    used(place_of("faces"), name="faces")
+    elsewhere(tmp_path / "elsewhere")
+    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "of all"))
+    assert used(place_of("faces", recorded=recorded), name="faces").counts()[ANSWER] == 2
+    assert used(place_of("faces", recorded=recorded), name="faces").counts()[ANSWER] == 3
 
 
 def _as_nobody(act: Callable[[], None]) -> int | None:

@@ -20,6 +20,7 @@ from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.events import Gaussian, RandomizedResponse, Repeated
 from privacy.identity import Training
 from privacy.ledger import Ledger
+from privacy.plan import Charge
 
 DELTA = 1e-5
 MU = math.sqrt(BATCH_SIZE) * 2 / 20.0
@@ -56,7 +57,7 @@ def test_the_guarantee_covers_the_plan_before_anything_is_answered(tmp_path: Pat
     asked.begin(terms(), folder=tmp_path)
     said = json.loads((tmp_path / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
     assert said["epsilon"] == pytest.approx(compose({Gaussian(MU): 5}, DELTA).epsilon, rel=1e-6)
-    assert said["unit"] == "one training record of this client" and said["run"] == "aa" * 16
+    assert said["unit"] == "one training record of this client" and said["run"] == "server-" + "aa" * 16
     asked.answer(question())
     asked.end()
     after = json.loads((tmp_path / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
@@ -176,7 +177,7 @@ def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     assert second.guarantee().epsilon >= compose({Gaussian(MU): 5}, DELTA).epsilon
     second.end()
     book = Ledger(path=path, private_data="records of one", run="bb" * 16)
-    assert book.runs() == ["aa" * 16]
+    assert book.runs() == ["server-" + "aa" * 16]
 
 
 @pytest.mark.parametrize("most", [3, 100])
@@ -216,17 +217,23 @@ def test_a_client_may_ask_for_a_bound_that_holds_however_a_server_chooses_runs(t
         asked.end()
 
 
-def test_a_server_cannot_make_a_ledger_unreadable_by_the_name_of_its_run(tmp_path: Path) -> None:
-    """A client says its training's identity; a run of the same name stands in no ledger beside it."""
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_server_s_run_may_be_called_like_a_training(broken: bool, tmp_path: Path) -> None:
+    """A client says its training's identity; a run of the same name could not be told from it."""
+    path = tmp_path / "ledger.jsonl"
     teacher = PrivateTeacher(small_network(0), private_data="records of one", training=Training("cd" * 16))
-    asked = FederatedClient(name="one", teacher=teacher, ledger=str(tmp_path / "ledger.jsonl"))
-    quiet = {**terms().mechanism, "noise_multiplier": 1e6}
-    with pytest.raises(ClientRefusal, match="is that of a training"):
-        asked.begin(terms(run=asked.introduction().training, mechanism=quiet))
-    with pytest.raises(ClientRefusal, match="before a run began"):
-        asked.answer(question())
-    asked.begin(terms(calls=50))
+    asked = FederatedClient(name="one", teacher=teacher, ledger=str(path))
+    run = str(asked.introduction().training)
+    if broken:
+        with pytest.raises(ValueError, match="is a training, and cannot be a run as well"):
+            Ledger(path=path, private_data="records of one", run="x").register(Training(run))
+            Ledger(path=path, private_data="records of one", run=run).charge(Charge(release=Gaussian(MU)))
+        return
+    asked.begin(terms(run=run, calls=50))
+    asked.answer(question())
     assert asked.guarantee().epsilon >= compose({Gaussian(MU): 50}, DELTA).epsilon * (1 - 1e-6)
+    asked.end()
+    assert Ledger(path=path, private_data="records of one", run="reader").runs() == [f"server-{run}"]
 
 
 def test_a_teacher_that_breaks_is_not_told_from_one_that_does_not() -> None:
