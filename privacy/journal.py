@@ -62,6 +62,8 @@ class Journal:
                 # A file that was read once and is gone must not be started again.
                 descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
             except OSError as error:  # what cannot be written may still be read
+                if not os.path.isfile(self.path):
+                    raise
                 descriptor, denied = os.open(self.path, os.O_RDONLY), error
 
             def append(line: dict[str, Any]) -> None:

@@ -395,8 +395,8 @@ class Ledger:
             self._reserve(append, charge, count, run=owner, block=block)
         for owner, counts in other.totals.items():
             self._raise(append, counts, run=owner)
-        counted = {**other.absorbed, other.id: Absorbed(other.key, str(other.path), frozenset(lines))}
-        for identity, one in counted.items() if lines else ():
+        itself = [(other.id, Absorbed(other.key, str(other.path), frozenset(lines)))]
+        for identity, one in [*other.absorbed.items(), *itself] if lines else ():
             known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()
             if new_lines := sorted(one.lines - known):
                 said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}

@@ -604,9 +604,14 @@ def test_a_checkpoint_s_ledger_may_have_become_part_of_another_one(path: Path) -
     spend(first := opened(path, block=1), 2)
     head, later = first.head, opened(path.with_name("later.jsonl"))
     assert head is not None and not later.verify_head(head, whose="the checkpoint")
+    spend(copied := opened(Path(shutil.copy(path, path.with_name("copy.jsonl"))), run="copy"), 1)
+    copied.settle()
+    of_copy = copied.head
+    copied.lead_to(first)
     first.lead_to(middle := opened(path.with_name("middle.jsonl")))
     middle.lead_to(later)
     assert later.verify_head(head, whose="the checkpoint")
+    assert later.verify_head(of_copy, whose="a checkpoint of its copy")
     other = (head[0], head[1], "0" * 32)
     assert not later.verify_head(other, whose="the checkpoint"), "it saw a line of a copy that nobody counted"
 
@@ -719,7 +724,9 @@ def test_all_that_copies_of_a_ledger_hold_is_counted_where_they_lead(
         assert (counted == 2 * sum((3, 4)[:times])) is not broken
         assert opened(there).verify_head(alone.head, whose="a checkpoint of the second copy")
         assert opened(path, run="reader").counts()[VOTE] == counted
-    size = there.stat().st_size
+    (last := opened(there)).lead_to(opened(path.with_name("last.jsonl")))
+    assert last.verify_head(alone.head, whose="a checkpoint of the second copy")
+    there, size = last.path or there, (last.path or there).stat().st_size
     assert opened(copies[0]).path == there and there.stat().st_size == size, "what is known is not written again"
 
 
