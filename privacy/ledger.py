@@ -92,6 +92,7 @@ class Ledger:
         key, identity = secrets.token_hex(16), secrets.token_hex(8)
         self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
+        self._circular = False
 
     @property
     def private_data(self) -> str:
@@ -398,9 +399,11 @@ class Ledger:
         itself = [(other.id, Absorbed(other.key, str(other.path), frozenset(lines)))]
         for identity, one in [*other.absorbed.items(), *itself] if lines else ():
             known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()
-            if new_lines := sorted(one.lines - known):
+            # Found in another place, where it leads here from now on: the two must not lead to each other.
+            back = identity == other.id and mine.moved is not None and mine.moved[0] == identity
+            if (new_lines := sorted(one.lines - known)) or back or (lost and not mine.lost):
                 said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}
-                append({"event": "absorbed", **said})
+                append({"event": "absorbed", **said, "back": back})
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -484,23 +487,22 @@ class Ledger:
         Goes where the file leads: another process may make it part of another ledger at any time.
         """
         passed: dict[Path | None, tuple[LedgerState, list[str]]] = {}
+        circle: list[Path | None] = []
         while True:
             with self._locked_here() as append:
+                # Copies may lead to each other; whoever opens one of them ends at the same one.
+                self._circular = bool(circle) and self.path == min(circle, key=str)
                 there = self._leads_to()
                 if there is None:
-                    for state, lines in passed.values():
+                    for path, (state, lines) in passed.items():
                         # It, or a copy of it, may have gone on by itself while this one was not found.
-                        if not self._state.counts_all((state.id, len(lines), lines[-1])):
-                            self._absorb(state, lines, append, lost=state.lost)
+                        if path != self.path and not self._state.counts_all((state.id, len(lines), lines[-1])):
+                            self._absorb(state, lines, append, lost=state.lost or self._circular)
                     yield append
                     return
             passed[self.path] = self._state, self._lines
-            if there in passed:
-                raise LedgerError(
-                    f"the privacy ledgers {' and '.join(map(str, passed))} lead to each other: one of them is an older "
-                    "copy, and what was spent cannot be known. Restore the newer one, or do not publish anything more "
-                    "from this data"
-                )
+            if there in passed and not circle:
+                circle = [*passed][[*passed].index(there) :]
             self._begin(there, self.private_data, renamed=True)
 
     def _locked_here(self) -> contextlib.AbstractContextManager[Append]:
@@ -516,7 +518,7 @@ class Ledger:
 
     def _leads_to(self) -> Path | None:
         """The ledger that counts this one, if it can be found."""
-        if self._state.moved is None:
+        if self._state.moved is None or self._circular:
             return None
         identity, path = self._state.moved
         header = header_of(path)

@@ -187,9 +187,7 @@ class LedgerState:
             before = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
             self.absorbed[identity] = Absorbed(key, path, before | lines)
             self.lost |= lost
-            # It was found in another place, and leads here from now on: the two must not lead to each other.
-            if self.moved is not None and self.moved[0] == identity:
-                self.moved = None
+            self.moved = None if line["back"] else self.moved
 
     def _was_moved(self, line: Mapping[str, Any], dry: bool) -> None:
         moved = (str(line["ledger"]), Path(line["path"]))
