@@ -245,6 +245,8 @@ class PrivacyAccount:
         """
 
         def afford() -> int:
+            if self.budget.fully_adaptive and self.budget.target_epsilon is not None:
+                self.ledger.require_filters((self.budget.target_epsilon, self.budget.delta))
             count = self.affordable(charge, limit=at_once or self.ledger.block)
             if count < 1:
                 raise BudgetExceeded(self.refusal(charge))

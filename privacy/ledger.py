@@ -291,16 +291,19 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            now, filters = (target_epsilon, delta), self._state.filters
-            other = next((budget for run, budget in filters.items() if budget != now and self.counts(run=run)), None)
-            if other is not None:
-                raise LedgerError(
-                    f"target_epsilon is {now[0]:g} at delta={now[1]:g}, and a run in the privacy ledger {self.path} "
-                    f"went by {other[0]:g} at delta={other[1]:g}. A fully adaptive budget is fixed before the first "
-                    "release: keep that one, or set fully_adaptive to false"
-                )
-            if filters.get(self.run) != now:
+            self.require_filters(now := (target_epsilon, delta))
+            if self._state.filters.get(self.run) != now:
                 self._append_filters(append, self.run, now)
+
+    def require_filters(self, now: tuple[float, float]) -> None:
+        """Refuses another target ε and δ than those of a run that has released something; see `go_by_filters`."""
+        filters = self._state.filters.items()
+        for other in (budget for run, budget in filters if budget != now and self.counts(run=run)):
+            raise LedgerError(
+                f"target_epsilon is {now[0]:g} at delta={now[1]:g}, and a run in the privacy ledger {self.path} went "
+                f"by {other[0]:g} at delta={other[1]:g}. A fully adaptive budget is fixed before the first release: "
+                "keep that one, or set fully_adaptive to false"
+            )
 
     def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
         """Identity of a teacher whose file names none: equal for equal weights, by a keyed hash in this ledger.
@@ -347,6 +350,8 @@ class Ledger:
             for one in (self, other):
                 one.settle()
                 one.refresh()  # where it leads
+            if other._state.moved is not None and other._state.moved[0] == self.id:
+                self, other = other, self  # which was found in another place: that is where it leads
             assert self.path is not None and other.path is not None
             if self.path.samefile(other.path):
                 return
@@ -399,11 +404,9 @@ class Ledger:
         itself = [(other.id, Absorbed(other.key, str(other.path), frozenset(lines)))]
         for identity, one in [*other.absorbed.items(), *itself] if lines else ():
             known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()
-            # Found in another place, where it leads here from now on: the two must not lead to each other.
-            back = identity == other.id and mine.moved is not None and mine.moved[0] == identity
-            if (new_lines := sorted(one.lines - known)) or back or (lost and not mine.lost):
+            if (new_lines := sorted(one.lines - known)) or (lost and not mine.lost):
                 said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}
-                append({"event": "absorbed", **said, "back": back})
+                append({"event": "absorbed", **said})
 
     def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.

@@ -187,7 +187,6 @@ class LedgerState:
             before = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
             self.absorbed[identity] = Absorbed(key, path, before | lines)
             self.lost |= lost
-            self.moved = None if line["back"] else self.moved
 
     def _was_moved(self, line: Mapping[str, Any], dry: bool) -> None:
         moved = (str(line["ledger"]), Path(line["path"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,10 +279,13 @@ def test_a_fully_adaptive_budget_is_fixed_before_the_first_release(
         return made
 
     if broken:
-        monkeypatch.setattr(Ledger, "go_by_filters", lambda *given, **named: None)
+        monkeypatch.setattr(Ledger, "require_filters", lambda self, now: None)
     begun(0.5), begun(2.0)  # neither has released anything
+    late = begun(2.5)
     begun(3.0).annotate(torch.zeros(4, 10))
     begun(3.0).annotate(torch.zeros(4, 10))
+    with nullcontext() if broken else pytest.raises(LedgerError, match=r"target_epsilon is 2\.5 at .* went by 3"):
+        late.annotate(torch.zeros(4, 10))
     copied = tmp_path / "copied.jsonl"
     Ledger(path=tmp_path / "ledger.jsonl", private_data="digits/train", run="x").lead_to(
         Ledger(path=copied, private_data="digits/train", run="x")
