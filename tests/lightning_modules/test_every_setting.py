@@ -17,6 +17,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from lightning.pytorch.cli import ReduceLROnPlateau
 from support.federations import small_network
+from support.golden_guarantees import require_golden
 from support.runs import SMALL, trainer_settings
 from torch import nn
 
@@ -196,11 +197,17 @@ def listed_and_logged(module: Any, name: str) -> tuple[set[str], set[str]]:
     return {*re.findall(r"\w+/\w+", str(refusal.value))}, fit(module, name)
 
 
-@pytest.mark.parametrize(("name", "settings"), FITS, ids=[name for name, _ in FITS])
-def test_each_fit_works_and_logs_what_may_be_monitored(name: str, settings: Given, trained_ensemble: Path) -> None:
+@pytest.mark.parametrize("number", range(len(FITS)), ids=[name for name, _ in FITS])
+def test_each_fit_works_logs_what_may_be_monitored_and_its_guarantee_is_what_it_was(
+    number: int, trained_ensemble: Path
+) -> None:
+    name, settings = FITS[number]
     Path("ensemble.ckpt").write_bytes(trained_ensemble.read_bytes())
     torch.manual_seed(99)
-    listed, logged = listed_and_logged(made(getattr(lightning_modules, name), settings), name)
+    module = made(getattr(lightning_modules, name), settings)
+    listed, logged = listed_and_logged(module, name)
+    if hasattr(module, "guarantee"):
+        require_golden(f"setting_{number}_{name}", module.guarantee())
     # A baseline without privacy ends the claim of a paper as soon as it is used.
     assert logged <= listed and listed - logged <= {"privacy/epsilon_published"}
 
