@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -30,7 +31,9 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.network import Network
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.hyperparameters import _taken
+from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from privacy import Annotator, Budget, SystemNoise, annotators
+from privacy.ledger import Ledger
 
 Given = dict[str, Any]
 
@@ -348,3 +351,59 @@ def test_trying_moves_no_random_number(broken: bool, monkeypatch: pytest.MonkeyP
     before = torch.get_rng_state()
     OptimizedGroup([nn.Parameter(torch.ones(1))], lambda weights: SGD(weights, lr=float(torch.rand(1)))).try_out()
     assert torch.equal(torch.get_rng_state(), before) is not broken
+
+
+# --- a charge is on the disk before its noise is drawn ---
+
+
+class Watched:
+    """Counts the teacher's answers, and the draws of noise for which not all of them are charged on the disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = self.draws = self.early = 0
+        self.synced: dict[int, int] = {}
+        words, fsync, one, several = SystemNoise.words, os.fsync, PrivateTeacher._respond, PrivateEnsemble.each
+
+        def drawn(noise: SystemNoise, count: int) -> Any:
+            file = Path("own.jsonl").stat()
+            charged = Ledger(path="own.jsonl", private_data="x", run="reader", renamed=True).counts()
+            early = sum(charged.values()) < max(1, self.answers) or self.synced[file.st_ino] < file.st_size
+            self.draws, self.early = self.draws + 1, self.early + early
+            return words(noise, count)
+
+        def synced(descriptor: int) -> None:
+            fsync(descriptor)
+            self.synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+        def counting(answer: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*given: Any) -> Any:
+                self.answers += 1
+                return answer(*given)
+
+            return counted
+
+        monkeypatch.setattr(SystemNoise, "words", drawn)
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(PrivateTeacher, "_respond", staticmethod(counting(one)))
+        monkeypatch.setattr(PrivateEnsemble, "each", counting(several))
+
+
+NOISY = [
+    (name, given) for name, given in FITS if "'ledger': 'own" in str(given.get("annotator")) and "teacher" in given
+]
+NOISY = [(name, given) for name, given in NOISY if "ResponseAnnotator" not in given["annotator"]]
+
+
+@pytest.mark.parametrize("broken", ["", "charge", "fsync"])
+@pytest.mark.parametrize(("name", "settings"), NOISY, ids=[name for name, _ in NOISY])
+def test_a_charge_is_on_the_disk_before_its_noise(
+    name: str, settings: Given, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken == "charge":
+        monkeypatch.setattr(Annotator, "_spend", lambda self, charge, **given: self._noted({charge: 1}))
+    module = made(getattr(lightning_modules, name), settings)
+    watched = Watched(monkeypatch)
+    if broken == "fsync":
+        monkeypatch.setattr(os, "fsync", lambda descriptor: watched.synced.setdefault(os.fstat(descriptor).st_ino, 1))
+    fit(module, name)
+    assert watched.draws >= watched.answers > 1 and bool(watched.early) is bool(broken)
