@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,10 @@ from privacy import (
 )
 from privacy.events import release_from_dict
 from privacy.events.base import _REGISTRY
+from privacy.ledger import Ledger
+from privacy.plan import Charge
+from privacy.published import claims
+from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope, WholeRun
 
 DELTA = 1e-5
 # Each with a noisier neighbour, which must cost less.
@@ -102,6 +110,23 @@ def test_round_trip(release: Release) -> None:
     assert release_from_dict(plain) == release
     assert hash(release_from_dict(plain)) == hash(release)
     assert pickle.loads(pickle.dumps(release)) == release
+
+
+CLAIMS: list[Claim] = [RdpSlope("DPDFD", 0.1), NoisyVotesClaim("DGD", 0.1), WholeRun("LabelDP", 1.0)]
+
+
+def test_a_fresh_process_reads_a_ledger_with_every_kind_of_release_and_claim(tmp_path: Path) -> None:
+    """Which has imported the ledger, and nothing for the sake of what stands in it."""
+    assert {claim.kind for claim in CLAIMS} == set(claims._REGISTRY)
+    charges = {Charge(release=release): 2 for release in [*RELEASES, *UNBOUNDED]}
+    charges |= {Charge(release=Gaussian(0.1), claim=claim): 3 for claim in CLAIMS}
+    ledger = Ledger(path=tmp_path / "ledger.jsonl", private_data="x", run="run", block=1)
+    ledger.restore(charges)
+    read = "from privacy.ledger import Ledger; found = Ledger(path='ledger.jsonl', private_data='x', run='y')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    asked = [sys.executable, "-c", f"{read}; print(repr(found.counts()))"]
+    found = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, env=environment, check=True)
+    assert found.stdout.strip() == repr(ledger.counts())
 
 
 def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
