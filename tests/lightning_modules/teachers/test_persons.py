@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from support.data_files import picture, pixels
 from support.dp_teachers import dp_sgd
+from support.golden_guarantees import require_golden
 from support.runs import configuration, fit, guarantee, result, working_in
 
 from lightning_modules import DPSGDTeacher
@@ -16,6 +18,7 @@ from lightning_modules.cli import main
 from privacy import BudgetExceeded, SampledGaussian, compose
 from privacy.account import PrivacyAccount
 from privacy.exported import AlteredError
+from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
 from privacy.neighbours import Unit
 
@@ -54,6 +57,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def within(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(place / "ledgers"))
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_a_guarantee_is_what_it_was(unit: str) -> None:
+    content = json.loads(Path(unit, "public", "guarantee.json").read_text(encoding="utf-8"))
+    require_golden(f"DPSGDTeacher_of_{unit}s", Guarantee.from_dict(content))
 
 
 def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
