@@ -1,0 +1,104 @@
+"""Each promise about privacy, broken on purpose in a copy of the code, and the tests that notice.
+
+Where the code moves, its mutant moves with it: a promise may change its place, and not lose its test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TESTS = "tests"
+MODULES, LEDGER = f"{TESTS}/lightning_modules", f"{TESTS}/privacy/test_ledger.py"
+#: Promise, file, what stands there, what breaks it, and the tests that must fail.
+# fmt: off
+MUTANTS: list[tuple[str, str, str, str, str]] = [
+    ("a charge is synced before its noise is drawn", "privacy/journal.py",
+     "        os.fsync(descriptor)\n        self._offset += len(data)", "        self._offset += len(data)",
+     f"{MODULES}/test_every_setting.py -k on_the_disk"),
+    ("a release is charged", "privacy/annotators/gradient.py",
+     "        self._spend(self.charge)\n        teachers", "        teachers",
+     f"{MODULES}/test_every_setting.py -k on_the_disk"),
+    ("a plan that is stopped early counts whole", "privacy/account.py",
+     "queried = self.ledger.counts() + self.ledger.unmade()", "queried = self.ledger.counts()",
+     f"{TESTS}/privacy/test_plan.py {TESTS}/privacy/test_account.py"),
+    ("a plan never shrinks", "privacy/plan.py",
+     "Counter(self.charges) | Counter(other.charges)", "Counter(self.charges)", f"{TESTS}/privacy/test_plan.py"),
+    ("a bound holds for its own training", "privacy/account.py",
+     "bound = self._bound_of(training)", "bound = next(iter(self.ledger.releases_by_training().values()), None)",
+     f"{TESTS}/privacy/test_identity_mutations.py {TESTS}/privacy/test_account.py"),
+    ("units compose only where a lemma says so", "privacy/neighbours.py",
+     "if len(units) > 1:", "if False:", f"{TESTS}/privacy/test_neighbours.py"),
+    ("relations compose only where a lemma says so", "privacy/neighbours.py",
+     "if len(single) > 1:", "if False:", f"{TESTS}/privacy/test_neighbours.py"),
+    ("figures are rounded up", "privacy/formatting.py",
+     "if float(text) < value:", "if False:", f"{TESTS}/privacy/test_guarantee.py"),
+    ("sums of pure bounds are rounded up", "privacy/events/base.py",
+     "else rounded_up", "else min", f"{TESTS}/privacy/accounting/test_composition.py"),
+    ("noise comes from the operating system", "privacy/mechanisms/noise.py",
+     "os.urandom(8 * count)", "bytes(8 * count)", f"{TESTS}/privacy/mechanisms/test_noise.py"),
+    ("noise that can be drawn again voids", "privacy/annotators/base.py",
+     "if not self.noise.secure:", "if False:", f"{TESTS}/privacy/annotators {TESTS}/privacy/test_guarantee.py"),
+    ("norms keep a margin for rounding", "privacy/mechanisms/bounding.py",
+     "rows.detach().to(torch.float64), norm_bound", "rows.detach(), norm_bound",
+     f"{TESTS}/privacy/mechanisms"),
+    ("a private teacher is not copied", "lightning_modules/teachers/private_teacher.py",
+     'raise TypeError("a private teacher is never', 'return TypeError("a private teacher is never',
+     f"{MODULES}/test_secrecy.py"),
+    ("weights are published with a finite epsilon only", "lightning_modules/runtime/publication.py",
+     "{} if math.isinf(guarantee.epsilon) else networks", "networks", f"{MODULES}/test_pages.py {MODULES}/publishing"),
+    ("splits depend on the id alone", "datamodules/splits.py",
+     "for record in ids.tolist()]", "for record in range(len(ids))]", f"{TESTS}/datamodules/test_splits.py"),
+    ("nothing is unpickled", "lightning_modules/teachers/files.py",
+     'map_location="cpu", weights_only=True)', 'map_location="cpu", weights_only=False)', f"{MODULES}/teachers"),
+    ("no code is imported that a file names", "lightning_modules/networks/named_code.py",
+     "def unknown_code(", "def unknown_code(*_, **__): return None\n\n\ndef _unknown_code(",
+     f"{MODULES}/publishing/test_named_code.py"),
+    ("a line that nobody could read is not written", "privacy/journal.py",
+     "        take(json.loads(data), dry=True)\n", "", LEDGER),
+    ("a file that was cut is noticed", "privacy/ledger.py",
+     "if not 1 <= lines <= len(hashes) or hashes[lines - 1] != digest:", "if False:",
+     f"{TESTS}/privacy/test_identity_mutations.py"),
+    ("what went on alone is counted where it leads", "privacy/ledger.py",
+     "self._absorb(state, lines, append, lost=", "(lambda *_, **__: None)(state, lines, append, lost=", LEDGER),
+    ("a ledger that is not there is said to be lost", "privacy/ledger.py",
+     "lost=self._state.lost if found else self.lost)", "lost=False)", LEDGER),
+    ("filters share delta", "privacy/accounting/fully_adaptive.py",
+     "delta / (2 * len(ORDERS))", "delta / 2", f"{TESTS}/privacy/accounting/test_fully_adaptive.py"),
+    ("an adaptive budget is one for all runs", "privacy/ledger.py",
+     "if budget != now and self.counts(run=run)", "if False", f"{TESTS}/privacy/test_guarantee.py"),
+    ("the same pictures are one budget", "privacy/ledger_place.py",
+     "(each.resolve(), *each.resolve().parents))", "(each.resolve(),))", f"{TESTS}/privacy/test_ledger_place.py"),
+    ("a server's starts are limited", "lightning_modules/federated/client.py",
+     "if self.starts == self.max_starts:", "if False:", f"{MODULES}/federated/test_client.py"),
+    ("hooks that come after the trial are refused", "lightning_modules/teachers/clipped_network.py",
+     "refuse_hooks(self.network, tried=self._hooks)", "pass", f"{MODULES}/teachers/test_clipping_trial.py -k hook"),
+    ("an export that was altered is refused", "privacy/exported.py",
+     "if not math.isclose(of_training", "if False and not math.isclose(of_training",
+     f"{MODULES}/publishing/test_export.py"),
+]
+# fmt: on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("promise", "file", "there", "broken", "tests"), MUTANTS, ids=[one[0] for one in MUTANTS])
+def test_a_broken_promise_is_noticed(
+    promise: str, file: str, there: str, broken: str, tests: str, tmp_path: Path
+) -> None:
+    for folder in ("datamodules", "lightning_modules", "privacy", "sweeps", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert text.count(there) >= 1, "the promise has moved: so must its mutant"
+    (tmp_path / file).write_text(text.replace(there, broken, 1), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^1 failed.* in ", done.stdout, re.MULTILINE), done.stdout[-2000:]
