@@ -77,6 +77,12 @@ class Budget:
                 f"{self.target_epsilon}, {self.accounting} and {self.scope}"
             )
 
+    @property
+    def filters(self) -> tuple[float, float] | None:
+        """Target ε and δ of the privacy filters of a fully adaptive budget."""
+        target = self.target_epsilon if self.fully_adaptive else None
+        return None if target is None else (target, self.delta)
+
 
 class PrivacyAccount:
     """Computes both ε from a ledger, and refuses a charge that would take the chosen one past the target.
@@ -182,7 +188,7 @@ class PrivacyAccount:
             if bound is not None and (
                 # Which is the smaller would depend on the answers.
                 self.budget.fully_adaptive
-                or all(release.bounded and release.unit is Unit.PERSON for release in bound)
+                or all(release.unit is Unit.PERSON and release.bounded for release in bound)
                 or self.epsilon_of(bound) <= self.epsilon_of(releases)
             ):
                 by_bound.add(training)
@@ -245,8 +251,8 @@ class PrivacyAccount:
         """
 
         def afford() -> int:
-            if self.budget.fully_adaptive and self.budget.target_epsilon is not None:
-                self.ledger.require_filters((self.budget.target_epsilon, self.budget.delta))
+            if self.budget.filters is not None:
+                self.ledger.require_filters(self.budget.filters)
             count = self.affordable(charge, limit=at_once or self.ledger.block)
             if count < 1:
                 raise BudgetExceeded(self.refusal(charge))

@@ -282,8 +282,8 @@ class Ledger:
                 )
             append({"event": "saved", "training": training, "token": token})
 
-    def go_by_filters(self, *, target_epsilon: float, delta: float) -> None:
-        """Records the budget of this run's privacy filters, which must be fixed before the first release.
+    def go_by_filters(self, budget: tuple[float, float]) -> None:
+        """Records target ε and δ of this run's privacy filters, which must be fixed before the first release.
 
         Raises:
             LedgerError: A run, perhaps this one, has released something under another budget: which one was set may
@@ -291,9 +291,9 @@ class Ledger:
         """
         self.settle()
         with self._locked() as append:
-            self.require_filters(now := (target_epsilon, delta))
-            if self._state.filters.get(self.run) != now:
-                self._append_filters(append, self.run, now)
+            self.require_filters(budget)
+            if self._state.filters.get(self.run) != budget:
+                self._append_filters(append, self.run, budget)
 
     def require_filters(self, now: tuple[float, float]) -> None:
         """Refuses another target ε and δ than those of a run that has released something; see `go_by_filters`."""

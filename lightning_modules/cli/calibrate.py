@@ -133,8 +133,8 @@ def cost_in_ledger(cli: Any) -> str:
     """
     teacher, given = cli.model.read_teacher(), cli.model.annotator
     annotator = copy.copy(given)
-    adaptive, target = given.budget.fully_adaptive, given.budget.target_epsilon
-    annotator.budget = replace(given.budget, ledger=None, target_epsilon=math.inf if adaptive else None)  # in memory
+    filters = given.budget.filters
+    annotator.budget = replace(given.budget, ledger=None, target_epsilon=filters and math.inf)  # in memory
     annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
     if reason := _without_noise(cli):
         annotator.charge_nonprivate_access(reason[0], training=reason[1])
@@ -148,8 +148,8 @@ def cost_in_ledger(cli: Any) -> str:
             there = Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run, renamed=True)
             account.ledger.absorb(there)
             path = there.path or path
-    if adaptive and target is not None:
-        account.ledger.go_by_filters(target_epsilon=target, delta=given.budget.delta)
+    if filters is not None:
+        account.ledger.go_by_filters(filters)
     account.ledger.restore(planned)
     unit = account.neighbours(counts=planned)[0].value
     return (

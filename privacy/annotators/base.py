@@ -391,8 +391,8 @@ class Annotator(ABC):
             opened = place.open(private_data=private_data, run=run, block=block, chosen=budget.ledger)
             head = training.head if isinstance(training, Training) else None
             same = opened.verify_head(head, whose="the teacher's training")
-            if budget.fully_adaptive and budget.target_epsilon is not None:
-                opened.go_by_filters(target_epsilon=budget.target_epsilon, delta=budget.delta)
+            if budget.filters is not None:
+                opened.go_by_filters(budget.filters)
             account = PrivacyAccount(ledger=opened, budget=budget, training=admitted(training, opened))
             account.ledger_was_replaced = not same or (isinstance(training, Training) and training.ledger_was_replaced)
             if state:
