@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +43,8 @@ from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
-from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.files import write_atomically
+from privacy.mechanisms import NoisyGradients, NoisyLabels
 
 
 class Size(NamedTuple):
@@ -75,17 +76,17 @@ def _group_norm(**settings: Any) -> nn.Module:
 CLASSES = 10
 # As in sweeps/dpdfd_mnist.yaml, dpsd_mnist.yaml and dpsd_label_mnist.yaml. The budget never runs out, but is checked in
 # each step.
-BUDGET: dict[str, Any] = {"budget": Budget(target_epsilon=1e6, accounting="published", scope="run")}
-_gradients = partial(GradientAnnotator, norm_bound=1e-3, noise_multiplier=100.0, **BUDGET)
+BUDGET = Budget(target_epsilon=1e6, accounting="published", scope="run")
+_gradients = NoisyGradients(norm_bound=1e-3, noise_multiplier=100.0)
 PLAIN, GROUP_NORM, OPACUS = "plain distillation", "DPDFD, group norm", "Opacus DP-SGD, group norm"
-METHODS: dict[str, tuple[type[DPDFD | DPSD], Callable[[], Any]]] = {
+METHODS: dict[str, tuple[type[DPDFD | DPSD], Any]] = {
     "DPDFD": (DPDFD, _gradients),
     PLAIN: (PlainDistillation, _gradients),
-    "DPSD, gradients": (DPSD, partial(_gradients, top_k=3)),
-    "DPSD, labels": (DPSD, partial(LabelAnnotator, smallest=3, epsilon=2.0, **BUDGET)),
+    "DPSD, gradients": (DPSD, replace(_gradients, top_k=3)),
+    "DPSD, labels": (DPSD, NoisyLabels(smallest=3, epsilon=2.0)),
     GROUP_NORM: (DPDFD, _gradients),
 }
-"""Module for `Trainer.fit` and its annotator, by name."""
+"""Module for `Trainer.fit` and its mechanism, by name."""
 
 
 def now() -> float:
@@ -119,7 +120,7 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
         seed_everything(1, verbose=False)  # other weights than the student's initial ones
         torch.save(SmallCNN(num_classes=CLASSES, image_shape=shape).state_dict(), file)
     seed_everything(0, verbose=False)
-    kind, annotator = METHODS[name]
+    kind, mechanism = METHODS[name]
     module = kind(
         num_classes=CLASSES,
         image_shape=shape,
@@ -127,7 +128,8 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
         teacher=TeacherConfig(
             path=str(file), network="SmallCNN", private_data=f"benchmark {name} {time.monotonic_ns()}"
         ),
-        annotator=annotator(),
+        mechanism=mechanism,
+        budget=BUDGET,
         images=Images(source="prior", prior=StrokePrior()),
         student=StudentConfig(network=Network(name=_group_norm)) if name == GROUP_NORM else StudentConfig(),
     )

@@ -379,7 +379,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def number_records(self) -> None:
         """Makes training batches carry each record's number, 0 to N-1, instead of its label.
 
-        For direct training, in which only the annotator sees labels and must know which records take part.
+        For direct training, in which only the mechanism sees labels and must know which records take part.
         """
         self._numbered = True
 

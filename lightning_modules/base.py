@@ -2,65 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 from lightning import Callback, LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.nn import functional
 
-from lightning_modules.callbacks.privacy import default_callbacks
-from lightning_modules.evaluation import Evaluated, Evaluation, validation_names
+from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.manual_optimization import ManualOptimization, OptimizedGroup
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.private_run import PrivateRun, state_of_run
+from lightning_modules.private_fit import (
+    begin_step,
+    meaning,
+    open_session,
+    require_public,
+    require_public_fit,
+    state_of_run,
+    steps_of_run,
+    warn_of_changed_noise,
+    write_statement,
+)
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import share_of
+from lightning_modules.runtime.publication import public_folder
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
-from privacy.annotators import Annotator
+from privacy.account import Budget
 from privacy.guarantee import Guarantee
+from privacy.mechanisms.base import Mechanism, Shape
+from privacy.plan import Charge
+from privacy.processes import by_all
+from privacy.session import PrivacySession
 
 
 class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, GuardedLoading, LightningModule):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
-    Nothing about the teacher is used except through the annotator. `PrivacyCourse` opens the ledger, fixes the plan,
-    logs both ε, ends the fit in time and writes the guarantee.
+    Nothing about the teacher is used except through the privacy session, which `on_fit_start` opens and whose plan
+    `on_train_start` fixes; `PrivacyCourse` logs both ε and ends the fit in time.
 
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
         batch_size: B, images per step, of all processes together; linked from the data.
-        annotator: Mechanism, noise and budget; everything learnt about the teacher passes through it.
+        mechanism: What is released about the teacher, and with how much noise.
+        budget: What may be spent; see `Budget`.
         teacher: See `TeacherConfig`.
         student: See `StudentConfig`.
         images: Where the images come from.
 
     Attributes:
         paper: Name of the method whose paper's theorem gives the published ε.
-        annotators: The annotator classes that the method supports.
+        mechanisms: The classes of mechanisms that the method supports.
         unused: Settings that the method refuses because it does not use them, such as `student.replay`. A name without
             a dot is an argument that its constructor does not take.
         takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
         published_artefacts: Names of artefacts computed from released values, which may be published.
-        run: The run's ledger, plan and guarantee, and its uncharged queries.
+        session: The only way to the teacher: budget, ledger, plan and guarantee of the run.
     """
 
     paper: ClassVar[str] = ""
-    annotators: ClassVar[tuple[type[Annotator], ...]] = (Annotator,)
+    mechanisms: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
     unused: ClassVar[tuple[str, ...]] = ()
     takes_private_pool: ClassVar[bool] = False
 
@@ -70,15 +85,16 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         num_classes: int,
         image_shape: tuple[int, int, int],
         batch_size: int,
-        annotator: Annotator,
+        mechanism: Mechanism,
+        budget: Budget = Budget(),
         teacher: TeacherConfig | str | nn.Module,
         student: StudentConfig | str = StudentConfig(),
         images: Images | str = Images(),
     ) -> None:
         super().__init__()
-        if not isinstance(annotator, self.annotators):
-            names = " or ".join(kind.__name__ for kind in self.annotators)
-            raise ValueError(f"annotator must be a {names}, got {type(annotator).__name__}")
+        if not isinstance(mechanism, self.mechanisms):
+            names = " or ".join(kind.__name__ for kind in self.mechanisms)
+            raise ValueError(f"mechanism must be a {names}, got {type(mechanism).__name__}")
         config = settings_of(TeacherConfig, teacher, name="teacher")
         # A network given in a script is never saved; as a hyperparameter, Lightning would warn about it.
         self.save_hyperparameters(ignore=["teacher"] if isinstance(config.path, nn.Module) else [])
@@ -87,9 +103,10 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         self.batch_size = batch_size
-        self.annotator = annotator
-        self.annotator.bind(batch_size=batch_size, num_classes=num_classes, paper=self.paper or None)
-        self.run = PrivateRun(annotator)
+        self.mechanism = mechanism
+        self.session = PrivacySession(
+            mechanism, Shape(batch_size, num_classes, self.paper), budget=settings_of(Budget, budget, name="budget")
+        )
         self.teacher_config = config.held()
         self.student_settings = settings_of(StudentConfig, student, name="student")
         self.image_settings = settings_of(Images, images, name="images")
@@ -107,11 +124,13 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
+        #: Whether a fit has begun, so that its networks are those of the run and not of a refused checkpoint.
+        self._begun = False
 
     # --- hooks that a method implements ---
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Gets targets through the annotator, for the student's detached logits (B, c) on images (B, C, H, W)."""
+        """Gets targets through the session, for the student's detached logits (B, c) on images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -120,27 +139,27 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
 
     @property
     def next_calls(self) -> int:
-        """Number of annotator calls that the next step makes."""
+        """Number of calls of the mechanism that the next step makes."""
         return 1
 
     def calls_of(self, steps: int) -> int:
-        """Number of annotator calls that a run of `steps` steps makes unless a budget ends it."""
+        """Number of calls of the mechanism that a run of `steps` steps makes unless a budget ends it."""
         return steps
 
     def calls_ahead(self, steps: int | None) -> int | None:
         """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
         if steps is None:
-            return None if self.annotator.budget.target_epsilon is None else self.annotator.affordable(limit=10**9)
-        return self.annotator.affordable(limit=max(0, steps - self.steps_done))
+            return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
+        return self.session.affordable(limit=max(0, steps - self.steps_done))
 
     def assumptions(self) -> list[str]:
-        """Assumptions of this run's guarantee besides the annotator's."""
+        """Assumptions of this run's guarantee besides the session's."""
         return self.images.assumptions()
 
     # --- the two updates ---
 
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
-        """Takes a step on the annotator's targets for `images` and returns these targets, shape (B, c)."""
+        """Takes a step on targets for `images` and returns these targets, shape (B, c)."""
         images = images.detach()
         # With replay, BatchNorm's running statistics come from replayed images only: those of the newest generator's
         # images cost a student that had nearly converged two points of accuracy.
@@ -238,6 +257,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
 
     def configure_callbacks(self) -> list[Callback]:
         """Adds `PrivacyCourse` and the callbacks that draw figures, unless the trainer has its own."""
+        from lightning_modules.callbacks import default_callbacks  # which are about this class
+
         return default_callbacks(self.trainer)
 
     def prepare_fit(self) -> None:
@@ -246,13 +267,35 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         super().prepare_fit()
         if isinstance(self.images, PoolSource):
             data = datamodule_of(self.trainer)
-            partitions = [*self.run.partitions, data.partition]
+            partitions = [*self.session.partitions, data.partition]
             self.images.open(private={self.teacher.private_data, data.private_data}, partitions=partitions, data=data)
             if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
                 raise ValueError("images.pool must be public, and its train part is the private data: give another")
 
     def on_fit_start(self) -> None:
-        """Fixes the seed of the draws once per run, and warns about a generator that is never reset."""
+        """Opens the session, refuses a budget that allows no step, and fixes the seed of the draws once per run.
+
+        Raises:
+            ValueError: The validation data may be private, or a callback monitors what is not logged.
+            BudgetExceeded: Not one step fits.
+        """
+        teacher, data, session = self.teacher, datamodule_of(self.trainer), self.session
+        require_public_fit(self.trainer, session.partitions)
+        rank_zero_info(meaning(self.image_shape, data))
+        open_session(
+            session,
+            self.trainer,
+            private_data=teacher.private_data,
+            ledger=teacher.ledger_place(data),
+            training=teacher.training,
+            num_records=teacher.num_records,
+            processes=self.processes,
+        )
+        require_monitored(self.trainer, self.logged_names() | {*self.spent({session.cost: 1})})
+        by_all(
+            self.processes,
+            lambda: begin_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
+        )
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
             never = self.images.reset_every is None and "images.reset_every" not in self.unused
@@ -262,6 +305,22 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                     "settings that work are in docs/generators.md"
                 )
 
+    def on_train_start(self) -> None:
+        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
+
+        Raises:
+            TeacherError: The student has received a weight of the teacher since the teacher was loaded.
+        """
+        by_all(self.processes, lambda: self.require_unlike(self.teacher))
+        self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
+        warn_of_changed_noise(self.session)
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
+            for page in public_folder(self.trainer).glob(
+                "guarantee.*"
+            ):  # images beside it will be of more than it covers
+                page.unlink()
+        self._begun = True
+
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where the step starts, to detect an interrupted one, and resets the generator when due."""
         self._steps_before_batch = self.steps_done
@@ -269,7 +328,35 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
+    def on_test_start(self) -> None:
+        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
+        require_public(self.trainer, self.session.partitions)
+
+    on_predict_start = on_test_start
+
+    def on_validation_start(self) -> None:
+        """Does the same; see `ManualOptimization`."""
+        require_public(self.trainer, self.session.partitions)
+        super().on_validation_start()
+
+    def on_fit_end(self) -> None:
+        """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
+        self.session.close()
+        self._begun = False
+        ledger = self.session.ledger.path
+        if self.trainer.is_global_zero:
+            write_statement(self.trainer, self.guarantee(), self.published_networks(), ledger=ledger)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
+        if self._begun and self.session.account.counts(scope="run"):
+            self.on_fit_end()
+
     # --- evaluation, figures and the guarantee ---
+
+    def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+        """Figures of privacy by their names in logs; see `PrivacySession.epsilons`."""
+        return {**self.session.epsilons(counts), "privacy/queries": float(self.session.account.queries())}
 
     def logged_names(self) -> set[str]:
         """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
@@ -285,7 +372,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
         assumptions = [*self.assumptions(), *of_teacher]
-        return self.run.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
+        return self.session.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
@@ -299,7 +386,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
             "steps_done": self.steps_done,
             "draw_seed": self.draw_seed,
             "objects": list(self._objects_given),
-            **self.run.state(),
+            **self.session.state(),
         }
         if self.memory is not None:
             checkpoint["replay"] = self.memory.state()
@@ -316,6 +403,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
             return
         self.steps_done = int(state["steps_done"])
         self.draw_seed = state["draw_seed"]
-        self.run.load(state)
+        self.session.load(state)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])

@@ -23,15 +23,15 @@ from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.private_run import steps_of_run
+from lightning_modules.private_fit import steps_of_run
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
-from privacy.annotators import VoteAnnotator
 from privacy.ledger import RECORDS
+from privacy.mechanisms import NoisyVotes
 from privacy.processes import by_all
 
 Phase = Literal["generator", "vae", "query", "student"]
@@ -55,14 +55,14 @@ class DGD(DataFreeDistillation):
     - *Normals* are found and added in image space, orthogonal to the decoder's tangent (TNAR); Eq. 4 adds both
       perturbations to the code, where no direction is normal to the manifold. Perturbed images are compared by the
       student's **features** (Eq. 6), while the divergence of its predictions finds the directions.
-    - *Laplace noise on latent codes*, the source of ε₁ in the paper's theorem, is `annotator.latent_epsilon`. At
+    - *Laplace noise on latent codes*, the source of ε₁ in the paper's theorem, is `mechanism.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1], so that the decoder sees random codes. It bounds nothing about a
-      private record (`VoteAnnotator.perturb_latents`).
+      private record (`NoisyVotes.perturb_latents`).
     - *Additions* that read only released labels and synthetic images: distorted queries (`student_phase`), and queries
       that the student of earlier rounds is sure of (`query_phase.selection`).
 
     Args:
-        annotator: Mechanism, noise and budget of the votes. Default: `VoteAnnotator`, Laplace of scale 40.
+        mechanism: The noise on the votes. Default: `NoisyVotes`, Laplace of scale 40.
         generator_phase: Training of the generator against a fixed classifier.
         vae_phase: Training of the variational autoencoder on synthetic images.
         query_phase: The queries to the ensemble.
@@ -74,9 +74,9 @@ class DGD(DataFreeDistillation):
     paper: ClassVar[str] = "DGD"
     unused = ("student.balance", "student.replay", "images.reset_every")
     takes_private_pool = True
-    annotators = (VoteAnnotator,)
+    mechanisms = (NoisyVotes,)
     of_ensemble = True
-    annotator: VoteAnnotator
+    mechanism: NoisyVotes
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of the current phase. `batch` is only a step index."""
@@ -103,7 +103,7 @@ class DGD(DataFreeDistillation):
     def __init__(
         self,
         *,
-        annotator: VoteAnnotator | None = None,
+        mechanism: NoisyVotes = NoisyVotes(),
         generator_phase: GeneratorPhase = GeneratorPhase(),
         vae_phase: VAEPhase = VAEPhase(),
         query_phase: QueryPhase = QueryPhase(),
@@ -111,7 +111,7 @@ class DGD(DataFreeDistillation):
         tangent_normal: TangentNormalLoss = TangentNormalLoss(),
         **shared: Any,
     ) -> None:
-        super().__init__(annotator=annotator or VoteAnnotator(), **shared)
+        super().__init__(mechanism=mechanism, **shared)
         self.generator_phase = settings_of(GeneratorPhase, generator_phase, name="generator_phase")
         self.vae_phase = settings_of(VAEPhase, vae_phase, name="vae_phase")
         self.query_phase = settings_of(QueryPhase, query_phase, name="query_phase")
@@ -147,7 +147,7 @@ class DGD(DataFreeDistillation):
     def _enter_next_phase(self) -> None:
         while self._phase_is_over():
             queried, queries = len(self.query_set), self.query_phase.queries
-            if self.phase == "query" and queried < queries and not self.annotator.affordable(limit=1):
+            if self.phase == "query" and queried < queries and not self.session.affordable(limit=1):
                 rank_zero_info(f"The budget ended the queries after {queried} of {queries}; the student goes on.")
             self.phase_index += -1 if self.phase == "student" else 1  # from the student back to the next round
             self.phase_step = 0
@@ -159,7 +159,7 @@ class DGD(DataFreeDistillation):
             return self.next_calls == 0 or (self.phase_step > 0 and len(self.query_set) in self._round_ends)
         # Checked at that step only, and not at each one once the budget has ended the queries.
         turn_is_over = self._is_between_rounds and self.phase_step == self.query_phase.steps_between
-        return turn_is_over and self.annotator.affordable(limit=1) > 0
+        return turn_is_over and self.session.affordable(limit=1) > 0
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -176,7 +176,7 @@ class DGD(DataFreeDistillation):
     def _round_ends(self) -> list[int]:
         """Number of queries made when each round ends; several rounds divide the queries that the plan covers."""
         queries, rounds = self.query_phase.queries, self.query_phase.rounds
-        covered = min(queries, self.run.plan.calls or queries) if rounds > 1 else queries
+        covered = min(queries, self.session.plan.calls or queries) if rounds > 1 else queries
         return [covered * (number + 1) // rounds for number in range(rounds)]
 
     # --- Eq. 2: the generator ---
@@ -189,7 +189,7 @@ class DGD(DataFreeDistillation):
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None
-        return self._baseline.unprotected(self.annotator, reason=_BASELINE)
+        return self._baseline.unprotected(self.session, reason=_BASELINE)
 
     # --- the VAE ---
 
@@ -213,7 +213,7 @@ class DGD(DataFreeDistillation):
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
         counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
-        self.query_set.add(self.gather_rows(self.annotator.annotate(counts)))
+        self.query_set.add(self.gather_rows(self.session.release(self.mechanism, counts)))
         # Lightning writes no checkpoint unless its count of optimizer steps has grown, and these labels are charged.
         # Without gradients the step changes nothing.
         optimizer = self.optimizer("student")
@@ -266,7 +266,7 @@ class DGD(DataFreeDistillation):
         draw = self.draws.stream(self.steps_done, "triples")
         vae.eval()
         with torch.no_grad():
-            codes = self.annotator.perturb_latents(sample_codes(*vae.encode(images), draw=draw))
+            codes = self.mechanism.perturb_latents(sample_codes(*vae.encode(images), draw=draw))
         return self.tangent_normal(self.student, vae.decode, codes, draw=draw)
 
     # --- fit hooks ---
@@ -310,13 +310,14 @@ class DGD(DataFreeDistillation):
             self._unprotected_baseline()
         if isinstance(self.images, PoolSource) and self.images.is_private:
             # Charged to no training: no teacher's guarantee covers the records themselves.
-            self.annotator.charge_nonprivate_access(_POOL, training=RECORDS)
+            self.session.charge_nonprivate_access(_POOL, training=RECORDS)
         if not len(self.query_set) and self.phase != "student":
-            by_all(self.processes, self.annotator.require_affordable)
+            by_all(self.processes, self.session.require_affordable)
         self._enter_next_phase()
 
     def on_train_start(self) -> None:
-        """Warns about a fit that ends before the student's first step."""
+        """Also warns about a fit that ends before the student's first step."""
+        super().on_train_start()
         steps, queries = steps_of_run(self.trainer, done=self.steps_done), self.query_phase
         needed = self._steps_before_student + queries.steps_between * (queries.rounds - 1)
         if steps is not None and self.phase != "student" and steps <= needed:
@@ -329,7 +330,7 @@ class DGD(DataFreeDistillation):
         """See `DataFreeDistillation.calls_ahead`: a call is one query, whatever the number of steps."""
         ended = self.phase == "student" and not self._is_between_rounds
         left = 0 if ended else self.query_phase.queries - len(self.query_set)
-        return self.annotator.affordable(limit=left) if left else 0
+        return self.session.affordable(limit=left) if left else 0
 
     def calls_of(self, steps: int) -> int:
         return self.query_phase.queries if steps else 0
@@ -341,7 +342,7 @@ class DGD(DataFreeDistillation):
             return 0
         queried = len(self.query_set)
         left = min(self.batch_size, next((end - queried for end in self._round_ends if end > queried), 0))
-        return self.annotator.affordable(limit=left) if left else 0
+        return self.session.affordable(limit=left) if left else 0
 
     def optimized_groups(self) -> dict[str, OptimizedGroup]:
         vae = {} if self.vae is None else {"vae": OptimizedGroup(self.vae.parameters())}

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning import Callback
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,13 +15,25 @@ from datamodules.poisson_sampled import require_poisson
 from lightning_modules.evaluation import refuse_selection, require_monitored
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.private_run import PrivateRun, state_of_run, steps_ahead
-from lightning_modules.runtime.publication import ForwardExceptions, clear, publish
-from lightning_modules.runtime.runs import datamodule_of, is_dev_run
+from lightning_modules.private_fit import (
+    begin_step,
+    open_session,
+    state_of_run,
+    steps_ahead,
+    stop_before,
+    warn_of_changed_noise,
+    write_statement,
+)
+from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.runtime.publication import ForwardExceptions
+from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.teacher import Teacher
-from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+from privacy.account import Budget
 from privacy.guarantee import Guarantee
-from privacy.identity import Training
+from privacy.identity import CheckpointError, Training
+from privacy.mechanisms import DirectGradients, DirectLabels, Shape
+from privacy.processes import ALONE
+from privacy.session import PrivacySession
 
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
@@ -50,13 +61,13 @@ class DirectTraining(Teacher):
 
     Args:
         batch_size: B, nominal size of a batch; linked from the data.
-        annotator: `DirectGradientAnnotator` for the data switch, `DirectLabelAnnotator` for the label switch. Default:
+        mechanism: `DirectGradients` for the data switch, `DirectLabels` for the label switch. Default:
             gradients.
         gamma: γ, step size along the noisy gradient; null is 1/norm_bound.
         **shared: See `Teacher`, except `class_prior`. BatchNorm does no harm: it mixes images, not labels.
 
     Raises:
-        ValueError: An invalid setting, or an annotator that is not for the switch.
+        ValueError: An invalid setting, or a mechanism that is not for the switch.
     """
 
     paper = "DPDFD"
@@ -65,7 +76,8 @@ class DirectTraining(Teacher):
         self,
         *,
         batch_size: int,
-        annotator: DirectGradientAnnotator | DirectLabelAnnotator | None = None,
+        mechanism: DirectGradients | DirectLabels | None = None,
+        budget: Budget = Budget(),
         gamma: float | None = None,
         **shared: Any,
     ) -> None:
@@ -74,24 +86,25 @@ class DirectTraining(Teacher):
             raise ValueError("class_prior has no effect in direct training: leave it out")
         self.automatic_optimization = False
         self.batch_size = batch_size
-        self.annotator = annotator or DirectGradientAnnotator()
-        self.annotator.bind(batch_size=batch_size, num_classes=self.num_classes, paper=self.paper)
+        self.mechanism = mechanism = mechanism or DirectGradients()
+        paper = "DPSD" if isinstance(mechanism, DirectLabels) else self.paper
+        shape = Shape(batch_size, self.num_classes, paper)
+        self.session = PrivacySession(mechanism, shape, budget=settings_of(Budget, budget, name="budget"))
         self.gradient_targets = GradientTargets(gamma=gamma)
-        self.run = PrivateRun(self.annotator)
         self.steps_done = 0
         #: Private labels, behind a function: an attribute would be saved or copied with the module.
         self._labels: Callable[[], Tensor] | None = None
-        #: Responses of the label switch that a checkpoint has kept.
-        self._kept: Any = None
+        #: Released labels of all records, (N,), of the label switch: drawn once, and kept by checkpoints.
+        self.noisy_labels: Tensor | None = None
 
     # --- Algorithm 3 ---
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One iteration of Algorithm 3 on private images (n, C, H, W) and the numbers (n,) of their records."""
         images, records = batch  # line 2
-        if isinstance(self.annotator, DirectGradientAnnotator):
-            assert self.annotator.sample_rate is not None
-            require_poisson(self.trainer.train_dataloader, self.annotator.sample_rate, self.annotator.secure_coins)
+        if isinstance(self.mechanism, DirectGradients):
+            shape = self.session.shape
+            require_poisson(self.trainer.train_dataloader, shape.sample_rate, shape.secure_sampling)
         if len(images):
             outputs = self.network(images)
             annotation = self.annotate(outputs.detach(), records)  # lines 3 to 10
@@ -104,16 +117,19 @@ class DirectTraining(Teacher):
         self.steps_done += 1
 
     def annotate(self, outputs: Tensor, records: Tensor) -> Annotation:
-        """Lines 3 to 10: gets targets through the annotator, for detached logits (n, c) of records numbered (n,)."""
+        """Lines 3 to 10: gets targets through the session, for detached logits (n, c) of records numbered (n,)."""
         assert self._labels is not None
-        annotator, labels = self.annotator, self._labels()[records.cpu()].to(records.device)
-        if isinstance(annotator, DirectGradientAnnotator):
+        mechanism = self.mechanism
+        if isinstance(mechanism, DirectGradients):
+            labels = self._labels()[records.cpu()].to(records.device)
             gradients = output_gradients(outputs, lambda free: F.cross_entropy(free, labels, reduction="none"))
-            released = annotator.annotate(gradients, records)
-            return self.gradient_targets.annotation(outputs, released, norm_bound=annotator.norm_bound)
+            released = self.session.release(mechanism, gradients, records)
+            return self.gradient_targets.annotation(outputs, released, norm_bound=mechanism.norm_bound)
+        if self.noisy_labels is None:
+            self.noisy_labels = self.session.release(mechanism, self._labels())
         every_class = torch.ones_like(outputs, dtype=torch.bool)
-        responses = annotator.annotate(labels, records)
-        return Annotation.of_labels(outputs, responses, every_class, epsilon=annotator.epsilon)
+        responses = self.noisy_labels[records.cpu()].to(records.device)
+        return Annotation.of_labels(outputs, responses, every_class, epsilon=mechanism.epsilon)
 
     def update(self, loss: Tensor) -> None:
         """Runs backward, an optimizer step, and a step of the default schedule."""
@@ -140,8 +156,8 @@ class DirectTraining(Teacher):
         data = datamodule_of(self.trainer)
         if not hasattr(data, "number_records"):
             raise ValueError(f"direct training needs an image data set or PoissonSampled, got {type(data).__name__}")
-        if isinstance(self.annotator, DirectGradientAnnotator) and not isinstance(data, PoissonSampled):
-            raise ValueError(f"DirectGradientAnnotator needs data.class_path PoissonSampled, got {type(data).__name__}")
+        if isinstance(self.mechanism, DirectGradients) and not isinstance(data, PoissonSampled):
+            raise ValueError(f"DirectGradients needs data.class_path PoissonSampled, got {type(data).__name__}")
         if data.label_decides:
             raise ValueError(
                 f"direct training bounds labels, and those of {data.name} decide which records are trained on, or "
@@ -158,7 +174,7 @@ class DirectTraining(Teacher):
         labels = data.train_records.labels.clone()
         self._labels = lambda: labels
         if not isinstance(data, PoissonSampled):  # a data set itself holds out private records
-            self.run.note(_ACCESS)
+            self.session.note(_ACCESS)
             refuse_selection(self.trainer)
 
     def on_fit_start(self) -> None:
@@ -169,82 +185,81 @@ class DirectTraining(Teacher):
         """
         self.own_training.begin(self)
         self.own_training.register(None)
-        data, annotator = datamodule_of(self.trainer), self.annotator
-        if isinstance(annotator, DirectLabelAnnotator):
-            assert self._labels is not None
-            annotator.bind(batch_size=len(self._labels()), num_classes=self.num_classes, paper="DPSD")
+        data, session, own = datamodule_of(self.trainer), self.session, self.own_training
+        assert self._labels is not None and own.id is not None
+        if isinstance(self.mechanism, DirectLabels):
+            records = len(self._labels())
+            session.shape = session.shape._replace(batch_size=records)
+            if self.noisy_labels is not None and len(self.noisy_labels) != records:
+                raise CheckpointError(
+                    f"{len(self.noisy_labels)} kept responses for {records} records: resume with the same private data"
+                )
         else:
-            annotator.bind_sampling(sample_rate=data.sample_rate, secure=data.secure)
-        own = self.own_training
-        assert own.id is not None
-        training = Training(own.id, kind=own.kind, releases=None)
-        self.run.open(self.trainer, private_data=own.ledger.private_data, ledger=own.place(), training=training)
-        spent = {*self.run.epsilons({annotator.charge: 1}), "privacy/epsilon_label"}
-        require_monitored(self.trainer, self.logged_names() | spent)
-        if self._kept is not None and isinstance(self.annotator, DirectLabelAnnotator):
-            self.annotator.keep(self._kept)
-        if not self.run.require_calls(1 if self._calls_ahead() else 0, steps_done=self.steps_done):
-            self.trainer.should_stop = True
-        if not is_dev_run(self.trainer):
-            clear(self.trainer, resumed=self.run.resumed)
+            session.shape = session.shape._replace(sample_rate=data.sample_rate, secure_sampling=data.secure)
+        open_session(
+            session,
+            self.trainer,
+            private_data=own.ledger.private_data,
+            ledger=own.place(),
+            training=Training(own.id, kind=own.kind, releases=None),
+            num_records=None,
+            processes=ALONE,
+        )
+        require_monitored(self.trainer, self.logged_names() | {*session.epsilons({session.cost: 1})})
+        begin_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""
         ahead = self._calls_ahead()
-        self.run.fix_plan(lambda: ahead and self.annotator.affordable(limit=ahead))
+        self.session.fix_plan(lambda: ahead and self.session.affordable(limit=ahead))
+        warn_of_changed_noise(self.session)
 
     def _calls_ahead(self) -> int | None:
-        if isinstance(self.annotator, DirectLabelAnnotator):
-            return 0 if self.annotator.complete else 1
+        if isinstance(self.mechanism, DirectLabels):
+            return 1 if self.noisy_labels is None else 0
         ahead = steps_ahead(self.trainer, self.trainer.num_training_batches)
-        return 10**7 if ahead is None and self.annotator.budget.target_epsilon is not None else ahead
+        return 10**7 if ahead is None and self.session.budget.target_epsilon is not None else ahead
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Ends the fit before a step that the target does not allow, which would be refused anyway; logs ε."""
-        if not isinstance(self.annotator, DirectLabelAnnotator):
-            self.run.stop_before(self.trainer, calls=1)
+        if not isinstance(self.mechanism, DirectLabels):
+            stop_before(self.trainer, self.session, calls=1)
         # Here, since callbacks write an epoch's line before the module's `on_train_epoch_end`.
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            spent = {**self.run.epsilons(), "privacy/epsilon_label": self.annotator.account.epsilon_label()}
-            self.log_dict(spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            self.log_dict(self.session.epsilons(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def guarantee(self) -> Guarantee:
         """Guarantee of the model: none for records, and a separate statement about labels."""
         artefacts = ("model", "whatever is computed from it")
-        return self.run.guarantee(artefacts=artefacts, assumptions=())
+        return self.session.guarantee(artefacts=artefacts)
 
     @property
     def uncharged_queries(self) -> list[str]:
         """Uncharged queries, in words for the guarantee."""
-        return self.run.uncharged_queries
+        return self.session.uncharged_queries
 
     def configure_callbacks(self) -> list[Callback]:
         return [*super().configure_callbacks(), ForwardExceptions()]
 
     def on_exception(self, exception: BaseException) -> None:
         """Does the same as `on_fit_end`: what was released before an error stays released."""
-        if self.annotator.is_open and self.annotator.account.counts(scope="run"):
+        if self.session.is_open and self.session.account.counts(scope="run"):
             self.on_fit_end()
 
     def on_fit_end(self) -> None:
         """Settles the ledger and writes the guarantee beside the results."""
-        self.annotator.close()
-        if is_dev_run(self.trainer):
-            return
-        guarantee = self.guarantee()
-        page = publish(self.trainer, guarantee, {"model": self.network})
-        rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
+        self.session.close()
+        write_statement(self.trainer, self.guarantee(), {"model": self.network}, ledger=self.session.ledger.path)
 
     # --- checkpoints ---
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds this run's charges, its plan, and its kept responses, which are released values."""
+        """Adds this run's charges, its plan, and its noisy labels, which are released values."""
         super().on_save_checkpoint(checkpoint)
-        annotator = self.annotator
         checkpoint["direct_training"] = {
             "steps_done": self.steps_done,
-            "kept": annotator.kept() if isinstance(annotator, DirectLabelAnnotator) else None,
-            **self.run.state(),
+            "noisy_labels": self.noisy_labels,
+            **self.session.state(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -256,6 +271,6 @@ class DirectTraining(Teacher):
         super().on_load_checkpoint(checkpoint)
         if (state := state_of_run(checkpoint, "direct_training", self._trainer)) is None:
             return
-        self._kept = state["kept"]
+        self.noisy_labels = state["noisy_labels"]
         self.steps_done = int(state["steps_done"])
-        self.run.load(state)
+        self.session.load(state)

@@ -20,8 +20,8 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
-from privacy.annotators import MeanResponseAnnotator, ResponseAnnotator
 from privacy.identity import CheckpointError
+from privacy.mechanisms import NoisyMeanResponse, RawResponses
 
 #: Standard deviation that answers fitted to directions are scaled to: about that of a classifier's logits.
 _LOGIT_DEVIATION = 3.0
@@ -33,18 +33,18 @@ _INFORMATIVE = 0.7
 class Distillation(DataFreeDistillation):
     """Trains a student on responses to procedural images: post-processing, free for any number of images and steps.
 
-    The annotator decides which responses:
+    The mechanism decides which responses:
 
-    - `ResponseAnnotator`: the raw responses of one teacher. If it was trained by DP-SGD, its guarantee is the
+    - `RawResponses`: the raw responses of one teacher. If it was trained by DP-SGD, its guarantee is the
       student's; if it was trained without privacy, the guarantee says that ε is infinite.
-    - `MeanResponseAnnotator`: those of an ensemble on disjoint shards, which is **private**. It is queried about
+    - `NoisyMeanResponse`: those of an ensemble on disjoint shards, which is **private**. It is queried about
       `queries` images, each mean response is released with noise, and a linear function of fixed scattering features is
       fitted to them (`fit_noisy_responses`), which averages the noise away and chooses its own regularisation. That
       function then labels the pool. The number of queries makes little difference: at one ε the noise on each grows
       with its square root.
 
     Args:
-        annotator: Budget and ledger. Default: `ResponseAnnotator`.
+        mechanism: Which responses. Default: `RawResponses`.
         prior: Where the images come from. Default: `StrokePrior`.
         pool: Public images to vary instead of a prior; see `Images`.
         pool_size: Number of answered images that the student is fitted to, rounded up to whole batches.
@@ -58,13 +58,13 @@ class Distillation(DataFreeDistillation):
     """
 
     unused = ("images", "student.balance", "student.replay")
-    annotators = (ResponseAnnotator, MeanResponseAnnotator)
-    annotator: ResponseAnnotator | MeanResponseAnnotator
+    mechanisms = (RawResponses, NoisyMeanResponse)
+    mechanism: RawResponses | NoisyMeanResponse
 
     def __init__(
         self,
         *,
-        annotator: ResponseAnnotator | MeanResponseAnnotator | None = None,
+        mechanism: RawResponses | NoisyMeanResponse | None = None,
         prior: ImagePrior | None = None,
         pool: ImageDataModule | str | None = None,
         pool_size: int = 50_000,
@@ -75,7 +75,7 @@ class Distillation(DataFreeDistillation):
         **shared: Any,
     ) -> None:
         super().__init__(
-            annotator=annotator or ResponseAnnotator(),
+            mechanism=mechanism or RawResponses(),
             images=Images(source="pool" if pool else "prior", prior=prior, pool=pool, pool_varied=pool is not None),
             **shared,
         )
@@ -88,8 +88,8 @@ class Distillation(DataFreeDistillation):
             raise ValueError(f"temperature must be 1 for loss={loss!r}, which has none, got {temperature}")
         if (queries is not None) != self.of_ensemble:
             raise ValueError(
-                "queries must be given for a MeanResponseAnnotator, and for no other, got "
-                f"{queries} with {type(self.annotator).__name__}"
+                "queries must be given for a NoisyMeanResponse, and for no other, got "
+                f"{queries} with {type(self.mechanism).__name__}"
             )
         self.pool_calls = -(-pool_size // self.batch_size)
         self.charged_calls = self.pool_calls if queries is None else -(-queries // self.batch_size)
@@ -112,7 +112,7 @@ class Distillation(DataFreeDistillation):
 
     @property
     def of_ensemble(self) -> bool:
-        return isinstance(self.annotator, MeanResponseAnnotator)
+        return isinstance(self.mechanism, NoisyMeanResponse)
 
     @property
     def next_calls(self) -> int:
@@ -123,7 +123,7 @@ class Distillation(DataFreeDistillation):
         """See `DataFreeDistillation.calls_ahead`; only a whole pool is begun."""
         if not self.next_calls or (steps is not None and steps <= self.steps_done):
             return 0
-        return self.charged_calls if self.annotator.affordable(limit=self.charged_calls) == self.charged_calls else 0
+        return self.charged_calls if self.session.affordable(limit=self.charged_calls) == self.charged_calls else 0
 
     def calls_of(self, steps: int) -> int:
         """See `DataFreeDistillation.calls_of`: the pool, or the queries, are sent to the teacher once."""
@@ -158,7 +158,7 @@ class Distillation(DataFreeDistillation):
             if fitted is not None:
                 return fitted(images)
             logits = teacher.logits(images) if sharing is None else sharing.logits_of_extracted(features)
-            return self.annotator.annotate(logits)
+            return self.session.release(self.mechanism, logits)
 
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
@@ -209,8 +209,8 @@ class Distillation(DataFreeDistillation):
 
         The function maps images (B, C, H, W) to answers (B, c).
         """
-        teacher, annotator = self.teacher, self.annotator
-        assert isinstance(teacher, PrivateEnsemble) and isinstance(annotator, MeanResponseAnnotator)
+        teacher, mechanism = self.teacher, self.mechanism
+        assert isinstance(teacher, PrivateEnsemble) and isinstance(mechanism, NoisyMeanResponse)
         describe = build_network(
             "LinearOnFeatures", num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
@@ -222,10 +222,10 @@ class Distillation(DataFreeDistillation):
             images = self._own_images(-1 - call)
             parts.append(self.gather_rows(logits_and_features(describe, images)[1]))
             if self.noisy_answers is None:
-                answers.append(self.gather_rows(annotator.annotate(teacher.each(images))))
+                answers.append(self.gather_rows(self.session.release(mechanism, teacher.each(images))))
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(answers)
-            self.answer_deviation = annotator.std(teacher.num_teachers)
+            self.answer_deviation = mechanism.std(teacher.num_teachers)
         features = torch.cat(parts)
         fitted = fit_noisy_responses(features, self.noisy_answers, std=self.answer_deviation)
         rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")

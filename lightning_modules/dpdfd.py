@@ -10,18 +10,18 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients
 
 
 class DPDFD(DataFreeDistillation):
     """Liu et al., *Model Conversion via Differentially Private Data-Free Distillation*, IJCAI 2023, Algorithms 1 and 2.
 
     A student learns from a private teacher on synthetic images. Each sample's gradient of the distillation loss with
-    respect to the student's outputs is bounded and noised (`annotator`), subtracted from the outputs, and the student
+    respect to the student's outputs is bounded and noised (`mechanism`), subtracted from the outputs, and the student
     is fitted to the result. The generator takes the student, not the teacher, as its discriminator, which costs no
     privacy. <https://arxiv.org/abs/2304.12528>
 
-    With `annotator.release: ensemble` (DPDFD-MM, Algorithm 2) the teacher is an ensemble on disjoint shards: each
+    With `mechanism.release: ensemble` (DPDFD-MM, Algorithm 2) the teacher is an ensemble on disjoint shards: each
     teacher's gradient is bounded, and noise is added to their sum. One record then changes only one teacher's rows, so
     the noise on the mean of n is n times smaller at the same record-level price.
 
@@ -30,39 +30,39 @@ class DPDFD(DataFreeDistillation):
     - *Outputs are logits.* y_s = softmax(logits - γ·g̃), and the student sees γ and C only through their product.
       `gradient_targets.outputs: probabilities` reads them as probabilities instead.
     - *Gradients are per sample*, of each sample's own loss; those of a batch-mean loss would be so small that e swamps
-      them. Each is bounded by its own norm; `annotator.bounding: normalize_batch` uses the norm of the whole batch.
+      them. Each is bounded by its own norm; `mechanism.bounding: normalize_batch` uses the norm of the whole batch.
     - *The settings as printed* (α = β = 1, L2 norm of the features, L_S in the generator's step) collapsed to one
       class in trials; the defaults here work. `sweeps/methods/dpdfd_mnist_paper.yaml` has the printed settings.
     - *Images* may also come from a procedural prior, which costs no privacy and works far better.
 
     Args:
-        annotator: Mechanism, noise and budget. Default: `GradientAnnotator` with C=1e-3, σ=100, `per_sample`.
+        mechanism: How gradients are bounded and noised. Default: `NoisyGradients` with C=1e-3, σ=100, `per_sample`.
         gradient_targets: The distillation loss, and how the student uses its noisy gradient.
         generator_loss: The generator's loss.
         **shared: See `DataFreeDistillation`.
     """
 
     paper = "DPDFD"
-    annotators = (GradientAnnotator,)
-    annotator: GradientAnnotator
+    mechanisms = (NoisyGradients,)
+    mechanism: NoisyGradients
 
     def __init__(
         self,
         *,
-        annotator: GradientAnnotator | None = None,
+        mechanism: NoisyGradients = NoisyGradients(),
         gradient_targets: GradientTargets = GradientTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
         **shared: Any,
     ) -> None:
-        super().__init__(annotator=annotator or GradientAnnotator(), **shared)
+        super().__init__(mechanism=mechanism, **shared)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        self.gradient_targets.require(self.annotator)
+        self.gradient_targets.require(self.mechanism)
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
 
     @property
     def of_ensemble(self) -> bool:
         """Whether an ensemble of teachers responds (Algorithm 2)."""
-        return self.annotator.mechanism.of_ensemble
+        return self.mechanism.way.of_ensemble
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One iteration of Algorithm 1. `batch` is only a step index."""
@@ -76,14 +76,13 @@ class DPDFD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 5 to 10: y_s, shape (B, c)."""
-        annotator = self.annotator
-        released = annotator.annotate(self.output_gradients(outputs, images))
+        released = self.session.release(self.mechanism, self.output_gradients(outputs, images))
         return self.gradient_targets.annotation(
-            outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+            outputs, released, norm_bound=self.mechanism.norm_bound, stability=self.mechanism.stability
         )
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until annotated.
+        """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until released.
 
         Shape (B, c), or (n, B, c) for an ensemble of n teachers.
         """

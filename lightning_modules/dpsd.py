@@ -15,7 +15,7 @@ from lightning_modules.losses.targets import Annotation, GradientTargets, LabelT
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice
-from privacy.annotators import GradientAnnotator, LabelAnnotator
+from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.mechanisms.randomized_response import top_k_candidates
 
 _RATE, _FORGOTTEN = 0.5, 0.01
@@ -41,7 +41,7 @@ class DPSD(DataFreeDistillation):
       `DPDFD` does.
 
     Args:
-        annotator: `GradientAnnotator` for the data switch, `LabelAnnotator` for the label switch, whose `top_k` and
+        mechanism: `NoisyGradients` for the data switch, `NoisyLabels` for the label switch, whose `top_k` and
             `smallest` are the paper's k. Default: gradients, with k = min(3, c).
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
@@ -55,18 +55,18 @@ class DPSD(DataFreeDistillation):
         **shared: See `DataFreeDistillation`.
 
     Raises:
-        ValueError: An invalid setting, or an annotator that is not for the switch.
+        ValueError: An invalid setting, or a mechanism that is not for the switch.
     """
 
     paper = "DPSD"
-    annotators = (GradientAnnotator, LabelAnnotator)
-    annotator: GradientAnnotator | LabelAnnotator
+    mechanisms = (NoisyGradients, NoisyLabels)
+    mechanism: NoisyGradients | NoisyLabels
 
     def __init__(
         self,
         *,
         num_classes: int,
-        annotator: GradientAnnotator | LabelAnnotator | None = None,
+        mechanism: NoisyGradients | NoisyLabels | None = None,
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
@@ -75,19 +75,19 @@ class DPSD(DataFreeDistillation):
         generator_loss: GeneratorLoss = GeneratorLoss(),
         **shared: Any,
     ) -> None:
-        super().__init__(num_classes=num_classes, annotator=_annotator(annotator, k=min(3, num_classes)), **shared)
+        super().__init__(num_classes=num_classes, mechanism=_mechanism(mechanism, k=min(3, num_classes)), **shared)
         check_choice("discriminator", discriminator, ("student", "teacher"))
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        self.gradient_targets.require(self.annotator)
+        self.gradient_targets.require(self.mechanism)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
-        if balanced_answers and getattr(self.annotator, "smallest", None) != num_classes:
+        if balanced_answers and getattr(self.mechanism, "smallest", None) != num_classes:
             raise ValueError(
-                f"balanced_answers needs a LabelAnnotator with all {num_classes} classes as candidates "
-                f"(annotator.smallest: {num_classes}), got {type(self.annotator).__name__} with "
-                f"{getattr(self.annotator, 'smallest', 'none')}"
+                f"balanced_answers needs a NoisyLabels with all {num_classes} classes as candidates "
+                f"(mechanism.smallest: {num_classes}), got {type(self.mechanism).__name__} with "
+                f"{getattr(self.mechanism, 'smallest', 'none')}"
             )
         self.register_buffer("offsets", torch.zeros(num_classes) if balanced_answers else None)
         self.offsets: torch.Tensor | None
@@ -113,32 +113,33 @@ class DPSD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
-        annotator = self.annotator
-        if isinstance(annotator, GradientAnnotator):
-            released = annotator.annotate(self.output_gradients(outputs, images))
+        mechanism = self.mechanism
+        if isinstance(mechanism, NoisyGradients):
+            released = self.session.release(mechanism, self.output_gradients(outputs, images))
             return self.gradient_targets.annotation(
-                outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+                outputs, released, norm_bound=mechanism.norm_bound, stability=mechanism.stability
             )
         candidates = self.candidates(outputs)
         # One size for all: it depends only on the step.
         size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
         logits = self.teacher.logits(images)
-        labels = annotator.annotate(logits if self.offsets is None else logits - self.offsets, candidates, size=size)
+        balanced = logits if self.offsets is None else logits - self.offsets
+        labels = self.session.release(mechanism, balanced, candidates, size=size)
         if self.offsets is not None:
             self.balance(self.gather_rows(labels))
-        return self.label_targets.annotation(outputs, labels, candidates, epsilon=annotator.epsilon)
+        return self.label_targets.annotation(outputs, labels, candidates, epsilon=mechanism.epsilon)
 
     def balance(self, labels: torch.Tensor) -> None:
         """Updates the offsets with a step's released labels (B,) of all processes; see `balanced_answers`."""
-        assert isinstance(self.annotator, LabelAnnotator) and self.offsets is not None
-        shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.annotator.epsilon)
+        assert isinstance(self.mechanism, NoisyLabels) and self.offsets is not None
+        shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.mechanism.epsilon)
         self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
 
     def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
         """Candidate set I of each image, shape (B, c), bool, from the student's `outputs` and the step only."""
-        assert isinstance(self.annotator, LabelAnnotator)
+        assert isinstance(self.mechanism, NoisyLabels)
         sizes = self.schedule.sizes(
-            outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.annotator.smallest
+            outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.mechanism.smallest
         )
         self.log_in_step("train/candidates", sizes.float().mean())
         return top_k_candidates(outputs, k=sizes)
@@ -149,7 +150,7 @@ class DPSD(DataFreeDistillation):
         return "discriminator is teacher (DPSD-T)" if against else None
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until annotated."""
+        """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until released."""
         return self.gradient_targets.gradients(outputs, self.teacher.logits(images))
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -157,12 +158,12 @@ class DPSD(DataFreeDistillation):
         discriminator = self.student
         if self.discriminator == "teacher":
             discriminator = self.teacher.unprotected(
-                self.annotator, reason="the generator was trained against the private teacher (DPSD-T)"
+                self.session, reason="the generator was trained against the private teacher (DPSD-T)"
             ).to(images.device)
         return self.generator_criterion.against(discriminator, self.student, images, targets)
 
     def logged_names(self) -> set[str]:
-        return super().logged_names() | ({"train/candidates"} if isinstance(self.annotator, LabelAnnotator) else set())
+        return super().logged_names() | ({"train/candidates"} if isinstance(self.mechanism, NoisyLabels) else set())
 
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; also redraws its latent inputs."""
@@ -178,9 +179,9 @@ class DPSD(DataFreeDistillation):
             yield self.latents
 
 
-def _annotator(given: GradientAnnotator | LabelAnnotator | None, *, k: int) -> GradientAnnotator | LabelAnnotator:
+def _mechanism(given: NoisyGradients | NoisyLabels | None, *, k: int) -> NoisyGradients | NoisyLabels:
     if given is None:
-        return GradientAnnotator(top_k=k)
-    if isinstance(given, GradientAnnotator) and given.mechanism.of_ensemble:
-        raise ValueError("annotator.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
+        return NoisyGradients(top_k=k)
+    if isinstance(given, NoisyGradients) and given.way.of_ensemble:
+        raise ValueError("mechanism.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
     return given

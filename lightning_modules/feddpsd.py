@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any, Literal
 
 import torch
-from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.partition import disjoint
@@ -27,16 +26,17 @@ from lightning_modules.federated.client import OF_SERVER
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.publication import ForwardExceptions
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateModel
-from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian
 from privacy.identity import Training
+from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.neighbours import Unit
 from privacy.plan import unmade
 from privacy.processes import ProcessesError
+from privacy.session import PrivacySession
 
 _ABSENT = "which clients answer in a round does not depend on any record (networks and machines fail), and is public"
 _CLIENTS = (
@@ -87,7 +87,7 @@ class FedDPSD(DataFreeDistillation):
 
     Whom ε protects against depends on who adds the noise to gradients:
 
-    | `annotator.release` | noise | holds against |
+    | `mechanism.release` | noise | holds against |
     |---|---|---|
     | `ensemble` (as printed) | once, on the sum, by the server: σC/m on the mean | everyone but the server |
     | `per_sample_full`, `per_sample` | by each client: σC/√m, or σC/(B√m), on the mean | the server as well |
@@ -106,8 +106,8 @@ class FedDPSD(DataFreeDistillation):
 
     Args:
         clients: Connection to the clients: `LocalClients` in this process, `FlowerClients` on other machines.
-        annotator: `GradientAnnotator` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
-            `LabelAnnotator` for the label switch. Default: gradients by `ensemble`.
+        mechanism: `NoisyGradients` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
+            `NoisyLabels` for the label switch. Default: gradients by `ensemble`.
         federation: Name, unit and size of the clients' data together.
         gradient_targets: Data switch: the distillation loss, and how the student uses its noisy gradient.
         label_targets: Label switch: candidates over time, and how the student uses noisy labels.
@@ -115,34 +115,37 @@ class FedDPSD(DataFreeDistillation):
         **shared: See `DataFreeDistillation`.
 
     Raises:
-        ValueError: A setting is invalid, or the annotator does not fit the switch.
+        ValueError: A setting is invalid, or the mechanism does not fit the switch.
     """
 
     paper = "DPSD"
     unused = ("teacher", "images.pool")
-    annotators = (GradientAnnotator, LabelAnnotator)
-    annotator: GradientAnnotator | LabelAnnotator
+    mechanisms = (NoisyGradients, NoisyLabels)
+    mechanism: NoisyGradients | NoisyLabels
 
     def __init__(
         self,
         *,
         clients: ClientConnection,
-        annotator: GradientAnnotator | LabelAnnotator | None = None,
+        mechanism: NoisyGradients | NoisyLabels | None = None,
         federation: FederationConfig | str = FederationConfig(),
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
         **shared: Any,
     ) -> None:
-        super().__init__(annotator=_annotator(annotator), teacher="at the clients", **shared)
+        mechanism = mechanism or NoisyGradients(release="ensemble")
+        if isinstance(mechanism, NoisyGradients):
+            check_choice("mechanism.release", mechanism.release, ("ensemble", "per_sample_full", "per_sample"))
+        super().__init__(mechanism=mechanism, teacher="at the clients", **shared)
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients
         self.federation = settings_of(FederationConfig, federation, name="federation")
-        if self.federation.unit == "client":
-            self.annotator.protect_clients()
+        budget, unit = self.session.budget, Unit(self.federation.unit)
+        self.session = PrivacySession(mechanism, self.session.shape, budget=budget, unit=unit)
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
-        self.gradient_targets.require(self.annotator)
+        self.gradient_targets.require(self.mechanism)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
         self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
@@ -162,32 +165,30 @@ class FedDPSD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 6 to 14: the student's targets (B, c), from the clients' answers."""
-        annotator = self.annotator
-        if isinstance(annotator, GradientAnnotator):
+        mechanism = self.mechanism
+        if isinstance(mechanism, NoisyGradients):
             released = self._noisy_gradients(outputs, images)
             return self.gradient_targets.annotation(
-                outputs, released, norm_bound=annotator.norm_bound, stability=annotator.stability
+                outputs, released, norm_bound=mechanism.norm_bound, stability=mechanism.stability
             )
-        sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=annotator.smallest)
+        sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=mechanism.smallest)
         candidates = top_k_candidates(outputs, k=sizes)
         # One size for all: it depends only on the step.
         size = int(sizes[0]) if self.schedule.fixed_beforehand else None
-        annotator.charge_elsewhere(size=size)
+        self.session.charge(mechanism, size=size)
         answers = self._answers(self._question(outputs, images, candidates=candidates))
-        made, epsilon = self.label_targets.annotation, annotator.epsilon
+        made, epsilon = self.label_targets.annotation, mechanism.epsilon
         votes = [made(outputs, labels.to(outputs.device), candidates, epsilon=epsilon).targets for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
 
     def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Line 14 for the data switch, shape (B, c)."""
-        annotator = self.annotator
-        assert isinstance(annotator, GradientAnnotator)
         question = self._question(outputs, images)
         if self.noise_by == "server":
-            released = annotator.annotate_bounded(torch.stack(self._answers(question)))
+            released = self.session.release(self.mechanism, torch.stack(self._answers(question)), bounded=True)
         else:
             # Before any client is queried: an answer counts as soon as it leaves the client.
-            annotator.charge_elsewhere()
+            self.session.charge(self.mechanism)
             released = torch.stack(self._answers(question)).mean(dim=0)
         return released.to(outputs.device, outputs.dtype)
 
@@ -203,8 +204,8 @@ class FedDPSD(DataFreeDistillation):
     @property
     def noise_by(self) -> Literal["client", "server"]:
         """Who adds the noise."""
-        annotator = self.annotator
-        return "server" if isinstance(annotator, GradientAnnotator) and annotator.mechanism.of_ensemble else "client"
+        mechanism = self.mechanism
+        return "server" if isinstance(mechanism, NoisyGradients) and mechanism.way.of_ensemble else "client"
 
     def _question(
         self, outputs: torch.Tensor, images: torch.Tensor, *, candidates: torch.Tensor | None = None
@@ -263,7 +264,7 @@ class FedDPSD(DataFreeDistillation):
                     f"{others['share'] or 'all'} of {others['data']!r}: clients of one data set must be different ones "
                     "of one partition (data: ClientRecords); other records need another name"
                 )
-        if not all(client.secure for client in clients) and self.annotator.noise.secure and self.noise_by == "client":
+        if not all(client.secure for client in clients) and self.mechanism.source.secure and self.noise_by == "client":
             insecure = ", ".join(client.name for client in clients if not client.secure)
             raise FederationError(f"the noise of {insecure} can be reproduced by anyone who knows its seed")
         return Federation(
@@ -275,6 +276,8 @@ class FedDPSD(DataFreeDistillation):
         )
 
     def on_train_start(self) -> None:
+        """Also agrees on the terms with the clients, once the plan is fixed."""
+        super().on_train_start()
         folder = None if is_dev_run(self.trainer) else run_folder(self.trainer) / "clients"
         out = self.clients.begin(self.terms(), folder=folder)
         left = self.teacher.num_teachers - len(out)
@@ -284,20 +287,29 @@ class FedDPSD(DataFreeDistillation):
 
     def terms(self) -> Terms:
         """The terms of this run, the same for every client."""
-        annotator = self.annotator
-        label = isinstance(annotator, LabelAnnotator)
+        label = isinstance(self.mechanism, NoisyLabels)
         return Terms(
-            run=annotator.account.ledger.run,
+            run=self.session.ledger.run,
             switch="label" if label else "data",
             noise_by=self.noise_by,
-            calls=self.run.plan.calls,
+            calls=self.session.plan.calls,
             batch_size=self.batch_size,
             num_classes=self.num_classes,
             image_shape=self.image_shape,
-            mechanism=_mechanism(annotator),
+            mechanism=self._mechanism_of_clients(),
             loss={} if label else dataclasses.asdict(self.gradient_targets),
             server_mu=self._mu_of_round() if self.noise_by == "server" else None,
         )
+
+    def _mechanism_of_clients(self) -> dict[str, Any]:
+        """Settings that each client must share."""
+        mechanism = self.mechanism
+        names = next(names for kind, names in OF_SERVER.items() if isinstance(mechanism, kind))
+        settings = {name: getattr(mechanism, name) for name in names}
+        if self.noise_by == "server":
+            # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
+            settings |= {"release": "per_sample_full", "noise_multiplier": 0.0}
+        return {**settings, "delta": self.session.budget.delta}
 
     def _mu_of_round(self) -> float | None:
         """μ per planned round, so that all rounds together cost as much as all releases, made and planned.
@@ -305,8 +317,8 @@ class FedDPSD(DataFreeDistillation):
         A resumed run may have other noise than its first rounds, which does not make those cheaper. None if the number
         of rounds is not planned, or the noise is on a lattice and has no μ.
         """
-        calls, charged = self.run.plan.calls, self.annotator.account.counts(scope="run")
-        whole = charged + unmade((self.run.plan.charges) or {}, charged)
+        calls, charged = self.session.plan.calls, self.session.account.counts(scope="run")
+        whole = charged + unmade((self.session.plan.charges) or {}, charged)
         releases = [(charge.release, count) for charge, count in whole.items() if charge.queries]
         if not calls or not all(isinstance(release, Gaussian) for release, _ in releases):
             return None
@@ -316,15 +328,14 @@ class FedDPSD(DataFreeDistillation):
         squares = sum(count * release.mu**2 for release, count in releases if isinstance(release, Gaussian))
         return math.sqrt(squares / calls)
 
-    def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), ForwardExceptions()]
-
     def on_fit_end(self) -> None:
-        """Lets the clients settle their ledgers and write their guarantees."""
+        """Also lets the clients settle their ledgers and write their guarantees."""
+        super().on_fit_end()
         self.clients.end()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Does the same as `on_fit_end`, since answers before an error have left the clients."""
+        """Does the same, since answers before an error have left the clients."""
+        super().on_exception(exception)
         self.clients.end()
 
     def assumptions(self) -> list[str]:
@@ -346,22 +357,3 @@ class FedDPSD(DataFreeDistillation):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.absences = Counter(checkpoint.get("absences", {}))
-
-
-def _mechanism(annotator: GradientAnnotator | LabelAnnotator) -> dict[str, Any]:
-    """Settings of the annotator that each client must share."""
-    names = OF_SERVER["label" if isinstance(annotator, LabelAnnotator) else "data"]
-    settings = {name: getattr(annotator, name) for name in names if name != "delta"}
-    if isinstance(annotator, GradientAnnotator) and annotator.mechanism.of_ensemble:
-        # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
-        settings |= {"release": "per_sample_full", "noise_multiplier": 0.0}
-    return {**settings, "delta": annotator.budget.delta}
-
-
-def _annotator(given: GradientAnnotator | LabelAnnotator | None) -> GradientAnnotator | LabelAnnotator:
-    if given is None:
-        return GradientAnnotator(release="ensemble")
-    allowed = ("ensemble", "per_sample_full", "per_sample")
-    if isinstance(given, GradientAnnotator) and given.release not in allowed:
-        raise ValueError(f"annotator.release must be one of {', '.join(allowed)} for FedDPSD, got {given.release!r}")
-    return given

@@ -19,7 +19,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from privacy.account import BudgetExceeded
-from privacy.annotators import LabelAnnotator
+from privacy.mechanisms import NoisyLabels
 from privacy.mechanisms.randomized_response import threshold_candidates
 
 
@@ -98,7 +98,7 @@ class LabelDP(DataFreeDistillation):
     - *Fine-tuning on the stage's data* is Eq. 2 on images generated anew from the stage's latent inputs.
 
     Args:
-        annotator: ε of one label and budget. Default: `LabelAnnotator` with ε=1, charged for two candidates, the
+        mechanism: ε of one label. Default: `NoisyLabels` with ε=1, charged for two candidates, the
             fewest that a threshold leaves.
         stages: How a stage's images are labelled, and what the student is fitted to.
         generator_training: What the generator is trained against, and its loss.
@@ -106,21 +106,21 @@ class LabelDP(DataFreeDistillation):
     """
 
     paper = "LabelDP"
-    annotators = (LabelAnnotator,)
-    annotator: LabelAnnotator
+    mechanisms = (NoisyLabels,)
+    mechanism: NoisyLabels
 
     def __init__(
         self,
         *,
-        annotator: LabelAnnotator | None = None,
+        mechanism: NoisyLabels = NoisyLabels(),
         stages: Stages = Stages(),
         generator_training: GeneratorTraining = GeneratorTraining(),
         **shared: Any,
     ) -> None:
-        super().__init__(annotator=annotator or LabelAnnotator(), **shared)
-        if self.annotator.smallest != 2:
+        super().__init__(mechanism=mechanism, **shared)
+        if self.mechanism.smallest != 2:
             raise ValueError(
-                f"annotator.smallest must be 2, the fewest candidates above a threshold, got {self.annotator.smallest}"
+                f"mechanism.smallest must be 2, the fewest candidates above a threshold, got {self.mechanism.smallest}"
             )
         self.stages = settings_of(Stages, stages, name="stages")
         self.generator_training = settings_of(GeneratorTraining, generator_training, name="generator_training")
@@ -170,8 +170,8 @@ class LabelDP(DataFreeDistillation):
         Raises:
             BudgetExceeded: The target does not allow a whole stage: nothing is charged.
         """
-        if self.annotator.affordable(limit=self.stage_calls) < self.stage_calls:
-            raise BudgetExceeded(self.annotator.account.refusal(self.annotator.charge))
+        if self.session.affordable(limit=self.stage_calls) < self.stage_calls:
+            raise BudgetExceeded(self.session.account.refusal(self.session.cost))
         union = self.stages.train_on == "union"
         parts = [(self.stage_images, self.stage_labels, self.stage_candidates)] if union else []
         with evaluating(self.student):
@@ -179,7 +179,7 @@ class LabelDP(DataFreeDistillation):
                 # In half precision from the start, so that what is kept is what was labelled.
                 images = self.draw_images(step, self.draw_latents(step)).half()
                 candidates = self.candidates(self.student(images.float()))
-                labels = self.annotator.annotate(self.teacher.logits(images.float()), candidates)
+                labels = self.session.release(self.mechanism, self.teacher.logits(images.float()), candidates)
                 # Every process keeps the rows of all, so that a checkpoint holds the whole stage.
                 parts.append((self.gather_rows(images), self.gather_rows(labels), self.gather_rows(candidates)))
         self.stage_images, self.stage_labels, self.stage_candidates = map(joined, zip(*parts, strict=True))
@@ -191,7 +191,7 @@ class LabelDP(DataFreeDistillation):
 
     @property
     def stage_calls(self) -> int:
-        """Number of annotator calls that a stage makes at its start: one for each of its steps."""
+        """Number of calls of the mechanism that a stage makes at its start: one for each of its steps."""
         batches = self.trainer.num_training_batches
         # Infinite until the fit has its data; a resumed run then takes the number of its last stage.
         return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
@@ -218,7 +218,7 @@ class LabelDP(DataFreeDistillation):
             return super().calls_ahead(steps)
         calls = max(1, self.stage_calls)
         yet = max(0, steps - max(self.steps_done, self.stage_end))
-        left = self.annotator.affordable(limit=-(-yet // calls) * calls)
+        left = self.session.affordable(limit=-(-yet // calls) * calls)
         return left - left % calls
 
     def next_rows(self) -> torch.Tensor:
@@ -235,14 +235,14 @@ class LabelDP(DataFreeDistillation):
         if not self.stages.noise_correction:
             return Annotation(F.one_hot(labels, self.num_classes).float())
         candidates = self.stage_candidates[self._rows].to(self.device)
-        return Annotation.of_labels(outputs, labels, candidates, epsilon=self.annotator.epsilon)
+        return Annotation.of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""
         discriminator = self.student
         if self.generator_training.discriminator == "teacher":
             discriminator = self.teacher.unprotected(
-                self.annotator, reason="the generator was trained against the private teacher"
+                self.session, reason="the generator was trained against the private teacher"
             ).to(images.device)
         return self.generator_training(discriminator, images)[0]
 

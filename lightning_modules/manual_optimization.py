@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
 from lightning_modules.losses.functional import joined
-from lightning_modules.private_run import steps_planned
+from lightning_modules.private_fit import steps_planned
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
 from lightning_modules.runtime.runs import MixinBase, datamodule_of
 from privacy.processes import Processes
@@ -87,7 +87,7 @@ class ManualOptimization(MixinBase):
 
     @property
     def processes(self) -> Processes:
-        """Processes of this run: each makes an equal share of a batch, and the first calls the annotator for all."""
+        """Processes of this run: each makes an equal share of a batch, and the first charges for all."""
         return processes_of(self._trainer)
 
     def schedule_steps(self, name: str, steps: float) -> float:

@@ -7,13 +7,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import check_delta
 from privacy.events import LabelOnly, Release, Unbounded
-from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.identity import Training, UnnamedTraining
 from privacy.ledger import Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
@@ -46,7 +46,7 @@ class Budget:
             students compose: `run` is for research tables, and the guarantee says what it leaves out.
         ledger: The ledger's file, to which others of the same data then lead; None is the data's own (`LedgerPlace`).
         ledger_block: Calls that one synced line of the ledger reserves, and that a crash may cost; None is the
-            annotator's default.
+            mechanism's default.
         fully_adaptive: Let ε hold also if mechanisms, noise, lengths and runs were chosen by earlier answers, such as
             by a server: it is then `target_epsilon`, fixed beforehand, and filters stop within it. Allows fewer
             releases; see `fully_adaptive_epsilon`.
@@ -100,10 +100,6 @@ class PrivacyAccount:
         self.ledger = ledger
         self.budget = budget
         self.training = training
-        #: Whether the run or its teacher used another ledger before, which is not available.
-        self.ledger_was_replaced = False
-        #: Descriptions of what this run was charged for.
-        self.mechanisms: dict[Charge, str] = {}
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in a scope; None is the scope of the budget."""
@@ -238,12 +234,8 @@ class PrivacyAccount:
         # NaN does not fit.
         return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
-    def charge(self, charge: Charge, *, at_once: int | None = None) -> None:
+    def charge(self, charge: Charge) -> None:
         """Charges one release before it is made, or refuses it.
-
-        Args:
-            charge: The release.
-            at_once: Most releases that one line of the ledger reserves; None is the ledger's own block.
 
         Raises:
             BudgetExceeded: It would take the figure past the target. Nothing is charged.
@@ -253,7 +245,7 @@ class PrivacyAccount:
         def afford() -> int:
             if self.budget.filters is not None:
                 self.ledger.require_filters(self.budget.filters)
-            count = self.affordable(charge, limit=at_once or self.ledger.block)
+            count = self.affordable(charge, limit=self.ledger.block)
             if count < 1:
                 raise BudgetExceeded(self.refusal(charge))
             return count
@@ -284,61 +276,11 @@ class PrivacyAccount:
             text += f" No record-level ε holds here at all: {_reason(charge.release)}."
         elif budget.accounting == "record":
             text += (
-                " To stay within it, raise noise_multiplier (of a label annotator: lower epsilon), lower the batch "
+                " To stay within it, raise noise_multiplier (of labels: lower epsilon), lower the batch "
                 "size, or transcribe a teacher trained with differential privacy; `accounting: published` stops by the "
                 "paper's figure instead, which bounds no record."
             )
         return text
-
-    def state(self) -> dict[str, Any]:
-        """Identities of this run and its training, and its charges, as plain values for a checkpoint."""
-        counts = self.ledger.counts(run=self.ledger.run)
-        head = self.ledger.head
-        return {
-            "run": self.ledger.run,
-            "private_data": self.ledger.private_data,
-            "training": self.training,
-            "charges": [[charge.to_dict(), count] for charge, count in counts.items()],
-            "mechanisms": [self.mechanisms.get(charge) for charge in counts],
-            "ledger_head": None if head is None else list(head),
-            "ledger_was_replaced": self.ledger_was_replaced,
-        }
-
-    def require_training(self, before: str | None) -> None:
-        """Refuses to resume a run that queried the teacher of another training.
-
-        Raises:
-            CheckpointError: The run did.
-        """
-        # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
-        if before is not None and self.ledger.durable and before != self.training:
-            raise CheckpointError(
-                f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
-                f"{self.training}: what bounds one says nothing of the other. Resume with the teacher that the run "
-                "began with, or start a new run without --ckpt_path"
-            )
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the larger of what the ledger and a checkpoint's `state` hold.
-
-        Raises:
-            ValueError: The state is of another run, or of other private data.
-            LedgerError: The ledger was cut, edited or replaced since.
-        """
-        # The data's name may be another one since: two ledgers of the same data become one.
-        known = state["private_data"] == self.ledger.private_data or state["run"] in self.ledger.runs()
-        if state["run"] != self.ledger.run or not known:
-            raise ValueError(
-                f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
-                f"the ledger's is run {self.ledger.run} on {self.ledger.private_data}"
-            )
-        head = state.get("ledger_head")
-        same = self.ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
-        self.ledger_was_replaced |= not same or bool(state.get("ledger_was_replaced"))
-        charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
-        self.ledger.restore(charges)
-        descriptions = zip(charges, state.get("mechanisms", ()), strict=False)
-        self.mechanisms.update({charge: words for charge, words in descriptions if words})
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:

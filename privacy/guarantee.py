@@ -11,10 +11,10 @@ from typing import Any
 
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import known_epsilon
+from privacy.description import MechanismDescription
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up
 from privacy.ledger import Ledger
-from privacy.mechanisms.description import MechanismDescription
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
 
@@ -25,13 +25,19 @@ _PUBLIC = (
 )
 
 _NO_ACCESSES = (
-    "during this run, information about a teacher was released only through the annotator; outside it, no teacher "
-    "accuracy, teacher loss or agreement with a teacher was used to choose a setting, a checkpoint or a run"
+    "during this run, information about a teacher was released only through the privacy session; outside it, no "
+    "teacher accuracy, teacher loss or agreement with a teacher was used to choose a setting, a checkpoint or a run"
 )
 
 _NO_LABELS = (
-    "during this run, labels were used only through the annotator; outside it, nothing measured on private records "
-    "was used to choose a setting, a checkpoint or a run"
+    "during this run, labels were used only through the privacy session; outside it, nothing measured on private "
+    "records was used to choose a setting, a checkpoint or a run"
+)
+
+_LABELS = (
+    "the labels of different records are independent of each other, or only the change of one label is of interest; "
+    "labels were used only through the privacy session, and not for initial weights, settings or features",
+    "a record's label is queried only by this privacy session, and its number always refers to the same record",
 )
 
 NOISE_CHANGED = (
@@ -245,6 +251,8 @@ class Guarantee:
         assumptions: Sequence[str] = (),
         not_covered: Sequence[str] = (),
         of_teacher: bool = True,
+        replaced: bool = False,
+        source_of_labels: str = "",
     ) -> Guarantee:
         """Builds the guarantee for what was computed only from the charged releases and public information.
 
@@ -266,6 +274,8 @@ class Guarantee:
             not_covered: What else is not covered.
             of_teacher: Whether a teacher was queried, which must then be described, rather than trained by the charged
                 releases.
+            replaced: Whether another ledger was used before, which is not available.
+            source_of_labels: How an ε for labels alone is derived, which is then stated separately.
 
         Raises:
             LedgerError: The ledger cannot be read: nothing can be stated.
@@ -287,7 +297,7 @@ class Guarantee:
             *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
             *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
             *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
-            *about_place(account.ledger, replaced=account.ledger_was_replaced),
+            *about_place(account.ledger, replaced=replaced),
             *([] if account.ledger.durable else [_IN_MEMORY]),
             *assumptions,
             *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
@@ -331,6 +341,7 @@ class Guarantee:
             releases=_listed(releases),
             claims=() if math.isinf(claimed) else _listed(account.claims()),
             fully_adaptive=account.budget.fully_adaptive,
+            labels=None if not source_of_labels else _of_labels(account, covered, source_of_labels, conditions),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -486,6 +497,20 @@ def _about_releases(
 def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:
     """What a ledger does not count since it is another one, or lies where it does; for the console too."""
     return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *ledger.notes]
+
+
+def _of_labels(
+    account: PrivacyAccount, covered: Mapping[Charge, int], source: str, conditions: Sequence[str]
+) -> LabelStatement:
+    # What voids the bound for a record need not void that for its label.
+    holds = [text for text in conditions if not text.startswith("VOID")]
+    return LabelStatement(
+        epsilon=account.epsilon_label(counts=covered),
+        delta=account.budget.delta,
+        source=source,
+        assumptions=(*holds, *_LABELS),
+        epsilon_spent=account.epsilon_label(),
+    )
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

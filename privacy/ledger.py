@@ -189,7 +189,7 @@ class Ledger:
         return {training: self.releases_of(training) for training in self._state.trainings}
 
     def state_to_follow(self, *, since: tuple[str, int] | None = None) -> dict[str, Any]:
-        """State of `LedgerReplica` in the other processes of a run, by attribute.
+        """State of a `LedgerReplica` in the other processes of a run, by attribute.
 
         Args:
             since: `version` of the state that they have; it is left out if it is the same.

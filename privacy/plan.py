@@ -80,7 +80,7 @@ class Plan:
     """What a run plans to release in all.
 
     Attributes:
-        calls: Number of annotator calls; None if the run's length is not known beforehand.
+        calls: Number of calls of the mechanism; None if the run's length is not known beforehand.
         charges: What these may be charged, and everything else planned at any time since the first release.
         changed: Whether something was added after the first release: the charges then compose only if that was not
             chosen by looking at the results.

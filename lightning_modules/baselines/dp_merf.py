@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import MeanEmbedding
-from lightning_modules.private_run import steps_of_run
+from lightning_modules.private_fit import steps_of_run
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateModel
-from privacy.annotators import ResponseAnnotator
 from privacy.guarantee import Guarantee
+from privacy.mechanisms import RawResponses
 
 _REASON = "a generator was fitted to its mean embeddings"
 
@@ -30,7 +30,7 @@ class DPMERF(DataFreeDistillation):
 
     Args:
         generator_steps: Steps of the generator, before the student's first one.
-        annotator: Budget and ledger. Default: `ResponseAnnotator`.
+        mechanism: What the teacher releases. Default: `RawResponses`.
         **shared: See `DataFreeDistillation`. An image's class is the largest of the first c latent inputs, which the
             generator gets as a one-hot vector.
 
@@ -39,15 +39,13 @@ class DPMERF(DataFreeDistillation):
     """
 
     unused = ("student.replay", "student.balance", "images.pool", "images.reset_every")
-    annotators = (ResponseAnnotator,)
+    mechanisms = (RawResponses,)
     needs_gradients_of_teacher = _REASON
     #: The teacher's weights are read, which its own training bounds.
     next_calls = 0
 
-    def __init__(
-        self, *, generator_steps: int = 1000, annotator: ResponseAnnotator | None = None, **shared: Any
-    ) -> None:
-        super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
+    def __init__(self, *, generator_steps: int = 1000, mechanism: RawResponses = RawResponses(), **shared: Any) -> None:
+        super().__init__(mechanism=mechanism, **shared)
         check_whole_number("generator_steps", generator_steps, least=1)
         check_choice("images.source", self.images.kind, ("generator",))
         if (width := self.images.latent_dim) <= self.num_classes:
@@ -91,7 +89,7 @@ class DPMERF(DataFreeDistillation):
             rank_zero_warn(f"this run has {steps} steps, none of them the student's: lower model.generator_steps")
 
     def _embedding(self) -> MeanEmbedding:
-        return cast(MeanEmbedding, self.teacher.unprotected(self.annotator, reason=_REASON).to(self.device))
+        return cast(MeanEmbedding, self.teacher.unprotected(self.session, reason=_REASON).to(self.device))
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """Makes a step of the generator, or later of the student. `batch` is a step index, without a data set."""

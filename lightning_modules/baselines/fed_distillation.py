@@ -17,7 +17,7 @@ from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
-from privacy.annotators import ResponseAnnotator
+from privacy.mechanisms import RawResponses
 
 _PIXEL_RATE = 0.05
 _REASON = "synthetic images were made against the clients' models"
@@ -40,7 +40,7 @@ class FedDistillation(DataFreeDistillation):
     **No privacy**: the server has the clients' models, and record-level ε is infinite.
 
     Args:
-        annotator: Budget and ledger. Default: `ResponseAnnotator`.
+        mechanism: What clients release. Default: `RawResponses`.
         generator_loss: DAFL's terms for the clients' models; null trains no generator in each step. Weights of 1, 5 and
             0.1 are the published code's, whose entropy has decimal logarithms: a weight 0.434 times as large.
         image_terms: Loss for optimising images in turns with the student; null draws new images in each step.
@@ -48,19 +48,19 @@ class FedDistillation(DataFreeDistillation):
     """
 
     unused = ("images.pool", "student.replay")
-    annotators = (ResponseAnnotator,)
+    mechanisms = (RawResponses,)
     of_ensemble = True
-    annotator: ResponseAnnotator
+    mechanism: RawResponses
 
     def __init__(
         self,
         *,
-        annotator: ResponseAnnotator | None = None,
+        mechanism: RawResponses = RawResponses(),
         generator_loss: GeneratorLoss | None = None,
         image_terms: ImageTerms | None = None,
         **shared: Any,
     ) -> None:
-        super().__init__(annotator=annotator or ResponseAnnotator(), **shared)
+        super().__init__(mechanism=mechanism, **shared)
         self.generator_criterion = generator_loss and settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         self.terms = image_terms and settings_of(ImageTerms, image_terms, name="image_terms")
         kind = self.images.kind
@@ -149,14 +149,15 @@ class FedDistillation(DataFreeDistillation):
     def _clients(self) -> list[nn.Module]:
         """Return all clients' networks, in evaluation mode; charged once per run as an unbounded release."""
         return [
-            self.teacher.unprotected(self.annotator, reason=_REASON, teacher=client).to(self.device)
+            self.teacher.unprotected(self.session, reason=_REASON, teacher=client).to(self.device)
             for client in range(self.teacher.num_teachers)
         ]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Softmax of the clients' mean logits for images (B, C, H, W): charged as B queries, released without noise."""
         assert isinstance(self.teacher, PrivateEnsemble)
-        return Annotation(F.softmax(self.annotator.annotate(self.teacher.each(images).mean(dim=0)), dim=1))
+        released = self.session.release(self.mechanism, self.teacher.each(images).mean(dim=0))
+        return Annotation(F.softmax(released, dim=1))
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """The newest optimised images, shape (n, C, H, W) with n at most `count`; else images to start from."""

@@ -11,7 +11,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torchvision.utils import make_grid
 
-from lightning_modules.callbacks.data_free import data_free
+from lightning_modules.callbacks.privacy import data_free
 from lightning_modules.evaluation import validation_metric
 from lightning_modules.runtime.figures import image_grid, save_figure
 from lightning_modules.runtime.publication import private_folder, public_folder
@@ -33,7 +33,7 @@ class Curves(Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
             return
         module = data_free(pl_module)
-        account = module.annotator.account
+        account = module.session.account
         self.history.append(
             {
                 "steps": module.steps_done,
@@ -80,7 +80,7 @@ class SyntheticImages(Callback):
             return  # no images may be shown
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
         # Next to the guarantee if it covers the images, otherwise in the private folder.
-        bounded = math.isfinite(module.annotator.covered_epsilon(module.run.plan.covered))
+        bounded = math.isfinite(module.session.covered_epsilon())
         folder = public_folder(trainer) if bounded else private_folder(trainer)
         path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
         if bounded:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.config import resolved_config
-from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.figures import Curves
 from lightning_modules.evaluation import asks_for_auroc, measured_on, validation_metric
 from lightning_modules.runtime.runs import (
@@ -59,10 +59,10 @@ class ResultRecord(Callback):
         loader = data.test_dataloader()  # only this process measures
         guarantee: Guarantee | None = None
         uncharged: list[str] | None = None  # whatever is measured of a private model
-        if is_data_free(pl_module):
+        if isinstance(pl_module, DataFreeDistillation):
             network, seed, steps = pl_module.student, pl_module.draw_seed, pl_module.steps_done
-            guarantee, uncharged = pl_module.guarantee(), pl_module.run.uncharged_queries
-            account = pl_module.annotator.account
+            guarantee, uncharged = pl_module.guarantee(), pl_module.session.uncharged_queries
+            account = pl_module.session.account
             curves = next((callback for callback in callbacks_of(trainer) if isinstance(callback, Curves)), None)
             record |= {
                 "scope": account.budget.scope,

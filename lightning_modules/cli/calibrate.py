@@ -21,31 +21,31 @@ from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.annotators import Annotator
 from privacy.formatting import round_down, round_up
 from privacy.guarantee import about_place
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.published.claims import published_epsilon
+from privacy.session import PrivacySession
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 _BY_TRAINING = "which nothing but that teacher's own training bounds"
 ACCOUNTINGS: tuple[Accounting, ...] = ("record", "published")
 
 
-def epsilon_of(annotator: Annotator, calls: int, accounting: Accounting) -> float:
-    """ε of `calls` calls of a bound annotator alone, under either accounting."""
-    charge = annotator.charge
+def epsilon_of(session: PrivacySession, calls: int, accounting: Accounting) -> float:
+    """ε of `calls` calls of a session's mechanism alone, under either accounting."""
+    charge, budget = session.cost, session.budget
     if accounting == "record":
-        composed = fully_adaptive_epsilon if annotator.budget.fully_adaptive else known_epsilon
-        return composed({charge.release: calls}, annotator.budget.delta)
-    return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, annotator.budget.delta)
+        composed = fully_adaptive_epsilon if budget.fully_adaptive else known_epsilon
+        return composed({charge.release: calls}, budget.delta)
+    return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, budget.delta)
 
 
-def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[float]) -> Table:
+def calibration_table(session: PrivacySession, *, calls: int, targets: Sequence[float]) -> Table:
     """Tabulate per target ε the calls allowed at the configured noise, and the noise needed for the planned calls."""
-    setting = annotator.noise_setting
-    noise = getattr(annotator, setting)
+    setting = session.mechanism.noise_setting
+    noise = getattr(session.mechanism, setting)
     table = Table(box=box.SIMPLE_HEAD)
     counts, noises = f"calls at {setting}={noise:g}", f"{setting} for {calls:,} calls"
     for heading in ("target ε", "accounting", counts, "ε", noises, "ε"):
@@ -53,27 +53,31 @@ def calibration_table(annotator: Annotator, *, calls: int, targets: Sequence[flo
     for target in targets:
         for accounting in ACCOUNTINGS:
             cells: tuple[str, ...] = ("none", "–", "none", "–")
-            if math.isfinite(epsilon_of(annotator, 1, accounting)):
-                count = calibrate_count(partial(epsilon_of, annotator, accounting=accounting), target)
+            if math.isfinite(epsilon_of(session, 1, accounting)):
+                count = calibrate_count(partial(epsilon_of, session, accounting=accounting), target)
                 most = "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}"
-                cells = (most, round_up(count.epsilon, digits=5), *_noise(annotator, calls, target, accounting))
+                cells = (most, round_up(count.epsilon, digits=5), *_noise(session, calls, target, accounting))
             table.add_row(f"{target:g}", accounting, *cells)
     return table
 
 
-def _noise(annotator: Annotator, calls: int, target: float, accounting: Accounting) -> tuple[str, str]:
+def _noise(session: PrivacySession, calls: int, target: float, accounting: Accounting) -> tuple[str, str]:
+    mechanism = session.mechanism
+
     def spent(value: float) -> float:
-        trial = copy.copy(annotator)
-        setattr(trial, annotator.noise_setting, value if annotator.more_is_noisier else 1 / value)
+        trial = copy.copy(session)
+        setting = value if mechanism.more_is_noisier else 1 / value
+        changed: dict[str, Any] = {mechanism.noise_setting: setting}
+        trial.mechanism = replace(mechanism, **changed)
         return epsilon_of(trial, calls, accounting)
 
     try:
         found: Calibration = calibrate_noise(spent, target)
     except ValueError:
         return "none", "–"
-    setting = found.value if annotator.more_is_noisier else 1 / found.value
+    setting = found.value if mechanism.more_is_noisier else 1 / found.value
     # Never round to less noise or to a smaller ε.
-    return (round_up if annotator.more_is_noisier else round_down)(setting), round_up(found.epsilon)
+    return (round_up if mechanism.more_is_noisier else round_down)(setting), round_up(found.epsilon)
 
 
 def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> None:
@@ -95,11 +99,11 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
         console.print(cost_in_ledger(cli), highlight=False)
     else:
         console.print(f"{teacher} does not exist: the ledger of its data is not counted.", highlight=False)
-    annotator, calls = cli.model.annotator, planned_calls(cli)
-    if not hasattr(annotator, annotator.noise_setting):
+    session, calls = cli.model.session, planned_calls(cli)
+    if not hasattr(session.mechanism, session.mechanism.noise_setting):
         return
-    chosen = options.targets or ([annotator.budget.target_epsilon] if annotator.budget.target_epsilon else TARGETS)
-    console.print(calibration_table(annotator, calls=calls, targets=chosen))
+    chosen = options.targets or ([session.budget.target_epsilon] if session.budget.target_epsilon else TARGETS)
+    console.print(calibration_table(session, calls=calls, targets=chosen))
 
 
 def planned_cost(cli: Any) -> list[str]:
@@ -110,13 +114,13 @@ def planned_cost(cli: Any) -> list[str]:
     """
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
-    annotator, calls = cli.model.annotator, planned_calls(cli)
-    words, reason = annotator.describe(), _without_noise(cli)
-    meant = "the least target that allows it" if annotator.budget.fully_adaptive else "a bound"
-    record, published = (epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS)
+    session, calls = cli.model.session, planned_calls(cli)
+    words, reason = session.describe(), _without_noise(cli)
+    meant = "the least target that allows it" if session.budget.fully_adaptive else "a bound"
+    record, published = (epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS)
     return [
         f"{words.mechanism}.",
-        f"Unit: {words.unit}; relation: {words.relation}; δ = {annotator.budget.delta:g}.",
+        f"Unit: {words.unit}; relation: {words.relation}; δ = {session.budget.delta:g}.",
         f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
         f"({'of its noisy releases alone' if reason else meant}); "
         f"{_claim(published, words.published_source)}.",
@@ -131,15 +135,15 @@ def cost_in_ledger(cli: Any) -> str:
         TeacherError: The teacher's file is missing or unusable.
         LedgerError: The ledger cannot be read.
     """
-    teacher, given = cli.model.read_teacher(), cli.model.annotator
-    annotator = copy.copy(given)
+    teacher, given = cli.model.read_teacher(), cli.model.session
     filters = given.budget.filters
-    annotator.budget = replace(given.budget, ledger=None, target_epsilon=filters and math.inf)  # in memory
-    annotator.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
+    budget = replace(given.budget, ledger=None, target_epsilon=filters and math.inf)  # in memory
+    session = PrivacySession(given.mechanism, given.shape, budget=budget, unit=given.unit)
+    session.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
     if reason := _without_noise(cli):
-        annotator.charge_nonprivate_access(reason[0], training=reason[1])
-    account = annotator.account
-    planned = annotator.price(planned_calls(cli)) + account.counts(scope="run")
+        session.charge_nonprivate_access(reason[0], training=reason[1])
+    account = session.account
+    planned = session.price(planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
     place = teacher.ledger_place(cli.datamodule)
     path = Path(given.budget.ledger or place.path)
@@ -170,7 +174,7 @@ def _without_noise(cli: Any) -> tuple[str, str | None] | None:
 
 
 def planned_calls(cli: Any) -> int:
-    """Number of calls of the annotator in a whole fit.
+    """Number of calls of the mechanism in a whole fit.
 
     Raises:
         ValueError: The configuration does not say how many steps are planned, or makes no calls.

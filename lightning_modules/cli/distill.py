@@ -76,14 +76,13 @@ def configuration(
         "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
     teacher = {"path": options.teacher, **({"network": options.network} if options.network else {})}
-    common: dict[str, Any] = {"teacher": teacher}
+    common: dict[str, Any] = {"teacher": teacher, "budget": {"delta": options.delta}}
     if bounded is not None:
         method = "Distillation"
         special = {
             "student": {"network": options.student or network or "SmallCNN", **training},
             **images,
             "pool_size": min(50_000, steps * options.batch_size),  # few steps need no more
-            "annotator": {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": options.delta}}},
         }
     else:
         method = "DPDFD"
@@ -97,10 +96,7 @@ def configuration(
             "student": {"network": options.student or "SmallCNN", "replay": again, **training},
             "images": {**source, **images},
             "gradient_targets": {"student_target": "gradients"},
-            "annotator": {
-                "class_path": "GradientAnnotator",
-                "init_args": {"release": "per_sample", "budget": {"delta": options.delta}, **gradients},
-            },
+            "mechanism": {"release": "per_sample", **gradients},
         }
     return {
         "seed_everything": options.seed,
@@ -168,7 +164,7 @@ def distill(
         planned = build(line)
         if training is None:
             rank_zero_info("\n".join(planned_cost(planned)))
-            epsilon = epsilon_of(planned.model.annotator, planned_calls(planned), "record")
+            epsilon = epsilon_of(planned.model.session, planned_calls(planned), "record")
             if math.isinf(epsilon) and not options.unprotected:
                 raise ExportError(
                     "nothing would bound what this student reveals (record-level ε is infinite): set "

@@ -18,10 +18,10 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 # Imports register the short class names of configuration files.
-import privacy.annotators  # noqa: F401
+import privacy.mechanisms  # noqa: F401
 from lightning_modules import *  # noqa: F403
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.config import SaveConfig
-from lightning_modules.callbacks.data_free import is_data_free
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
 from lightning_modules.cli.arguments import PARSER_MODE, checked_classes, merged, prepare_arguments
@@ -49,7 +49,7 @@ from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
-"""Weights are float32, like images and the annotators' arithmetic; autocast is allowed."""
+"""Weights are float32, like images and the mechanisms' arithmetic; autocast is allowed."""
 
 
 class UsageParser(LightningArgumentParser):
@@ -137,7 +137,8 @@ class TranscriptionCLI(LightningCLI):
             if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
                 raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
             if epochs == planned:
-                released = {name: values for name, values in differing.items() if name.startswith("model.annotator.")}
+                parts = ("model.mechanism.", "model.budget.")
+                released = {name: values for name, values in differing.items() if name.startswith(parts)}
                 refuse(released, path, why="the fit is done, and this would change nothing of it")
             if differing:
                 rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
@@ -191,7 +192,7 @@ class TranscriptionCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, SkipCheckpointOnLocalError()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
-        if is_data_free(self.model) and str(settings.precision) not in ("None", *PRECISIONS):
+        if isinstance(self.model, DataFreeDistillation) and str(settings.precision) not in ("None", *PRECISIONS):
             raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {settings.precision}")
         # Also checked in the modules, but here before processes are started and data are read.
         check_kind_of_strategy(settings.strategy)

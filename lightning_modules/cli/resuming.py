@@ -16,9 +16,12 @@ from privacy.identity import CheckpointError
 MAY_CHANGE = frozenset(
     (
         # Budgets apply from then on, and each release is charged for the noise that it was made with.
-        *(f"model.annotator.budget.{name}" for name in ("target_epsilon", "accounting", "scope", "delta", "ledger")),
-        *("model.annotator.budget.ledger_block", "model.annotator.noise", "model.annotator.noise_multiplier"),
-        *("model.annotator.scale", "model.queries", "model.query_phase.queries", "model.clients.target_epsilon"),
+        *(
+            f"model.budget.{name}"
+            for name in ("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block")
+        ),
+        *("model.mechanism.noise", "model.mechanism.noise_multiplier"),
+        *("model.mechanism.scale", "model.queries", "model.query_phase.queries", "model.clients.target_epsilon"),
         *("model.clients.noise", "model.target_epsilon", "model.delta", "model.noise", "data.noise"),
         # Locations and connections. Teachers are compared by identity, not by path.
         *(f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")),

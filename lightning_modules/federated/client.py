@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,27 +13,27 @@ from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.accounting.composition import compose
-from privacy.annotators import Annotator, GradientAnnotator, LabelAnnotator
 from privacy.checks import check_count
 from privacy.events import Gaussian
 from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
+from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.noise import NoiseSource
-from privacy.plan import Plan
+from privacy.session import PrivacySession
 
-# Annotator settings that a server may choose. Target, ledger, accounting and noise source are the client's own.
-OF_SERVER = {
-    "label": ("epsilon", "smallest", "delta"),
-    "data": ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity", "delta"),
+# Settings that a server may choose, besides delta. Target, ledger, accounting and noise source are the client's own.
+OF_SERVER: dict[type[Mechanism], tuple[str, ...]] = {
+    NoisyLabels: ("epsilon", "smallest"),
+    NoisyGradients: ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity"),
 }
 
 
 class FederatedClient:
     """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), with the limits that its owner sets.
 
-    Each answer passes the client's own annotator, which first charges the client's own ledger. Its accounting does not
-    depend on the server or on how answers are used.
+    Each answer passes the client's own privacy session, which first charges the client's own ledger. Its accounting
+    does not depend on the server or on how answers are used.
 
     Args:
         name: The client's name in the federation.
@@ -77,8 +76,7 @@ class FederatedClient:
         self.ledger = ledger
         self.num_records = num_records or teacher.num_records
         self.folder: Path | None = None
-        self._run: tuple[Terms, Annotator] | None = None
-        self._plan = Plan()
+        self._run: tuple[Terms, PrivacySession] | None = None
         self._loss = GradientTargets()
         self._answered = 0
 
@@ -105,60 +103,57 @@ class FederatedClient:
             BudgetExceeded: Not even one answer fits into the target.
         """
         self._run = None
-        annotator, self._loss = self._annotator_for(terms), GradientTargets(**terms.loss)
-        noiseless = isinstance(annotator, GradientAnnotator) and not annotator.noise_multiplier
+        session, self._loss = self._session_for(terms), GradientTargets(**terms.loss)
+        noiseless = isinstance(session.mechanism, NoisyGradients) and not session.mechanism.noise_multiplier
         if (terms.noise_by == "server" or noiseless) and not self.trusts_server:
             raise ClientRefusal(
                 f"{self.name} does not send gradients without noise: its owner has not set trusts_server. Take "
-                "annotator.release: per_sample_full, whose noise each client adds itself, and noise_multiplier above 0"
+                "mechanism.release: per_sample_full, whose noise each client adds itself, and noise_multiplier above 0"
             )
-        annotator.bind(batch_size=terms.batch_size, num_classes=terms.num_classes, paper="DPSD")
-        data = self.teacher.private_data
-        # In the ledger by a name that no training has, whatever the server calls it: the two could not be told apart.
-        state: dict[str, Any] = {"run": f"server-{terms.run}", "private_data": data, "training": None}
-        annotator.open(
-            private_data=data,
+        session.open(
+            private_data=self.teacher.private_data,
             ledger=self.teacher.ledger_place(),
             num_records=self.num_records,
-            # The server's run, so that a restarted client continues its count.
-            state={**state, "charges": [], "mechanisms": []},
             training=self.teacher.training,
+            # The server's run, so that a restarted client continues its count; by a name that no training has, whatever
+            # the server calls it: the two could not be told apart.
+            run=f"server-{terms.run}",
         )
         if self.starts == self.max_starts:
             raise ClientRefusal(f"{self.name} has begun {self.starts} times, as often as its owner allows (max_starts)")
-        annotator.require_affordable()
+        session.require_affordable()
         self.starts += 1
-        self._run, self.folder = (terms, annotator), folder
+        self._run, self.folder = (terms, session), folder
         self._answered = 0
 
-        def wanted() -> int | None:
-            made = annotator.calls_made()
-            return None if terms.calls is None else made + annotator.affordable(limit=max(0, terms.calls - made))
+        def ahead() -> int | None:
+            return None if terms.calls is None else session.affordable(limit=max(0, terms.calls - session.calls_made()))
 
-        self._plan = annotator.fix_plan(Plan(), wanted)
+        session.fix_plan(ahead)
         if terms.calls is not None:  # else a page would say that nothing leaves this client, until the run ends
             self._write_guarantee()
 
-    def _annotator_for(self, terms: Terms) -> Annotator:
-        if others := sorted(set(terms.mechanism) - set(OF_SERVER[terms.switch])):
+    def _session_for(self, terms: Terms) -> PrivacySession:
+        kind: type[Mechanism] = NoisyLabels if terms.switch == "label" else NoisyGradients
+        if others := sorted(set(terms.mechanism) - {*OF_SERVER[kind], "delta"}):
             raise ClientRefusal(f"{', '.join(others)} of {self.name} is for its owner to set, and no server's")
         if terms.switch == "data" and terms.mechanism.get("release") not in ("per_sample_full", "per_sample"):
             raise ClientRefusal(
                 f"{self.name} answers with release per_sample_full or per_sample, and was asked for "
                 f"{terms.mechanism.get('release')!r}"
             )
-        mechanism = dict(terms.mechanism)
-        stated = mechanism.pop("delta", Budget.delta)
+        settings = dict(terms.mechanism)
+        stated = settings.pop("delta", Budget.delta)
         delta = stated if self.delta is None else self.delta
         budget = Budget(
             target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger, fully_adaptive=self.fully_adaptive
         )
-        kind = LabelAnnotator if terms.switch == "label" else GradientAnnotator
-        return kind(**mechanism, budget=budget, noise=self.noise)
+        shape = Shape(terms.batch_size, terms.num_classes, "DPSD")
+        return PrivacySession(kind(**settings, noise=self.noise), shape, budget=budget)
 
     @property
-    def agreed(self) -> tuple[Terms, Annotator]:
-        """The run's terms, and the annotator that answers pass.
+    def agreed(self) -> tuple[Terms, PrivacySession]:
+        """The run's terms, and the session that answers pass.
 
         Raises:
             ClientRefusal: No run has begun.
@@ -168,7 +163,7 @@ class FederatedClient:
         return self._run
 
     @property
-    def annotator(self) -> Annotator:
+    def session(self) -> PrivacySession:
         return self.agreed[1]
 
     def answer(self, question: Question) -> torch.Tensor:
@@ -181,7 +176,7 @@ class FederatedClient:
             ClientRefusal: The question does not fit the terms. Nothing is charged.
             BudgetExceeded: The budget does not allow the answer. Nothing is charged.
         """
-        terms, annotator = self.agreed
+        terms, session = self.agreed
         if terms.calls is not None and self._answered >= terms.calls:
             # A server that continues has had all planned answers; one that is resumed calls `begin` again.
             raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
@@ -190,27 +185,25 @@ class FederatedClient:
         self._answered += 1
         teacher, features = self.teacher, question.features
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
-        if isinstance(annotator, LabelAnnotator):
+        if isinstance(session.mechanism, NoisyLabels):
             assert question.candidates is not None
             # Charged as for the smallest set, whatever the size: composition with fixed parameters would not cover
             # sizes that a server chose by earlier answers.
-            return annotator.annotate(logits, question.candidates).cpu()
-        assert isinstance(annotator, GradientAnnotator)
-        return annotator.annotate(self._loss.gradients(question.outputs, logits)).float().cpu()
+            return session.release(session.mechanism, logits, question.candidates).cpu()
+        return session.release(session.mechanism, self._loss.gradients(question.outputs, logits)).float().cpu()
 
     def guarantee(self) -> Guarantee:
         """State what left this client and bound it, whatever the server does within a run.
 
         Several runs compose if the server did not choose one by the answers of another, unless `fully_adaptive`.
         """
-        terms, annotator = self.agreed
+        terms, session = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
-        said = annotator.guarantee(
+        said = session.guarantee(
             artefacts=(
                 f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
                 "from them: the student, the generator, synthetic images",
             ),
-            planned=self._plan.covered,
             assumptions=[
                 "this client's teacher was trained on this client's records alone, and left it in no other way",
                 *self.teacher.assumptions,
@@ -221,15 +214,15 @@ class FederatedClient:
 
     def _of_trusted_server(self) -> str:
         """State the guarantee against everyone but the server that adds the noise."""
-        terms, annotator = self.agreed
-        delta = annotator.budget.delta
+        terms, session = self.agreed
+        delta = session.budget.delta
         text = (
             "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
             "the teacher's own training"
         )
         if terms.server_mu is None or terms.calls is None or not math.isfinite(terms.server_mu):
             return text
-        rounds = max(terms.calls, annotator.calls_made())
+        rounds = max(terms.calls, session.calls_made())
         epsilon = compose({Gaussian(terms.server_mu): rounds}, delta).epsilon
         return (
             f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "

@@ -93,7 +93,7 @@ def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
 
 
 class LocalClients(ClientConnection):
-    """All clients in the server's own process, each with its own teacher, annotator and ledger: for research.
+    """All clients in the server's own process, each with its own teacher, session and ledger: for research.
 
     The server only uses their answers, but nothing stops it from reading their memory: a guarantee against the server
     is only meaningful if clients run on separate machines.

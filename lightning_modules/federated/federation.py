@@ -74,7 +74,7 @@ class Federation(PrivateModel):
         return []
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Not available: clients answer, through their annotators.
+        """Not available: clients answer, through their sessions.
 
         Raises:
             TeacherError: Always.

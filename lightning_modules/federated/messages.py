@@ -67,7 +67,7 @@ class Terms:
         batch_size: B, the number of images in a question.
         num_classes: c.
         image_shape: (C, H, W).
-        mechanism: Settings of the client's annotator, see `FederatedClient`.
+        mechanism: Settings of the client's mechanism and its delta, see `FederatedClient`.
         loss: Settings of the `GradientTargets` whose gradient is queried; empty for labels.
         server_mu: μ of each of the `calls` releases if the server adds the noise (their root mean square if its noise
             was changed), from which a client states its guarantee against everyone but the server. None if clients

@@ -1,6 +1,6 @@
 """A client's process: it connects to the server, checks its messages and answers them until the run ends.
 
-Every answer has passed the client's own annotator. flwr is only imported when needed.
+Every answer has passed the client's own privacy session. flwr is only imported when needed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Node:
         rank_zero_info(
             f"{self.name} takes part in run {terms.run} (start {client.starts} of at most {client.max_starts}): "
             f"{said.level}-level ε = {round_up(said.epsilon)} at "
-            f"δ = {client.annotator.budget.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
+            f"δ = {client.session.budget.delta:g} for all that is planned, see {folder / 'guarantee.md'}"
         )
 
     def _known(self) -> FederatedClient:

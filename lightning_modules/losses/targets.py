@@ -20,7 +20,7 @@ from lightning_modules.losses.functional import (
     output_gradients,
 )
 from lightning_modules.setting_checks import check_choice, check_number
-from privacy.annotators import Annotator, GradientAnnotator
+from privacy.mechanisms import Mechanism, NoisyGradients
 
 _SMALLEST_PROBABILITY = 1e-12
 """Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
@@ -66,7 +66,7 @@ class GradientTargets:
 
     Both papers print y_s = φ_s(D) − γ·g̃ with g = ∂L_T/∂φ_s(D), and do not say what φ_s(D) is. Their entropy terms
     φ_s·log φ_s, and DPSD's Eq. 2 with p = Φ_s(x), use it as probabilities; that is `outputs: probabilities`, where the
-    gradient is with respect to probabilities as well. Only the annotator bounds the norm of a gradient: none of these
+    gradient is with respect to probabilities as well. Only the mechanism bounds the norm of a gradient: none of these
     settings changes the cost.
 
     Attributes:
@@ -110,32 +110,32 @@ class GradientTargets:
                 f"{self.loss!r} and {self.gamma}"
             )
 
-    def require(self, annotator: Annotator) -> None:
-        """Refuses an annotator whose releases are no targets of this kind.
+    def require(self, mechanism: Mechanism) -> None:
+        """Refuses a mechanism whose releases are no targets of this kind.
 
         Raises:
             ValueError: It releases labels, or gradients whose length cannot be told.
         """
         if self.student_target == "targets":
             return
-        if not isinstance(annotator, GradientAnnotator):
+        if not isinstance(mechanism, NoisyGradients):
             raise ValueError(f"gradient_targets.student_target={self.student_target!r} needs the data switch")
         if self.student_target != "answers":
             return
-        made = (annotator.bounding, annotator.release)
+        made = (mechanism.bounding, mechanism.release)
         if made[0] != "normalize" or made[1] not in ("per_sample", "per_sample_full", "ensemble"):
             raise ValueError(
-                "gradient_targets.student_target='answers' needs annotator.bounding normalize and release per_sample "
+                "gradient_targets.student_target='answers' needs mechanism.bounding normalize and release per_sample "
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
-        if self.loss == "kd" and annotator.stability < _LEAST_STABILITY:
+        if self.loss == "kd" and mechanism.stability < _LEAST_STABILITY:
             raise ValueError(
-                "gradient_targets.student_target='answers' of loss='kd' needs an annotator.stability of "
-                f"{_LEAST_STABILITY} or more, got {annotator.stability}"
+                "gradient_targets.student_target='answers' of loss='kd' needs a mechanism.stability of "
+                f"{_LEAST_STABILITY} or more, got {mechanism.stability}"
             )
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
-        """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until annotated.
+        """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until released.
 
         With respect to probabilities, the loss is that of p divided by its sum, so that the gradient vanishes if the
         student agrees with the teacher. Differentiating the entries as c free numbers would add a multiple of the
@@ -171,7 +171,7 @@ class GradientTargets:
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
-            released: What the annotator released about them, shape (B, c).
+            released: What was released about them, shape (B, c).
             norm_bound: C, the bound on each sample's gradient, or on a batch's.
             stability: The e with which gradients were normalised.
         """

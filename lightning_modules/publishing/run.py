@@ -198,7 +198,7 @@ def _refuse_uncovered(content: Mapping[str, Any], stated: Mapping[str, Any], *, 
     """Refuse a guarantee that is of another run, or older than the checkpoint."""
     if role == "student":
         state = content["distillation"]
-        account = state.get("annotator") or {}
+        account = state.get("charged") or {}
         queries = sum(Charge.from_dict(charge).queries * int(count) for charge, count in account.get("charges", ()))
         identity, least = account.get("run"), _least_epsilon(account, stated)
     else:

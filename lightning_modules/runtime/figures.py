@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import matplotlib
 import torch
 from torchvision.utils import make_grid
 
-matplotlib.use("Agg")
+if "matplotlib.pyplot" not in sys.modules:  # a notebook's own backend stays
+    matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes

@@ -15,6 +15,7 @@ from torch import nn
 
 from lightning_modules.networks.named_code import require_known_code
 from privacy.identity import CheckpointError
+from privacy.mechanisms.base import Mechanism
 
 _Settings = TypeVar("_Settings")
 
@@ -58,7 +59,7 @@ class GuardedLoading:
 
         Raises:
             CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (an
-                annotator, a prior) that is not given again.
+                mechanism, a prior) that is not given again.
         """
         if weights_only is not False:
             content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
@@ -97,7 +98,7 @@ def require_known_checkpoint(
 
 
 def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
-    """Drops from `module.hparams` what `torch.load(weights_only=True)` would refuse: networks, factories, annotators.
+    """Drops from `module.hparams` what `torch.load(weights_only=True)` would refuse: networks, factories, mechanisms.
 
     The command line saves these as `class_path` and `init_args`, which are plain and stay. After a script that passes
     objects, `load_from_checkpoint` needs the same objects again.
@@ -106,7 +107,7 @@ def keep_plain_hyperparameters(module: LightningModule) -> list[str]:
     and a checkpoint with more settings than its class accepts could not be resumed.
 
     Returns:
-        Names of dropped settings that the class takes, such as `annotator` or `images.prior`; plain settings of a group
+        Names of dropped settings that the class takes, such as `mechanism` or `images.prior`; plain settings of a group
         stay. See `require_given`.
     """
     dropped: dict[str, None] = {}
@@ -153,7 +154,7 @@ def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint:
 
 def _as_plain(value: Any) -> Any:
     """Convert a settings dataclass to a mapping of its fields, see `settings_of`; other values are unchanged."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    if not dataclasses.is_dataclass(value) or isinstance(value, (type, Mechanism)):
         return value
     return {field.name: _as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 

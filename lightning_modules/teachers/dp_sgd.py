@@ -20,10 +20,10 @@ from datamodules.poisson_sampled import require_batches_as_drawn, require_poisso
 from lightning_modules.evaluation import require_monitored, validation_names
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.precision import full_float32
-from lightning_modules.private_run import epsilon_metric, steps_ahead
+from lightning_modules.private_fit import steps_ahead, write_statement
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import ForwardExceptions, clear, publish
+from lightning_modules.runtime.publication import ForwardExceptions, clear
 from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -36,13 +36,14 @@ from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
+from privacy.description import FLOATS, LATTICE, MechanismDescription
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.mechanisms.description import FLOATS, LATTICE, MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all, require_same
+from privacy.session import epsilon_metric
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
@@ -237,7 +238,6 @@ class DPSGDTeacher(Teacher):
         account = PrivacyAccount(
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
-        account.ledger_was_replaced = self.own_training.ledger_was_replaced
         return Guarantee.of(
             account,
             self._mechanism,
@@ -247,6 +247,7 @@ class DPSGDTeacher(Teacher):
             secure=all(release.bounded for release in self.releases),
             num_records=self._poisson.num_records,
             spent=self.epsilon(),
+            replaced=self.own_training.ledger_was_replaced,
             uncharged_queries=self.uncharged_queries,
             assumptions=[*self._assumptions, *self._poisson.assumptions],
         )
@@ -318,9 +319,7 @@ class DPSGDTeacher(Teacher):
 
     def _write(self, networks: Mapping[str, nn.Module]) -> None:
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
-            guarantee = self.guarantee()
-            page = publish(self.trainer, guarantee, networks)
-            rank_zero_info(f"\n{guarantee.headline()}\nThe whole statement: {page}")
+            write_statement(self.trainer, self.guarantee(), networks)
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, whose gradients are computed in physical batches."""

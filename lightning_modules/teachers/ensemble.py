@@ -173,7 +173,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
     def teacher(self, index: int) -> nn.Module:
         """One trained teacher in eval mode, whose hooks fire and whose BatchNorm statistics are its own.
 
-        It is private; `PrivateEnsemble.unprotected` hands one out after charging an annotator.
+        It is private; `PrivateEnsemble.unprotected` hands one out after charging a session.
         """
         return with_feature_extractor(self.trained_teachers[index].eval(), self.networks.feature_extractor)
 

@@ -82,8 +82,8 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
     """
     if isinstance(content, Mapping) and "ensemble" in content:
         raise TeacherError(
-            f"{file} holds an ensemble, and this method takes one teacher: set model.annotator.release to ensemble for "
-            "DPDFD, take MeanResponseAnnotator for Distillation, VoteAnnotator for DGD, or LocalClients (teachers=FILE)"
+            f"{file} holds an ensemble, and this method takes one teacher: set model.mechanism.release to ensemble for "
+            "DPDFD, take NoisyMeanResponse for Distillation, NoisyVotes for DGD, or LocalClients (teachers=FILE)"
         )
     inner = content
     while isinstance(inner, Mapping):

@@ -6,7 +6,6 @@ from lightning import Trainer
 from torch import nn
 
 from lightning_modules.images.base import ImageSource
-from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.runtime.runs import MixinBase
 from lightning_modules.teachers.config import TeacherConfig
@@ -14,6 +13,7 @@ from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.trial import try_external
 from privacy.identity import Training
 from privacy.processes import Processes, by_all
+from privacy.session import PrivacySession
 
 
 class LearnsFromTeacher(MixinBase):
@@ -27,7 +27,7 @@ class LearnsFromTeacher(MixinBase):
     image_shape: tuple[int, int, int]
     teacher_config: TeacherConfig
     images: ImageSource
-    run: PrivateRun
+    session: PrivacySession
     processes: Processes
     _teacher: PrivateModel | None = None
 
@@ -44,7 +44,7 @@ class LearnsFromTeacher(MixinBase):
 
     @property
     def of_ensemble(self) -> bool:
-        """Whether the annotator takes the responses of many teachers, from a file of `TeacherEnsemble`."""
+        """Whether the mechanism takes the responses of many teachers, from a file of `TeacherEnsemble`."""
         return False
 
     @property
@@ -95,10 +95,12 @@ class LearnsFromTeacher(MixinBase):
         If only the teacher's training by DP-SGD bounds its responses, that bound covers its weights as well.
         """
         by_dp_sgd = isinstance(teacher.training, Training) and teacher.training.releases
-        if by_dp_sgd and not self.run.annotator.charge.release.bounded:
+        if by_dp_sgd and not self.session.cost.release.bounded:
             return
         if common := teacher.require_unlike(self.published_networks()):
-            self.run.note(f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are")
+            self.session.note(
+                f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are"
+            )
 
     def admit(self, teacher: PrivateModel, config: TeacherConfig, *, named: str) -> None:
         """Tries an external teacher, see `TeacherConfig`, and notes which records are private.
@@ -108,5 +110,5 @@ class LearnsFromTeacher(MixinBase):
         """
         self.require_unlike(teacher)
         if config.trial:
-            try_external(teacher, self.run, image_shape=self.image_shape, prior=self.images.prior, named=named)
-        self.run.keep_partitions(teacher.partitions)
+            try_external(teacher, self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
+        self.session.keep_partitions(teacher.partitions)

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule, Trainer
 
 from datamodules.partition import Partition, require_partition
-from lightning_modules.private_run import say_ledger
+from lightning_modules.private_fit import say_ledger
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of
 from privacy.events import Release
-from privacy.guarantee import about_place
 from privacy.identity import CheckpointError, Training, new_training_id
-from privacy.ledger import Ledger
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
-from privacy.ledger_replica import LedgerReplica
-from privacy.processes import ALONE, Processes, by_all, on_rank_zero
+from privacy.processes import by_all
+from privacy.shared_ledger import SharedLedger
 
-#: State that the other processes take over from process 0.
-_FOLLOWED = ("id", "_token", "ledger_was_replaced")
 _NO_DATA = {"private_data": None, "num_records": None, "assumptions": None}
 
 
-class OwnTraining:
-    """Identity of a module's training, kept by its checkpoints.
-
-    Process 0 opens and writes the ledger; other processes follow it, and refuse what it refuses.
+class OwnTraining(SharedLedger):
+    """Identity of a module's training, kept by its checkpoints; its ledger has this training as its run.
 
     Args:
         kind: What is trained, for a reader of the ledger.
     """
 
+    _followed = ("id", "_token", "ledger_was_replaced")
+
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
         self.id: str | None = None
         self.private_data: str | None = None
@@ -41,31 +38,12 @@ class OwnTraining:
         self.partition: Partition | None = None
         #: Whether some fit of this training was resumed from a checkpoint.
         self.resumed = False
-        self.ledger_was_replaced = False
         #: Training of the checkpoint that is resumed.
         self._previous: Training | None = None
         self._data: dict[str, Any] = {}
-        self._ledger: Ledger | None = None
         self._home: DataHome | None = None
         self._token: str | None = None
         self._progress: Any = None
-        self._processes: Processes = ALONE
-
-    @property
-    def ledger(self) -> Ledger:
-        """Ledger of the private data, with this training as its run.
-
-        Raises:
-            RuntimeError: `register` has not been called.
-        """
-        if self._ledger is None:
-            raise RuntimeError("the ledger of a training is opened by register()")
-        return self._ledger
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `register` or `branch` has been called."""
-        return self._ledger is not None
 
     def begin(self, module: LightningModule) -> None:
         """Takes a new identity when a fit begins, or keeps that of the checkpoint.
@@ -76,11 +54,11 @@ class OwnTraining:
         """
         data = datamodule_of(module.trainer)
         self.require_partition(module.trainer)
-        self._processes = processes_of(module.trainer)
-        by_all(self._processes, lambda: self._refuse_other_data(_described(data)))
+        self.processes = processes_of(module.trainer)
+        by_all(self.processes, lambda: self._refuse_other_data(_described(data)))
         self._take(data)
         if self.id is None:
-            self.id = self._processes.broadcast(new_training_id())
+            self.id = self.processes.broadcast(new_training_id())
 
     def _take(self, data: Any) -> None:
         self._data, self._home = _described(data), getattr(data, "home", None)
@@ -95,23 +73,6 @@ class OwnTraining:
         """
         if self.partition is not None:
             require_partition([self.partition], datamodule_of(trainer), whose="the checkpoint")
-
-    def _on_rank_zero(self, act: Callable[[], None]) -> None:
-        """Runs what uses the ledger in process 0; its error, or the new state, reaches all."""
-        on_rank_zero(self._processes, act, tell=self._state_to_follow, follow=self._follow)
-
-    def _state_to_follow(self) -> dict[str, Any] | None:
-        ledger = self._ledger
-        if ledger is None:
-            return None
-        state = {name: getattr(self, name) for name in _FOLLOWED}
-        return {**state, "private_data": ledger.private_data, "path": ledger.path, "state": ledger.state_to_follow()}
-
-    def _follow(self, state: Mapping[str, Any] | None) -> None:
-        if state is not None:
-            for name in _FOLLOWED:
-                setattr(self, name, state[name])
-            self._ledger = LedgerReplica(**{name: state[name] for name in ("private_data", "path", "state")})
 
     def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
         for name, value in self._data.items():
@@ -130,7 +91,7 @@ class OwnTraining:
             assert self.id is not None
             self.ledger.register(Training(self.id, kind=self.kind, releases=releases, partition=self.partition))
 
-        self._on_rank_zero(act)
+        self.on_rank_zero(act)
 
     def _open(self) -> None:
         if self._ledger is not None and (self._ledger.durable or self.private_data is None):
@@ -140,7 +101,7 @@ class OwnTraining:
         self._ledger = self.place().open(private_data=self.private_data or "data without a name", run=self.id or "")
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same or self._ledger.lost
-        say_ledger(self._ledger, about_place(self._ledger, replaced=self.ledger_was_replaced))
+        say_ledger(self)
 
     def branch(self) -> None:
         """Takes a new identity if this state is not the last one saved.
@@ -149,7 +110,7 @@ class OwnTraining:
         own identity with all steps since the first, and identities compose. In each fit, call this before `register`,
         and `renew_token` before the first step.
         """
-        self._on_rank_zero(self._branch)
+        self.on_rank_zero(self._branch)
 
     def _branch(self) -> None:
         self._open()
@@ -167,7 +128,7 @@ class OwnTraining:
         Raises:
             LedgerError: Another fit continued the same checkpoint at the same time, or it could not be recorded.
         """
-        self._on_rank_zero(self._renew_token)
+        self.on_rank_zero(self._renew_token)
 
     def _renew_token(self) -> None:
         assert self.id is not None
@@ -200,7 +161,7 @@ class OwnTraining:
         checkpoint.update(self._data or _NO_DATA)
         if ledger is not None and progress is not None and progress != self._progress:
             self._progress = progress
-            if self._processes.rank == 0:
+            if self.processes.rank == 0:
                 self._renew_token()
         checkpoint["training"] = Training(
             self.id or new_training_id(),

@@ -19,17 +19,17 @@ from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import AdaptedTeacher
-from privacy.annotators import Annotator
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.votes import vote_counts
+from privacy.session import PrivacySession
 
 
 class PrivateModel(ABC):
     """A private classifier or an ensemble of them, held outside of every `nn.Module`.
 
     No attribute is a network, so that no `state_dict`, checkpoint, logger or copy can reach one; the networks are
-    queried by methods, whose responses are private until an annotator has released something of them.
+    queried by methods, whose responses are private until a session has released something of them.
 
     Args:
         private_data: Public name of its training data.
@@ -56,7 +56,7 @@ class PrivateModel(ABC):
         # Resolved: a symbolic link must not lead to another ledger.
         self.path = None if path is None else path.resolve()
         self.assumptions = assumptions
-        self._admitted: tuple[Annotator, str | None] | None = None
+        self._admitted: tuple[PrivacySession, str | None] | None = None
 
     @property
     def partitions(self) -> tuple[Partition | None, ...]:
@@ -80,11 +80,11 @@ class PrivateModel(ABC):
     def _network_of(self, teacher: int) -> nn.Module:
         """One network; only for the checks of this package and for `unprotected`."""
 
-    def unprotected(self, annotator: Annotator, *, reason: str, teacher: int = 0) -> nn.Module:
+    def unprotected(self, session: PrivacySession, *, reason: str, teacher: int = 0) -> nn.Module:
         """Hands out a network itself, for gradients with respect to images or for its BatchNorm statistics.
 
         Args:
-            annotator: Charged first, once per run, with a release that only the teacher's own training bounds.
+            session: Charged first, once per run, with a release that only the teacher's own training bounds.
             reason: What it is used for, in words.
             teacher: Its number, from 0.
 
@@ -92,10 +92,10 @@ class PrivateModel(ABC):
             BudgetExceeded: The target does not allow it.
             TeacherError: It is a graph without gradients.
         """
-        if self._admitted is None or self._admitted[0] is not annotator:
-            self._admitted = (annotator, annotator.admit(self.training))
+        if self._admitted is None or self._admitted[0] is not session:
+            self._admitted = (session, session.admit(self.training))
         self.require_gradients(reason=reason)
-        annotator.charge_nonprivate_access(reason, training=self._admitted[1])
+        session.charge_nonprivate_access(reason, training=self._admitted[1])
         return self._network_of(teacher).eval()
 
     def ledger_place(self, data: Any = None) -> LedgerPlace:
@@ -199,7 +199,7 @@ class PrivateTeacher(PrivateModel):
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (N, c) in float32, whatever the precision of the run, on the device of `images`.
 
-        Anything computed from them is private until an annotator has released it.
+        Anything computed from them is private until a session has released it.
         """
         return self._respond(self._ready(images.device), images)
 
@@ -282,7 +282,7 @@ class PrivateEnsemble(PrivateModel):
         """Each teacher's logits, (N, C, H, W) → (n, N, c), float32, on the device of `images`.
 
         A sample that is not finite is replaced by zeros: whether a teacher breaks on an image depends on its records,
-        and stopping the run would reveal it. Anything computed from the logits is private until an annotator has
+        and stopping the run would reveal it. Anything computed from the logits is private until a session has
         released it.
         """
         logits = self._held().logits(images)

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import Network, build_network
-from lightning_modules.private_run import steps_planned
+from lightning_modules.private_fit import steps_planned
 from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy

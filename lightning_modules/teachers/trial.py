@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
-from lightning_modules.private_run import PrivateRun
 from lightning_modules.runtime.randomness import stream
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
+from privacy.session import PrivacySession
 
 TRIAL_ACCESS = (
     "when the teacher was loaded, the form of its outputs for procedural images was looked at without noise (whether "
@@ -41,19 +41,24 @@ def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) ->
 
 
 def try_external(
-    teacher: PrivateModel, run: PrivateRun, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
+    teacher: PrivateModel,
+    session: PrivacySession,
+    *,
+    image_shape: tuple[int, int, int],
+    prior: ImagePrior | None,
+    named: str,
 ) -> None:
     """Tries an external teacher on procedural images, and warns its owner about problems.
 
-    This is a non-private access, which `run` notes: its results must not be published, stored, or used for a choice.
-    Messages call the teacher's setting `named`.
+    This is a non-private access, which `session` notes: its results must not be published, stored, or used for a
+    choice. Messages call the teacher's setting `named`.
 
     Raises:
         TeacherError: Its outputs are not what was stated.
     """
     if not teacher.is_external:
         return
-    run.note(TRIAL_ACCESS)
+    session.note(TRIAL_ACCESS)
     whole = teacher._network_of(0)
     if not isinstance(whole, AdaptedTeacher):
         if teacher.path is not None:

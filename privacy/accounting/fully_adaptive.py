@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.special import expit, ndtri
+import scipy
 
 from privacy.checks import check_count, check_delta
 from privacy.events import OneOf, Release, Repeated
@@ -68,4 +68,4 @@ def squared_mu(release: Release) -> float:
         return max(math.fsum(n * squared_mu(one) for one, n in alternative) for alternative in release.alternatives)
     if release.gaussian_mu is not None:
         return release.gaussian_mu**2
-    return float(2.0 * ndtri(expit(release.pure_epsilon))) ** 2
+    return float(2.0 * scipy.special.ndtri(scipy.special.expit(release.pure_epsilon))) ** 2

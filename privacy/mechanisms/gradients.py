@@ -14,37 +14,29 @@ C cancels in μ, the L2 distance by which one record moves the noised values, ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from privacy.checks import check_count, check_positive, look_up
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS, GradientBounding
 
-AddNoise = Callable[[torch.Tensor], torch.Tensor]
-"""Adds noise to values of any shape, in float64."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class GradientMechanism:
+class GradientRelease:
     """One way to release a batch of bounded output gradients.
 
     Attributes:
         words: What is released, for a reader; `{std:.4g}` stands for the noise's standard deviation in units of C.
-        release: Maps bounded gradients, shape (n, B, c), float64, to released values, shape (B, c); n is 1 unless
-            `of_ensemble`.
         of_sum: Whether the sum of the samples' gradients is noised; otherwise each sample's gradient.
         divided: Whether the noise has standard deviation σC/B; otherwise σC.
         of_ensemble: Whether the gradients are those of many teachers on disjoint shards.
+        averaged: Whether one vector is released for the batch, the mean over its samples.
     """
 
     words: str
-    release: Callable[[torch.Tensor, AddNoise], torch.Tensor]
     of_sum: bool = False
     divided: bool = False
     of_ensemble: bool = False
+    averaged: bool = False
 
     def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """μ of one call on B samples at σ: how far one record moves them, over the noise's standard deviation.
@@ -62,45 +54,38 @@ class GradientMechanism:
         """Standard deviation of the noise on each noised coordinate, in units of C."""
         return noise_multiplier / batch_size if self.divided else noise_multiplier
 
-    def __reduce__(self) -> Any:
-        """Pickles the mechanism by its name, since lambdas cannot be pickled."""
-        return GRADIENT_MECHANISMS.__getitem__, (next(key for key, one in GRADIENT_MECHANISMS.items() if one is self),)
 
-
-GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
+GRADIENT_RELEASES: dict[str, GradientRelease] = {
     # ḡ_i + N(0, (σC/B)² I) for each sample: what the accuracies of DPDFD and DPSD need.
-    "per_sample": GradientMechanism(
+    "per_sample": GradientRelease(
         words="each sample with Gaussian noise of standard deviation sigma*C/B = {std:.4g}*C per coordinate",
-        release=lambda rows, add_noise: add_noise(rows[0]),
         divided=True,
     ),
     # ḡ_i + N(0, σ²C² I) for each sample: the summand of DPSD Eq. 3, without its mean.
-    "per_sample_full": GradientMechanism(
+    "per_sample_full": GradientRelease(
         words="each sample with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate",
-        release=lambda rows, add_noise: add_noise(rows[0]),
     ),
     # (1/B)(Σ ḡ_i + N(0, σ²C² I)), one vector for the batch: DPDFD Algorithm 1 as printed. It distils nothing.
-    "batch_mean": GradientMechanism(
+    "batch_mean": GradientRelease(
         words="the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate",
-        release=lambda rows, add_noise: (add_noise(rows[0].sum(dim=0)) / rows.shape[1]).repeat(rows.shape[1], 1),
         of_sum=True,
+        averaged=True,
     ),
     # (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing. It is the mean of
     # what `per_sample_full` releases, at the same μ, which is tight: the sum of the samples moves by up to √B times as
     # much as Ḡ, against noise of σC√B.
-    "batch_mean_rows": GradientMechanism(
+    "batch_mean_rows": GradientRelease(
         words="the batch mean of samples, each with Gaussian noise of standard deviation sigma*C per coordinate",
-        release=lambda rows, add_noise: add_noise(rows[0]).mean(dim=0, keepdim=True).repeat(rows.shape[1], 1),
+        averaged=True,
     ),
     # (1/n)(Σ_j ḡ_ij + N(0, σ²C² I)) for each sample, over n teachers on disjoint shards: Algorithm 2 of both papers.
     # Only one teacher's Ḡ_j moves, as in `per_sample_full`, and the sum over teachers by as much: the same μ. Each
     # teacher's gradients are bounded separately.
-    "ensemble": GradientMechanism(
+    "ensemble": GradientRelease(
         words=(
             "the sum over all teachers with Gaussian noise of standard deviation sigma*C = {std:.4g}*C per coordinate, "
             "divided by n"
         ),
-        release=lambda rows, add_noise: add_noise(rows.sum(dim=0)) / len(rows),
         of_ensemble=True,
     ),
 }
@@ -110,7 +95,7 @@ GRADIENT_MECHANISMS: dict[str, GradientMechanism] = {
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
-    For B samples at σ; `release` and `bounding` are names in `GRADIENT_MECHANISMS` and `GRADIENT_BOUNDINGS`.
+    For B samples at σ; `release` and `bounding` are names in `GRADIENT_RELEASES` and `GRADIENT_BOUNDINGS`.
 
     Raises:
         ValueError: An unknown mechanism or bounding, or numbers out of range.
@@ -123,4 +108,4 @@ def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *
     rows = check_count("batch_size", batch_size, minimum=1)
     sigma = check_positive("noise_multiplier", noise_multiplier)
     bounded = look_up("bounding", bounding, GRADIENT_BOUNDINGS)
-    return look_up("release", release, GRADIENT_MECHANISMS).mu(rows, sigma, bounding=bounded)
+    return look_up("release", release, GRADIENT_RELEASES).mu(rows, sigma, bounding=bounded)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import erfcx, ndtr
+import scipy
 
 from privacy.checks import check_delta, check_nonnegative
 
@@ -31,7 +30,7 @@ _SAFETY = 1e-12
 
 
 def _mills(x: float) -> float:
-    return _SQRT_HALF_PI * float(erfcx(x * _SQRT_HALF))
+    return _SQRT_HALF_PI * float(scipy.special.erfcx(x * _SQRT_HALF))
 
 
 def _mills_slope(x: float) -> float:
@@ -58,7 +57,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
         return log_density + math.log(integral) if integral > 0.0 else -math.inf
     if x < 0.0:
         second = math.exp(log_density) * _mills(x + mu)
-        value = float(ndtr(-x)) - second
+        value = float(scipy.special.ndtr(-x)) - second
         return math.log(value) if value > 0.0 else -math.inf
     gap = _mills(x) - _mills(x + mu)
     return log_density + math.log(gap) if gap > 0.0 else -math.inf
@@ -96,5 +95,5 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return max(_log_delta(mu, epsilon) - target, -1e300)  # an underflown δ made finite for the interpolation
 
-    root = brentq(excess, 0.0, high * (1.0 + 1e-9), xtol=1e-300, rtol=8.9e-16, maxiter=400)
+    root = scipy.optimize.brentq(excess, 0.0, high * (1.0 + 1e-9), xtol=1e-300, rtol=8.9e-16, maxiter=400)
     return float(root) * (1.0 + _SAFETY)

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri_exp
 
 from privacy.checks import check_count, check_delta, check_positive, check_probability
 
@@ -154,18 +153,18 @@ def gaussian_loss(mu: float, interval: float, *, rate: float = 1.0) -> LossDistr
 
     The former is N(μ^2/2, μ^2) under P and N(-μ^2/2, μ^2) under Q.
     """
-    z = -float(ndtri_exp(_LOG_TAIL))
+    z = -float(scipy.special.ndtri_exp(_LOG_TAIL))
     mean = 0.5 * mu * mu
     low = min(-1, math.floor((mean - z * mu) / interval))
     high = max(1, math.ceil((mean + z * mu) / interval))
     edges = interval * np.arange(low, high + 1, dtype=np.float64)
     masses = np.zeros(edges.size)
     log_p = _log_between((edges - mean) / mu)
-    log_p[0] = log_ndtr((edges[1] - mean) / mu)
+    log_p[0] = scipy.special.log_ndtr((edges[1] - mean) / mu)
     _add_split(masses, interval, low, log_p, _log_between((edges + mean) / mu))
     masses *= rate
     masses[-low] += 1.0 - rate
-    return LossDistribution(interval, low, masses, rate * float(ndtr((mean - edges[-1]) / mu)))
+    return LossDistribution(interval, low, masses, rate * float(scipy.special.ndtr((mean - edges[-1]) / mu)))
 
 
 def laplace_loss(shift: float, interval: float) -> LossDistribution:
@@ -199,7 +198,7 @@ def sampled_gaussian_losses(
     Adding swaps the two. Together they dominate (Zhu, Dong and Wang 2022).
     """
     s, q = noise_multiplier, sample_rate
-    z = -float(ndtri_exp(_LOG_TAIL))
+    z = -float(scipy.special.ndtri_exp(_LOG_TAIL))
 
     def loss(x: float) -> float:
         exponent = (2.0 * x - 1.0) / (2.0 * s * s)
@@ -218,15 +217,15 @@ def sampled_gaussian_losses(
 
     null, shifted = _log_between(x / s), _log_between((x - 1.0) / s)
     remove_p, remove_q = mixed(null, shifted), null
-    below_null, below_shifted = log_ndtr(x[1:2] / s), log_ndtr((x[1:2] - 1.0) / s)
-    above_null, above_shifted = log_ndtr(-x[-1:] / s), log_ndtr((1.0 - x[-1:]) / s)
+    below_null, below_shifted = scipy.special.log_ndtr(x[1:2] / s), scipy.special.log_ndtr((x[1:2] - 1.0) / s)
+    above_null, above_shifted = scipy.special.log_ndtr(-x[-1:] / s), scipy.special.log_ndtr((1.0 - x[-1:]) / s)
     start = np.concatenate([mixed(below_null, below_shifted), remove_p[1:]])
     above = mixed(above_null, above_shifted)
     remove = split_bins(interval, low, start, remove_q, top=float(np.exp(above[0])))
     # Adding: L' = -L, so the bins reverse, and what was above the grid is one more bin below it.
     add_p = np.concatenate([above_null, null[::-1]])
     add_q = np.concatenate([above, mixed(null, shifted)[::-1]])
-    add = split_bins(interval, -high - 1, add_p, add_q, top=float(ndtr(x[0] / s)))
+    add = split_bins(interval, -high - 1, add_p, add_q, top=float(scipy.special.ndtr(x[0] / s)))
     return remove, add
 
 
@@ -234,8 +233,8 @@ def _log_between(edges: Array) -> Array:
     """log of the standard normal mass between neighbouring edges, from the tail that loses no digits."""
     left, right = edges[:-1], edges[1:]
     flip = left > 0.0
-    inner = log_ndtr(np.where(flip, -left, right))
-    outer = log_ndtr(np.where(flip, -right, left))
+    inner = scipy.special.log_ndtr(np.where(flip, -left, right))
+    outer = scipy.special.log_ndtr(np.where(flip, -right, left))
     with np.errstate(divide="ignore", invalid="ignore"):
         mass: Array = inner + np.log(-np.expm1(outer - inner))
     return np.where(np.isnan(mass), -np.inf, mass)
@@ -309,7 +308,7 @@ def compose_epsilon(parts: Sequence[tuple[LossDistribution, int]], delta: float)
     def excess(epsilon: float) -> float:
         return max(tilted.log_delta(epsilon) - target, -1e6)
 
-    root = float(brentq(excess, low, high, xtol=1e-15 * min(1.0, high), rtol=1e-14))
+    root = float(scipy.optimize.brentq(excess, low, high, xtol=1e-15 * min(1.0, high), rtol=1e-14))
     for bump in (0.0, 1e-13, 1e-12, 1e-11):
         epsilon = root * (1.0 + bump)
         if excess(epsilon) <= 0.0:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from privacy.checks import check_delta, check_nonnegative
 
@@ -41,7 +41,7 @@ def rdp_slope_epsilon(slope: float, delta: float) -> float:
     low = min(high - 1.0, 0.5 * math.log(-log_delta) - 0.5 * math.log(slope)) - 1.0
     while derivative(low) > 0.0:
         low -= 2.0
-    t = float(brentq(derivative, low, high))
+    t = float(scipy.optimize.brentq(derivative, low, high))
     order = 1.0 + math.exp(t)
     epsilon = slope * order - math.log1p(math.exp(-t)) - (log_delta + math.log(order)) * math.exp(-t)
     return max(0.0, epsilon)

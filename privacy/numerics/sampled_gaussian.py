@@ -6,8 +6,8 @@ import functools
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 _MAX_SAMPLED_ORDER = 4096
 
@@ -37,7 +37,9 @@ def sampled_gaussian_rdp(
 def _sampled_log_moment(noise_multiplier: float, sample_rate: float, order: int) -> float:
     """log sum_i binom(l, i) (1-q)^(l-i) q^i exp((i^2 - i)/(2 s^2)), computed as log(1 + excess)."""
     i = np.arange(order + 1, dtype=np.float64)
-    log_binomial = gammaln(order + 1.0) - gammaln(i + 1.0) - gammaln(order - i + 1.0)
+    log_binomial = (
+        scipy.special.gammaln(order + 1.0) - scipy.special.gammaln(i + 1.0) - scipy.special.gammaln(order - i + 1.0)
+    )
     weight = log_binomial + i * math.log(sample_rate) + (order - i) * math.log1p(-sample_rate)
     exponent = (i * i - i) / (2.0 * noise_multiplier**2)
     # The weights sum to 1, so the moment is 1 + sum weight (e^x - 1), which loses no digits close to 1.

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientReleases
 from privacy.events import (
     Gaussian,
     LaplaceVotes,
@@ -21,6 +20,7 @@ from privacy.events import (
 )
 from privacy.formatting import short_epsilon
 from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.mechanisms.noisy_gradients import GradientReleases
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 DELTA = 1e-5

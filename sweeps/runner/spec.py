@@ -16,7 +16,7 @@ and `kind: figure` plots the curves of its students. With `axes` and `presets` i
         MNIST: {}
         FashionMNIST: {teacher: {config: sweeps/methods/teacher_fashionmnist.yaml}, student: {...}}
       epsilon:
-        "1": {student: {model.annotator.budget.target_epsilon: 1.0}}
+        "1": {student: {model.budget.target_epsilon: 1.0}}
     skip:                       # points of the grid to leave out; a preset may skip more
       - {dataset: FashionMNIST, epsilon: "10"}
     unprinted:                  # points whose figure the paper does not print, though their axes would select one

@@ -30,8 +30,9 @@ from datamodules.base import Part
 from datamodules.splits import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
-from privacy import NoiseSource, SampledGaussian, SystemNoise, compose
+from privacy import SampledGaussian, compose
 from privacy.accounting.calibration import calibrate_noise
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 pytestmark = pytest.mark.slow
 

@@ -48,11 +48,11 @@ TEACHERS = {
     ),
 }
 # The files' 1e-5 is too much for the 162 770 faces of CelebA.
-SMALL_STUDENT = ["--data.batch_size=16", "--model.annotator.budget.delta=1e-6", *ONE_STEP]
+SMALL_STUDENT = ["--data.batch_size=16", "--model.budget.delta=1e-6", *ONE_STEP]
 STUDENTS = {
     "Distillation": ("distillation_digits", "DPSGDTeacher", ["--model.pool_size=16"]),
     "DPDFD": ("dpdfd_digits", "Teacher", []),
-    "DPSD": ("methods/dpsd_digits", "Teacher", ["--model.annotator.top_k=2"]),
+    "DPSD": ("methods/dpsd_digits", "Teacher", ["--model.mechanism.top_k=2"]),
     "LabelDP": ("methods/labeldp_digits", "Teacher", []),
     "DGD": (
         "methods/dgd_digits",

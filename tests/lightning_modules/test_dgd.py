@@ -35,9 +35,9 @@ from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
-from privacy.annotators.votes import VoteAnnotator
 from privacy.events import Gaussian, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
+from privacy.mechanisms import NoisyVotes, Shape
 from privacy.published import published_dgd_epsilon
 
 GENERATOR, VAE, QUERIES = 2, 2, 20
@@ -62,7 +62,7 @@ def run(
         "queries": QUERIES,
         "generator_steps": GENERATOR,
         "vae_steps": VAE,
-        "annotator": {"class_path": "VoteAnnotator", "init_args": votes or {}},
+        "mechanism": {"class_path": "NoisyVotes", "init_args": votes or {}},
     }
     path = f"lightning_modules.dgd.{kind}" if kind == "DGD" else f"support.dgd_variants.{kind}"
     return distil(folder, *arguments, class_path=path, steps=STEPS, epochs=epochs, model={**settings, **model})
@@ -103,13 +103,13 @@ def test_phases_follow_the_counter_and_train_their_own_network_alone(
     model = run(**BASELINE).model
     assert seen == ORDER + ["student"] * (STEPS * EPOCHS - BEFORE_STUDENT)
     assert model.steps_done == STEPS * EPOCHS == len(seen)
-    assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
+    assert model.session.calls_made() == len(model.query_set.labels) == model.session.plan.calls == QUERIES
     assert changed == [set() if phase == "query" else {phase} for phase in seen]
 
 
 def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> None:
     model = run(votes={"latent_epsilon": 0.01}).model
-    account = model.annotator.account
+    account = model.session.account
     assert account.epsilon() == pytest.approx(laplace(QUERIES)) == model.guarantee().epsilon
     assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5, 0.01))
     page = Path("run/public/guarantee.md").read_text()
@@ -120,7 +120,7 @@ def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> No
 @pytest.mark.slow
 def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
     model = run(**BASELINE).model
-    account = model.annotator.account
+    account = model.session.account
     assert account.epsilon() == math.inf == model.guarantee().epsilon
     assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
     assert "VOID: the generator was trained against a classifier" in Path("run/public/guarantee.md").read_text()
@@ -155,7 +155,7 @@ def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
 def test_a_baseline_is_charged_once_however_often_a_run_is_resumed(place: Path) -> None:
     settings = private_baseline()
     run(epochs=1, **settings)
-    account = run("run", LAST, **settings).model.annotator.account
+    account = run("run", LAST, **settings).model.session.account
     assert account.epsilon() == pytest.approx(compose({LaplaceVotes(40.0): QUERIES, **SGD}, 1e-5).epsilon)
 
 
@@ -193,7 +193,7 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
     seen = steps_of(monkeypatch)
     model = run(**IN_ROUNDS).model
     assert seen == TURNS + ["student"] * (STEPS * EPOCHS - len(TURNS))
-    assert model.annotator.calls_made() == len(model.query_set.labels) == model.run.plan.calls == QUERIES
+    assert model.session.calls_made() == len(model.query_set.labels) == model.session.plan.calls == QUERIES
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
     assert len(model.query_set.images.flatten(1).unique(dim=0)) == QUERIES
 
@@ -201,15 +201,15 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
 @pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
 @pytest.mark.parametrize("step", [pytest.param(VAE + len(ROUND), marks=pytest.mark.slow), len(TURNS) - 1])
 def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: int, kind: str) -> None:
-    settings = {**IN_ROUNDS, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
+    settings = {**IN_ROUNDS, "mechanism": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
     settings["student"] = "DataLensClassifier"
     whole = run("whole", **settings)
     interrupted(DGD, step, lambda: run("run", **settings))
     resumed = run("run", LAST, **settings)
     kept_labels = kind == "DGD"
-    made = resumed.model.annotator.calls_made()
+    made = resumed.model.session.calls_made()
     assert made == QUERIES if kept_labels else made > QUERIES
-    assert resumed.model.run.plan.changed is not kept_labels
+    assert resumed.model.session.plan.changed is not kept_labels
     if kept_labels:
         assert equal(kept(whole), kept(resumed))
 
@@ -217,7 +217,7 @@ def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: i
 def test_rounds_are_of_the_queries_that_a_target_allows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(monkeypatch)
     model = run(votes={"target_epsilon": laplace(10) * (1 + 1e-9)}, **IN_ROUNDS).model
-    assert len(model.query_set.labels) == 10 == model.annotator.calls_made() == model.run.plan.calls
+    assert len(model.query_set.labels) == 10 == model.session.calls_made() == model.session.plan.calls
     turns = ["vae"] * VAE + ["query"] + ["student"] * 2 + ["query"]
     assert seen == turns + ["student"] * (STEPS * EPOCHS - len(turns))
 
@@ -296,13 +296,13 @@ QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": "DataLensClassifier", "que
     ],
 )
 def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
-    settings = {**QUIET_MODEL, "annotator": {"class_path": "support.dgd_variants.PlainVotes"}}
+    settings = {**QUIET_MODEL, "mechanism": {"class_path": "support.dgd_variants.PlainVotes"}}
     whole = run("whole", **settings)
     interrupted(DGD, step, lambda: run("run", **settings))
     saved = checkpoint()["dgd"]
     resumed = run("run", LAST, **settings)
     assert torch.equal(resumed.model.query_set.labels[: len(saved["query_labels"])], saved["query_labels"])
-    assert resumed.model.annotator.calls_made() == QUERIES and not resumed.model.run.plan.changed
+    assert resumed.model.session.calls_made() == QUERIES and not resumed.model.session.plan.changed
     assert equal(kept(whole), kept(resumed))
 
 
@@ -311,7 +311,7 @@ def test_a_budget_that_is_used_up_ends_the_queries_and_not_the_run(
 ) -> None:
     seen = steps_of(monkeypatch)
     model = run(votes={"target_epsilon": laplace(11) * (1 + 1e-9)}).model
-    assert len(model.query_set.labels) == 11 == model.annotator.calls_made() == model.run.plan.calls
+    assert len(model.query_set.labels) == 11 == model.session.calls_made() == model.session.plan.calls
     assert seen == ["vae"] * VAE + ["query"] * 2 + ["student"] * (STEPS * EPOCHS - VAE - 2)
     assert model.guarantee().epsilon == pytest.approx(laplace(11))
 
@@ -345,7 +345,7 @@ def test_a_public_pool_is_named_in_the_guarantee(place: Path) -> None:
 def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
     model = run(**POOL, pool_part="train", private_data="by another name").model
     assert model.guarantee().epsilon == math.inf
-    assert model.annotator.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
+    assert model.session.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
     assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
 
 
@@ -385,7 +385,7 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str, vae: i
 
 def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(monkeypatch)
-    model = run(**POOL, vae_steps=0, votes={"mechanism": "gaussian"}).model
+    model = run(**POOL, vae_steps=0, votes={"kind": "gaussian"}).model
     assert model.vae is None and seen[:ASKING] == ["query"] * ASKING and set(seen[ASKING:]) == {"student"}
     assert model.guarantee().epsilon == pytest.approx(compose({Gaussian(2**0.5 / 40.0): QUERIES}, 1e-5).epsilon)
     assert list(Path("run/public/figures").glob("synthetic_*.png"))
@@ -398,28 +398,28 @@ def test_every_image_that_is_shown_is_charged_for(
 ) -> None:
     shown = watched(monkeypatch, PrivateEnsemble, "votes")
     rounds = {} if selection == "random" else ROUNDS
-    account = run(kind=kind, query_phase={"selection": selection, "candidates": 2, **rounds}).model.annotator.account
+    account = run(kind=kind, query_phase={"selection": selection, "candidates": 2, **rounds}).model.session.account
     assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
 
 
 def _votes(
     kind: type[DGD], teachers: list[nn.Module], *, labels: torch.Tensor | None = None, **query_phase: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the annotator is given in a run on these teachers, and the images asked about.
+    """What the mechanism is given in a run on these teachers, and the images asked about.
 
     `labels` are what it releases in place of noisy ones, the same in each call.
     """
     seed_everything(5, verbose=False)
     given: list[torch.Tensor] = []
 
-    class Watching(VoteAnnotator):
-        def annotate(self, counts: torch.Tensor) -> torch.Tensor:
-            given.append(counts)
-            released = super().annotate(counts)
+    class Watching(NoisyVotes):
+        def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+            given.append(tensors[0])
+            released = super().answer(shape, *tensors, **settings)
             return released if labels is None else labels[: len(released)]
 
     module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), annotator=Watching(),
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), mechanism=Watching(),
         **grouped(DGD, images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1, query_phase=query_phase),
     )  # fmt: skip
     fit_script(module, steps=9)

@@ -14,16 +14,19 @@ import torch
 from support.data_files import write_celeba
 from support.dp_teachers import train
 from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
-from support.short_names import nested
+from support.short_names import budgeted
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.images import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
+from lightning_modules.losses.targets import Annotation
 from lightning_modules.runtime.publication import ForwardExceptions
-from privacy import LedgerError
-from privacy.annotators import DirectLabelAnnotator
+from privacy import LedgerError, RandomizedResponse, compose
+from privacy.identity import CheckpointError
 from privacy.ledger_place import DataHome
+from privacy.mechanisms import DirectLabels
+from privacy.neighbours import Relation, Unit
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
 NETWORK = {"name": "SmallCNN", "arguments": {"width": 8, "hidden": 32}}
@@ -35,7 +38,7 @@ def configuration(
     epochs: int = 2,
     batch: int = 64,
     poisson: bool = True,
-    annotator: dict[str, Any] | None = None,
+    mechanism: dict[str, Any] | None = None,
     label: bool = False,
     data: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
@@ -43,13 +46,10 @@ def configuration(
 ) -> dict[str, Any]:
     digits = {"class_path": "Digits", "init_args": {} if poisson else {"batch_size": batch, **(data or {})}}
     sampled = {"class_path": "PoissonSampled", "init_args": {"dataset": digits, "batch_size": batch, **(data or {})}}
-    kind = "DirectLabelAnnotator" if label else "DirectGradientAnnotator"
+    kind = "DirectLabels" if label else "DirectGradients"
     defaults = {} if label else {"release": "per_sample_full", "noise_multiplier": 2.0}
-    settings = {
-        "network": NETWORK,
-        "annotator": {"class_path": kind, "init_args": nested({**defaults, **(annotator or {})})},
-        **model,
-    }
+    release = {"class_path": kind, "init_args": {**defaults, **(mechanism or {})}}
+    settings = budgeted({"network": NETWORK, "mechanism": release, **model})
     return {
         "seed_everything": 3,
         "trainer": trainer_settings(folder, epochs, **(trainer or {})),
@@ -121,9 +121,7 @@ class OfOneClass(Digits):
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("own", [Balanced, OfOneClass])
 def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch, own: Any, broken: bool) -> None:
-    module = DirectTraining(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=128, annotator=DirectLabelAnnotator(epsilon=0.5)
-    )
+    module = DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=128, mechanism=DirectLabels(epsilon=0.5))
     if not broken:
         with pytest.raises(
             ValueError, match=r"and loaded_records of \w+ must be those of ImageDataModule or PoissonSampled"
@@ -131,9 +129,16 @@ def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch
             train(module, own())
         return
     monkeypatch.setattr(direct_training, "ImageDataModule", own)
+    took_part: set[int] = set()
+    annotate = DirectTraining.annotate
+
+    def watched(self: DirectTraining, outputs: torch.Tensor, records: torch.Tensor) -> Annotation:
+        took_part.update(records.tolist())
+        return annotate(self, outputs, records)
+
+    monkeypatch.setattr(DirectTraining, "annotate", watched)
     train(module, data := own())
-    answered = module.annotator.responses >= 0  # type: ignore[union-attr, operator]
-    assert set(data.train_records.labels[answered].tolist()) == {3}  # their labels are known for certain
+    assert set(data.train_records.labels[sorted(took_part)].tolist()) == {3}  # their labels are known for certain
     assert module.guarantee().labels.epsilon <= 0.5  # type: ignore[union-attr]
 
 
@@ -141,7 +146,7 @@ def test_colours_of_hair_decide_whose_face_takes_part(tmp_path: Path, monkeypatc
     write_celeba(tmp_path)
     faces = {"class_path": "CelebA", "init_args": {"root": str(tmp_path), "verify": False, "size": 8, "task": "hair"}}
     config = {**configuration(label=True, poisson=False, epochs=1), "data": faces}
-    config["model"]["init_args"]["annotator"]["init_args"]["budget"] = {"delta": 1e-6}
+    config["model"]["init_args"]["budget"] = {"delta": 1e-6}
     with pytest.raises(ValueError, match="those of CelebA-H decide which records are trained on"):
         trained(config)
     # The control: unrefused, a face whose colour is taken out shows in the count, at one stated ε.
@@ -159,9 +164,9 @@ def test_colours_of_hair_decide_whose_face_takes_part(tmp_path: Path, monkeypatc
 
 def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     model = trained(configuration())
-    annotator = model.annotator
-    assert annotator.account.epsilon() == math.inf
-    label = annotator.account.epsilon_label()
+    account = model.session.account
+    assert account.epsilon() == math.inf
+    label = account.epsilon_label()
     assert 3.0 < label < math.inf
     assert logged("run", "privacy/epsilon")[-1] == math.inf
     assert logged("run", "privacy/epsilon_label")[-1] == pytest.approx(label)
@@ -174,14 +179,14 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     record = written("run", "result.json")
     assert (record["method"], record["epsilon_record"]) == ("DirectTraining", "inf")
     assert record["epsilon_label"] == pytest.approx(label)
-    assert record["epsilon_published"] == pytest.approx(annotator.account.epsilon_published())
+    assert record["epsilon_published"] == pytest.approx(account.epsilon_published())
     assert not list(Path("run").rglob("public/*.pt")), "nothing covers the weights"
     # Another run reads it off the ledger: of the data nothing is bounded any more.
     assert model.own_training.ledger.durable
     ledger = next(Path("ledgers").glob("*.jsonl")).read_text(encoding="utf-8")
     assert '"label_only"' in ledger
     # The training itself is registered as one that nothing bounds: no student of it inherits a finite figure.
-    assert not annotator.account.ledger.releases_by_training()[str(model.own_training.id)]
+    assert not account.ledger.releases_by_training()[str(model.own_training.id)]
 
 
 def test_the_page_says_what_its_ledger_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +199,7 @@ def test_the_page_says_what_its_ledger_does_not_know(monkeypatch: pytest.MonkeyP
 
 def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     def accuracy(folder: str, *, noise_multiplier: float) -> float:
-        annotator = {"noise_multiplier": noise_multiplier}
-        trained(configuration(folder, epochs=8, annotator=annotator))
+        trained(configuration(folder, epochs=8, mechanism={"noise_multiplier": noise_multiplier}))
         return float(written(folder, "result.json")["accuracy"])
 
     # The noise is another one each time: bounds that no draw comes near.
@@ -209,7 +213,7 @@ def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
     guarantee = model.guarantee()
     assert guarantee.labels is not None
     assert guarantee.labels.epsilon > guarantee.labels.epsilon_spent
-    assert guarantee.labels.epsilon == model.annotator.epsilon_label(model.run.plan.covered)
+    assert guarantee.labels.epsilon == model.session.account.epsilon_label(counts=model.session.covering())
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -238,60 +242,70 @@ def test_batches_that_grow_within_a_fit_are_refused(broken: bool, monkeypatch: p
         return
     monkeypatch.setattr(direct_training, "require_poisson", lambda *_: None)
     model = trained(config)
-    assert model.trainer.train_dataloader.batches.sample_rate > 5 * model.annotator.sample_rate  # type: ignore[union-attr]
+    assert model.trainer.train_dataloader.batches.sample_rate > 5 * model.session.shape.sample_rate  # type: ignore[union-attr]
 
 
 def test_a_run_that_was_interrupted_after_a_step_keeps_its_plan() -> None:
     interrupted(DirectTraining, 2, lambda: trained(configuration(epochs=1)))
     model = trained(configuration(epochs=1), after="run")
-    assert model.run.plan.calls == model.steps_done and not model.run.plan.changed
+    assert model.session.plan.calls == model.steps_done and not model.session.plan.changed
 
 
 def test_going_on_keeps_the_charges() -> None:
     first = trained(configuration("one", epochs=1, optimizer=ADAM))
-    before = first.annotator.account.epsilon_label(scope="run")
+    before = first.session.account.epsilon_label(scope="run")
     second = trained(configuration("two", epochs=2, optimizer=ADAM), after="one")
-    after = second.annotator.account.epsilon_label(scope="run")
-    whole = trained(configuration("whole", epochs=2)).annotator.account.epsilon_label(scope="run")
+    after = second.session.account.epsilon_label(scope="run")
+    whole = trained(configuration("whole", epochs=2)).session.account.epsilon_label(scope="run")
     assert before < after == whole
     assert second.own_training.id == first.own_training.id
     assert second.guarantee().labels is not None
     # All runs on the digits together: more than either.
-    assert second.annotator.account.epsilon_label(scope="private_data") >= after
+    assert second.session.account.epsilon_label(scope="private_data") >= after
 
 
 def test_the_label_switch_costs_epsilon_whatever_the_number_of_epochs_and_keeps_its_responses() -> None:
-    first = trained(configuration("one", label=True, epochs=1, optimizer=ADAM, annotator={"epsilon": 1.0}))
-    assert isinstance(first.annotator, DirectLabelAnnotator)
+    first = trained(configuration("one", label=True, epochs=1, optimizer=ADAM, mechanism={"epsilon": 1.0}))
     second = trained(
-        configuration("two", label=True, epochs=6, optimizer=ADAM, annotator={"epsilon": 1.0}), after="one"
+        configuration("two", label=True, epochs=6, optimizer=ADAM, mechanism={"epsilon": 1.0}), after="one"
     )
-    assert isinstance(second.annotator, DirectLabelAnnotator)
-    kept, later = first.annotator.kept(), second.annotator.kept()
-    assert kept is not None and later is not None
-    drawn = kept >= 0
-    assert bool(drawn.any())
-    assert torch.equal(kept[drawn], later[drawn])
-    # Not everybody took part in the first epoch: the second fit draws too, and is charged as if it drew all again.
-    charges = 1 if bool(drawn.all()) else 2
-    assert sum(second.annotator.account.counts(scope="run").values()) == charges
-    assert second.annotator.account.epsilon_published(scope="run") == 1.0
+    kept, later = first.noisy_labels, second.noisy_labels
+    assert kept is not None and later is not None and torch.equal(kept, later)
+    # Not everybody took part in the first epoch, and all were answered for.
+    assert sum(second.session.account.counts(scope="run").values()) == 1
+    assert second.session.account.epsilon_published(scope="run") == 1.0
+
+
+def test_labels_that_no_checkpoint_kept_cost_again() -> None:
+    settings: dict[str, Any] = {"label": True, "optimizer": ADAM, "mechanism": {"epsilon": 1.0}}
+    first = trained(configuration("one", epochs=1, **settings)).noisy_labels
+    content = checkpoint("one")
+    assert first is not None and torch.equal(content["direct_training"]["noisy_labels"], first)
+    for name, kept in (("lost", None), ("fewer", first[1:])):
+        content["direct_training"]["noisy_labels"] = kept
+        Path(name, "checkpoints").mkdir(parents=True)
+        torch.save(content, f"{name}/checkpoints/last.ckpt")
+    second = trained(configuration("two", **settings), after="lost")
+    assert second.noisy_labels is not None and not torch.equal(first, second.noisy_labels), "drawn twice"
+    of_label = RandomizedResponse(1.0, 10, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
+    assert second.session.account.epsilon_label(scope="run") == compose({of_label: 2}, 1e-5).epsilon > 1.5
+    with pytest.raises(CheckpointError, match="resume with the same private data"):
+        trained(configuration("three", **settings), after="fewer")
 
 
 def test_all_labels_drawn_in_one_fit_cost_epsilon() -> None:
-    model = trained(configuration(label=True, poisson=False, epochs=3, annotator={"epsilon": 2.0}))
-    label = model.annotator.account.epsilon_label()
+    model = trained(configuration(label=True, poisson=False, epochs=3, mechanism={"epsilon": 2.0}))
+    label = model.session.account.epsilon_label()
     assert 1.99 < label <= 2.0
     guarantee = model.guarantee()
     assert guarantee.labels is not None and guarantee.labels.epsilon == label
     assert any("steps planned before the first release" in text for text in guarantee.assumptions)
     assert any("ACCESSED WITHOUT CHARGE" in text for text in guarantee.assumptions)
     assert written("run", "result.json")["epsilon_label"] == pytest.approx(label)
-    assert isinstance(model.annotator, DirectLabelAnnotator)
-    assert model.annotator.complete
-    kept = model.annotator.kept()
+    kept = model.noisy_labels
     assert kept is not None and model._labels is not None
-    share = float((kept.long() == model._labels()).double().mean())
+    assert len(kept) == len(model._labels()) and set(kept.tolist()) <= set(range(10))
+    share = float((kept == model._labels()).double().mean())
     assert share == pytest.approx(math.exp(2) / (math.exp(2) + 9), abs=0.06)
 
 
@@ -308,9 +322,9 @@ def test_no_true_label_reaches_a_batch_or_a_checkpoint() -> None:
 
 def test_the_target_of_the_paper_ends_a_run() -> None:
     target = {"target_epsilon": 0.5, "accounting": "published", "noise_multiplier": 2.0}
-    model = trained(configuration(epochs=20, annotator=target))
+    model = trained(configuration(epochs=20, mechanism=target))
     assert 0 < model.steps_done < 400
-    assert model.annotator.account.epsilon_published() <= 0.5
+    assert model.session.account.epsilon_published() <= 0.5
     assert written("run", "result.json")["epsilon_record"] == "inf"
 
 
@@ -322,10 +336,10 @@ def test_class_frequencies_without_an_effect_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"annotator": {"bounding": "normalize_batch"}}, "every row of its batch"),
-        ({"annotator": {"release": "ensemble"}}, "release must not be ensemble"),
-        ({"annotator": {"target_epsilon": 1.0}}, "needs accounting='published'"),
-        ({"annotator": {"delta": 0.1}}, "delta must lie below 1/N"),
+        ({"mechanism": {"bounding": "normalize_batch"}}, "every row of its batch"),
+        ({"mechanism": {"release": "ensemble"}}, "release must not be ensemble"),
+        ({"mechanism": {"target_epsilon": 1.0}}, "needs accounting='published'"),
+        ({"mechanism": {"delta": 0.1}}, "delta must lie below 1/N"),
     ],
 )
 def test_settings_that_nothing_is_proved_for_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -17,7 +17,7 @@ from lightning_modules import Distillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.student import StudentConfig
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients
 
 
 def run(folder: str = "run", *arguments: str, steps: int = 3, epochs: int = 1, **model: Any) -> TranscriptionCLI:
@@ -29,8 +29,8 @@ def test_the_pool_is_asked_once_and_the_plan_says_so(folder: Path) -> None:
     assert isinstance(cli.model, Distillation)
     assert cli.model.steps_done == 15
     # 30 images are four batches of 8.
-    assert cli.model.annotator.calls_made() == cli.model.run.plan.calls == 4
-    assert cli.model.annotator.account.queries() == 4 * BATCH_SIZE
+    assert cli.model.session.calls_made() == cli.model.session.plan.calls == 4
+    assert cli.model.session.account.queries() == 4 * BATCH_SIZE
 
 
 def test_resumed_as_if_never_interrupted(folder: Path) -> None:
@@ -53,7 +53,7 @@ def _module(**settings: Any) -> Distillation:
     settings = {"teacher": Constant(), "pool_size": 300, **settings}
     module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **settings)
     module.draw_seed = 0
-    module.annotator.open(private_data="none")
+    module.session.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
     module.setup("fit")
     return module
@@ -111,7 +111,7 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"temperature": 4.0}, "temperature"), ({"annotator": GradientAnnotator()}, "annotator")],
+    [({"temperature": 4.0}, "temperature"), ({"mechanism": NoisyGradients()}, "mechanism")],
 )
 def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -1,4 +1,4 @@
-"""Distillation of many private teachers: queried once through the annotator, paid once, and public from there on."""
+"""Distillation of many private teachers: queried once through the session, paid once, and public from there on."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.annotators.mean_response import MeanResponseAnnotator
-from privacy.annotators.response import ResponseAnnotator
 from privacy.identity import CheckpointError
+from privacy.mechanisms import NoisyMeanResponse, RawResponses, Shape
 
 SHAPE = (1, 8, 8)
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -72,23 +71,23 @@ def place(tmp_path: Path, linear_teachers: Path) -> Path:
 
 
 def run(
-    folder: str = "run", *arguments: str, epochs: int = 1, annotator: dict[str, Any] | None = None, **model: Any
+    folder: str = "run", *arguments: str, epochs: int = 1, mechanism: dict[str, Any] | None = None, **model: Any
 ) -> TranscriptionCLI:
-    settings = {"noise_multiplier": SIGMA, **(annotator or {})}
+    settings = {"noise_multiplier": SIGMA, **(mechanism or {})}
     given = {
         "teacher": "teachers/digits_linear_ensemble.ckpt",
         "queries": QUERIES,
-        "annotator": {"class_path": "MeanResponseAnnotator", "init_args": settings},
+        "mechanism": {"class_path": "NoisyMeanResponse", "init_args": settings},
     }
     return distil(folder, *arguments, class_path="Distillation", steps=STEPS, epochs=epochs, model={**given, **model})
 
 
 @pytest.mark.slow
 def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
-    model = run(annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
-    account = model.annotator.account
+    model = run(mechanism={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
+    account = model.session.account
     assert model.steps_done == 2 * STEPS
-    assert account.counts() == {model.annotator.charge: CALLS} and model.run.plan.calls == CALLS
+    assert account.counts() == {model.session.cost: CALLS} and model.session.plan.calls == CALLS
     assert account.queries() == CALLS * BATCH_SIZE and model.noisy_answers.shape == (CALLS * BATCH_SIZE, 10)
     assert 9.9999 < account.epsilon() <= 10.0
     assert account.epsilon() == pytest.approx(bound(CALLS, sigma=SIGMA)) == model.guarantee().epsilon
@@ -101,15 +100,15 @@ def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
     page = Path("run/public/guarantee.md").read_text()
     assert "one training record of one teacher" in page and "directions of their logits" in page and "VOID" not in page
     # As many steps as wanted: they are free.
-    longer = run("longer", annotator={"target_epsilon": 10.0, "scope": "run"}, epochs=5).model
-    assert longer.annotator.account.epsilon(scope="run") == account.epsilon() and longer.steps_done == 5 * STEPS
+    longer = run("longer", mechanism={"target_epsilon": 10.0, "scope": "run"}, epochs=5).model
+    assert longer.session.account.epsilon(scope="run") == account.epsilon() and longer.steps_done == 5 * STEPS
 
 
 def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCLI:
     """The same noise in every process that draws any; dropout in the student is drawn again."""
     noise = {"noise": {"class_path": "support.seeded.Seeded"}}
     student = "DataLensClassifier"
-    return run(folder, *arguments, annotator=noise, student=student, epochs=2, **settings)
+    return run(folder, *arguments, mechanism=noise, student=student, epochs=2, **settings)
 
 
 def forget_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +143,11 @@ def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.Monke
         forget_the_answers(monkeypatch)
     model = run("run", LAST, epochs=2).model
     times = 2 if forgetful else 1
-    assert model.annotator.account.counts() == {model.annotator.charge: times * CALLS}
-    assert model.annotator.account.epsilon() == pytest.approx(bound(times * CALLS, sigma=SIGMA))
+    assert model.session.account.counts() == {model.session.cost: times * CALLS}
+    assert model.session.account.epsilon() == pytest.approx(bound(times * CALLS, sigma=SIGMA))
     assert model.guarantee().epsilon == pytest.approx(bound(times * CALLS, sigma=SIGMA))
     assert torch.equal(model.noisy_answers, released) is not forgetful
-    assert model.run.plan.changed is forgetful
+    assert model.session.plan.changed is forgetful
 
 
 @pytest.mark.parametrize(
@@ -164,7 +163,7 @@ def test_answers_to_other_images_are_refused_on_resuming(place: Path, change: di
             num_classes=10,
             image_shape=(1, 8, 8),
             teacher="teachers/digits_linear_ensemble.ckpt",
-            annotator=MeanResponseAnnotator(noise_multiplier=SIGMA),
+            mechanism=NoisyMeanResponse(noise_multiplier=SIGMA),
             **settings,
         )
         module.on_load_checkpoint(checkpoint())
@@ -229,36 +228,36 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
     monkeypatch.setattr(Distillation, "draw_images", drawing)
     model = run().model
     assert [len(images) for images in asked] == [BATCH_SIZE] * CALLS
-    assert model.annotator.account.queries() == CALLS * BATCH_SIZE
+    assert model.session.account.queries() == CALLS * BATCH_SIZE
     # Other images than the pool's, and no image twice.
     assert sorted(drawn[:7]) == [-3, -2, -1, 0, 1, 2, 3]
     rows = torch.cat([*asked, model._pool[0].float()]).flatten(1)
     assert len(torch.unique(rows, dim=0)) == len(rows)
 
 
-class Watching(MeanResponseAnnotator):
+class Watching(NoisyMeanResponse):
     """Keeps what it is given and what it gives."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def annotate(self, logits: Tensor) -> Tensor:
-        released = super().annotate(logits)
-        self.seen.append((logits.clone(), released.clone()))
+    def answer(self, shape: Shape, *tensors: Tensor, **settings: Any) -> Tensor:
+        released = super().answer(shape, *tensors, **settings)
+        self.seen.append((tensors[0].clone(), released.clone()))
         return released
 
 
 def script(
-    teachers: list[nn.Module], annotator: MeanResponseAnnotator, *, kind: type[Distillation] = Distillation
+    teachers: list[nn.Module], mechanism: NoisyMeanResponse, *, kind: type[Distillation] = Distillation
 ) -> Distillation:
     """A module that is ready to ask these networks."""
     module = kind(
-        num_classes=10, image_shape=SHAPE, batch_size=50, teacher=nn.ModuleList(teachers), annotator=annotator,
+        num_classes=10, image_shape=SHAPE, batch_size=50, teacher=nn.ModuleList(teachers), mechanism=mechanism,
         pool_size=200, queries=150,
     )  # fmt: skip
     module.draw_seed = 0
-    module.annotator.open(private_data="none")
+    module.session.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
     module.setup("fit")
     return module
@@ -273,16 +272,16 @@ class OneForAll(PrivateEnsemble):
 
 
 @pytest.mark.parametrize("kind", [PrivateEnsemble, OneForAll])
-def test_the_annotator_is_given_each_teachers_own_answers(
+def test_the_mechanism_is_given_each_teachers_own_answers(
     monkeypatch: pytest.MonkeyPatch, kind: type[PrivateEnsemble]
 ) -> None:
     monkeypatch.setattr("lightning_modules.teachers.config.PrivateEnsemble", kind)
     teachers = small_networks(4)
-    annotator = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
-    module = script(teachers, annotator)
+    mechanism = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
+    module = script(teachers, mechanism)
     module._pool = module.answer_pool()
-    assert len(annotator.seen) == 3 and module.next_calls == 0
-    for call, (given, released) in enumerate(annotator.seen):
+    assert len(mechanism.seen) == 3 and module.next_calls == 0
+    for call, (given, released) in enumerate(mechanism.seen):
         images = module.draw_images(-1 - call, None).half().float()
         with torch.no_grad():
             own = torch.stack([network.eval()(images) for network in teachers])
@@ -291,7 +290,7 @@ def test_the_annotator_is_given_each_teachers_own_answers(
         mean = (centred / centred.norm(dim=2, keepdim=True)).mean(dim=0)
         assert torch.allclose(released, mean, atol=1e-5) is (kind is PrivateEnsemble)
     assert module.noisy_answers is not None
-    assert torch.equal(module.noisy_answers, torch.cat([released for _, released in annotator.seen]))
+    assert torch.equal(module.noisy_answers, torch.cat([released for _, released in mechanism.seen]))
 
 
 def agreement(sigma: float) -> float:
@@ -299,7 +298,7 @@ def agreement(sigma: float) -> float:
     teachers = [copy.deepcopy(network) for network in small_networks(1) * 5]
     for number, teacher in enumerate(teachers):
         teacher.load_state_dict({name: (1 + 1e-5 * number) * value for name, value in teacher.state_dict().items()})
-    module = script(teachers, MeanResponseAnnotator(noise_multiplier=sigma, noise=Seeded()))
+    module = script(teachers, NoisyMeanResponse(noise_multiplier=sigma, noise=Seeded()))
     _, answers, _ = module.answer_pool()
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(4)])
     with torch.no_grad():
@@ -342,7 +341,7 @@ def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
     with pytest.raises(
         BudgetExceeded, match=rf"the {CALLS} calls that it begins with: {bound(CALLS, sigma=SIGMA):.6g}"
     ):
-        run(annotator={"target_epsilon": 0.999 * bound(CALLS, sigma=SIGMA)})
+        run(mechanism={"target_epsilon": 0.999 * bound(CALLS, sigma=SIGMA)})
     assert not asked
     assert not any("release" in file.read_text() for file in Path("ledgers").glob("*.jsonl"))
 
@@ -351,13 +350,13 @@ def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
     ("settings", "message"),
     [
         (
-            {"annotator": MeanResponseAnnotator(noise_multiplier=1.0)},
-            "queries must be given for a MeanResponseAnnotator",
+            {"mechanism": NoisyMeanResponse(noise_multiplier=1.0)},
+            "queries must be given for a NoisyMeanResponse",
         ),
-        ({"annotator": ResponseAnnotator(), "queries": 8}, "and for no other, got 8 with ResponseAnnotator"),
-        ({"queries": 8}, "MeanResponseAnnotator, and for no other"),
+        ({"mechanism": RawResponses(), "queries": 8}, "and for no other, got 8 with RawResponses"),
+        ({"queries": 8}, "NoisyMeanResponse, and for no other"),
         (
-            {"annotator": MeanResponseAnnotator(noise_multiplier=1.0), "queries": 1},
+            {"mechanism": NoisyMeanResponse(noise_multiplier=1.0), "queries": 1},
             "queries must be 2 or more .* got 1",
         ),
     ],

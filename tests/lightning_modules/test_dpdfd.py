@@ -17,7 +17,7 @@ from lightning_modules.losses.functional import activation, class_balance, one_h
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import logits_and_features
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients
 from privacy.mechanisms.gradients import output_gradient_mu
 from privacy.processes import ProcessesError
 
@@ -97,7 +97,7 @@ def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: fl
 def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     outputs, released = torch.zeros(6, 10), torch.randn(6, 10)
     for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
-        made = module.gradient_targets.annotation(outputs, released, norm_bound=module.annotator.norm_bound)
+        made = module.gradient_targets.annotation(outputs, released, norm_bound=module.mechanism.norm_bound)
         assert torch.allclose(made.targets, (-gamma * released).softmax(dim=1))
 
 
@@ -122,32 +122,32 @@ def test_images_come_from_the_generator_the_prior_or_both(
 
 
 @pytest.mark.parametrize(
-    ("settings", "annotator", "share"),
+    ("settings", "mechanism", "share"),
     [
         ({"outputs": "probabilities"}, {}, 1.0),
         ({"loss": "dkd_as_printed"}, {"bounding": "normalize_batch"}, 1 / math.sqrt(BATCH_SIZE)),
     ],
 )
 def test_other_readings_of_the_paper_run(
-    folder: Path, settings: dict[str, Any], annotator: dict[str, Any], share: float
+    folder: Path, settings: dict[str, Any], mechanism: dict[str, Any], share: float
 ) -> None:
-    """From a configuration; and they cost what the annotator's settings cost, which is all that counts."""
-    made = distil(model={"gradient_targets": settings}, annotator=annotator, steps=1).model.annotator
-    assert made.account.counts(scope="run") == {made.charge: 1}
-    default = output_gradient_mu("per_sample", BATCH_SIZE, made.noise_multiplier)
-    assert made.charge.release.gaussian_mu == pytest.approx(share * default)
+    """From a configuration; and they cost what the mechanism's settings cost, which is all that counts."""
+    model = distil(model={"gradient_targets": settings}, mechanism=mechanism, steps=1).model
+    assert model.session.account.counts(scope="run") == {model.session.cost: 1}
+    default = output_gradient_mu("per_sample", BATCH_SIZE, model.mechanism.noise_multiplier)
+    assert model.session.cost.release.gaussian_mu == pytest.approx(share * default)
 
 
 @pytest.mark.parametrize("follows", ["targets", "gradients"])
 def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> None:
     """Where the student is sure and wrong, the released gradients move it and the paper's targets hardly do."""
     teacher = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    annotator = GradientAnnotator(noise_multiplier=0.0)
+    mechanism = NoisyGradients(noise_multiplier=0.0)
     settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6}
     module = DPDFD(
-        **settings, teacher=teacher, annotator=annotator, gradient_targets=GradientTargets(student_target=follows)
+        **settings, teacher=teacher, mechanism=mechanism, gradient_targets=GradientTargets(student_target=follows)
     )
-    module.annotator.open(private_data="none")
+    module.session.open(private_data="none")
     module.setup("fit")
     outputs = torch.zeros(6, 10)
     outputs[:, 7] = 30.0

@@ -1,8 +1,9 @@
-"""DPDFD Algorithm 2 through the real entry points: what the annotator is given and charged, and what is refused."""
+"""DPDFD Algorithm 2 through the real entry points: what the mechanism is given and charged, and what is refused."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.published import published_dpdfd_epsilon
 
 PRIOR = Images(source="prior")
@@ -32,11 +33,11 @@ SHAPE = (1, 8, 8)
 
 
 def run(
-    folder: str = "run", *arguments: str, annotator: dict[str, Any] | None = None, epochs: int = 1, **model: Any
+    folder: str = "run", *arguments: str, mechanism: dict[str, Any] | None = None, epochs: int = 1, **model: Any
 ) -> TranscriptionCLI:
     settings: dict[str, Any] = {"teacher": "teachers/ensemble.ckpt", "images": "prior", **model}
-    release = {"release": "ensemble", "noise_multiplier": SIGMA, **(annotator or {})}
-    return distil(folder, *arguments, model=settings, annotator=release, steps=STEPS, epochs=epochs)
+    release = {"release": "ensemble", "noise_multiplier": SIGMA, **(mechanism or {})}
+    return distil(folder, *arguments, model=settings, mechanism=release, steps=STEPS, epochs=epochs)
 
 
 def bound(steps: int) -> float:
@@ -47,9 +48,9 @@ def bound(steps: int) -> float:
 def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.MonkeyPatch, images: str) -> None:
     shown = watched(monkeypatch, PrivateEnsemble, "each")
     model = run(images=images).model
-    account = model.annotator.account
+    account = model.session.account
     assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE
-    assert account.counts() == {model.annotator.charge: STEPS}
+    assert account.counts() == {model.session.cost: STEPS}
     assert account.epsilon() == pytest.approx(bound(STEPS)) == model.guarantee().epsilon
     record, stated = result(), guarantee()
     assert record["epsilon_record"] == pytest.approx(bound(STEPS))
@@ -69,9 +70,9 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.Mon
 
 def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
     model = run().model
-    assert model.annotator.num_records == 1435
+    assert model.session.num_records == 1435
     with pytest.raises(ValueError, match=r"delta must lie below 1/N .* 1435 records"):
-        run("other", annotator={"delta": 1e-3})
+        run("other", mechanism={"delta": 1e-3})
 
 
 @pytest.mark.parametrize(
@@ -89,29 +90,28 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
     content["ensemble"]["weights"]["head.bias"][2, 0] = torch.nan
     torch.save(content, "teachers/broken.ckpt")
     with pytest.raises(TeacherError, match=message):
-        run(teacher=f"teachers/{teacher}.ckpt", annotator={"release": release})
+        run(teacher=f"teachers/{teacher}.ckpt", mechanism={"release": release})
     # A run that is not refused has a ledger there.
     assert not any("reserve" in file.read_text() for file in Path().rglob("*.jsonl"))
 
 
 def test_dpsd_has_one_teacher() -> None:
-    with pytest.raises(ValueError, match=r"annotator\.release must not be ensemble for DPSD.* DPDFD takes many"):
+    with pytest.raises(ValueError, match=r"mechanism\.release must not be ensemble for DPSD.* DPDFD takes many"):
         DPSD(
             num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images=PRIOR,
-            annotator=GradientAnnotator(release="ensemble"),
+            mechanism=NoisyGradients(release="ensemble"),
         )  # fmt: skip
 
 
-class Watching(GradientAnnotator):
+@dataclass(frozen=True, kw_only=True)
+class Watching(NoisyGradients):
     """Keeps what it is given and what it gives."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
 
-    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
-        released = super().annotate(gradients)
-        self.seen.append((gradients.clone(), released.clone()))
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        released = super().answer(shape, *tensors, **settings)
+        self.seen.append((tensors[0].clone(), released.clone()))
         return released
 
 
@@ -127,7 +127,7 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
     seed_everything(5, verbose=False)
     module = Looking(
         num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images=PRIOR,
-        annotator=Watching(release="ensemble", noise_multiplier=0.0),
+        mechanism=Watching(release="ensemble", noise_multiplier=0.0),
         gradient_targets=GradientTargets(dkd_beta=3.0),
     )  # fmt: skip
     fit_script(module, steps=steps)
@@ -158,7 +158,7 @@ class MeanOfTeachers(DPDFD):
 
 
 @pytest.mark.parametrize("kind", [DPDFD, MeanOfTeachers])
-def test_the_annotator_is_given_each_teachers_own_gradients(kind: type[DPDFD], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mechanism_is_given_each_teachers_own_gradients(kind: type[DPDFD], monkeypatch: pytest.MonkeyPatch) -> None:
     outputs: list[torch.Tensor] = []
     annotate = DPDFD.annotate
 
@@ -169,8 +169,8 @@ def test_the_annotator_is_given_each_teachers_own_gradients(kind: type[DPDFD], m
     monkeypatch.setattr(DPDFD, "annotate", watched)
     teachers = small_networks(4)
     module, images = script(teachers, kind=kind)
-    assert isinstance(module.annotator, Watching) and len(module.annotator.seen) == 2 == len(images)
-    for (gradients, released), asked, shown in zip(module.annotator.seen, outputs, images, strict=True):
+    assert isinstance(module.mechanism, Watching) and len(module.mechanism.seen) == 2 == len(images)
+    for (gradients, released), asked, shown in zip(module.mechanism.seen, outputs, images, strict=True):
         assert gradients.shape == (4, BATCH_SIZE, 10) and not gradients.requires_grad
         own = each_alone(teachers, asked, shown)
         assert torch.allclose(gradients, own, atol=1e-5) is (kind is DPDFD)
@@ -187,11 +187,11 @@ def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kin
     networks = small_networks(5)
     (first, images), (second, others) = (script([*networks[:3], last], kind=kind, steps=1) for last in networks[3:])
     assert torch.equal(images[0], others[0])
-    assert isinstance(first.annotator, Watching) and isinstance(second.annotator, Watching)
-    one, other = first.annotator.seen[0][0], second.annotator.seen[0][0]
+    assert isinstance(first.mechanism, Watching) and isinstance(second.mechanism, Watching)
+    one, other = first.mechanism.seen[0][0], second.mechanism.seen[0][0]
     changed = [not torch.equal(one[number], other[number]) for number in range(4)]
     assert changed == ([False] * 3 + [True] if kind is DPDFD else [True] * 4)
-    farthest = float((first.annotator.seen[0][1] - second.annotator.seen[0][1]).norm(dim=1).max())
+    farthest = float((first.mechanism.seen[0][1] - second.mechanism.seen[0][1]).norm(dim=1).max())
     assert farthest > 0
     if kind is DPDFD:
         assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)

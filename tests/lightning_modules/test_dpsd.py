@@ -22,7 +22,7 @@ from support.runs import (
     networks,
     teacher_weights,
 )
-from support.variants import FixedAnnotator, MoodyTeacher, generator_gap, two_teachers
+from support.variants import FixedGradients, MoodyTeacher, generator_gap, two_teachers
 from torch import Tensor
 
 from lightning_modules import DPSD
@@ -32,18 +32,18 @@ from lightning_modules.losses import ConfidentCandidates, FixedCandidates, Linea
 from lightning_modules.losses.functional import class_shares
 from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
-from privacy.annotators.label import LabelAnnotator
 from privacy.events import RandomizedResponse
+from privacy.mechanisms import NoisyLabels, Shape
 from privacy.published.claims import RdpSlope, WholeRun
 
-DATA = {"class_path": "GradientAnnotator", "init_args": {"top_k": 3}}
-LABEL = {"class_path": "LabelAnnotator", "init_args": {"smallest": 3}}
+DATA = {"class_path": "NoisyGradients", "init_args": {"top_k": 3}}
+LABEL = {"class_path": "NoisyLabels", "init_args": {"smallest": 3}}
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 
 
 def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3, **model: Any) -> TranscriptionCLI:
     path = kind if kind == "DPSD" else f"support.label_variants.{kind}"
-    return distil(folder, *arguments, class_path=path, steps=steps, model={"annotator": DATA, **model})
+    return distil(folder, *arguments, class_path=path, steps=steps, model={"mechanism": DATA, **model})
 
 
 def _module(**settings: Any) -> DPSD:
@@ -56,25 +56,25 @@ def _module(**settings: Any) -> DPSD:
 def test_labels_have_no_gradients_to_follow() -> None:
     assert _module(student_follows="gradients").gradient_targets.student_target == "gradients"
     with pytest.raises(ValueError, match="needs the data switch"):
-        _module(annotator=LabelAnnotator(), student_follows="gradients")
+        _module(mechanism=NoisyLabels(), student_follows="gradients")
 
 
 @pytest.mark.parametrize(
-    ("annotator", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
+    ("mechanism", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
 )
 @pytest.mark.parametrize("images", ["prior", "both"])
-def test_each_switch_runs_on_each_kind_of_images(folder: Path, annotator: Any, claim: type, images: str) -> None:
-    model = run(annotator=annotator, images=images).model
-    assert model.annotator.calls_made() == 3
-    (charge,) = model.annotator.account.counts()
+def test_each_switch_runs_on_each_kind_of_images(folder: Path, mechanism: Any, claim: type, images: str) -> None:
+    model = run(mechanism=mechanism, images=images).model
+    assert model.session.calls_made() == 3
+    (charge,) = model.session.account.counts()
     assert isinstance(charge.claim, claim) and charge.claim.source.startswith("DPSD Theorem")
-    assert 0 < model.annotator.account.epsilon() < math.inf
+    assert 0 < model.session.account.epsilon() < math.inf
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
-def _fitted(kind: type[DPSD], teacher: torch.nn.Module, annotator: Any, *, steps: int = 1, **settings: Any) -> DPSD:
+def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
-    given = {"teacher": teacher, "annotator": annotator, **grouped(DPSD, **settings)}
+    given = {"teacher": teacher, "mechanism": mechanism, **grouped(DPSD, **settings)}
     module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=steps)
     return module
@@ -92,10 +92,10 @@ def test_a_generator_that_is_never_reset_is_warned_of(
 
 
 def _same_candidates(kind: type[DPSD]) -> bool:
-    annotators = [FixedLabels(smallest=3), FixedLabels(smallest=3)]
-    for teacher, annotator in zip(two_teachers(), annotators, strict=True):
-        _fitted(kind, teacher, annotator, steps=4, schedule=LinearCandidates(begin=0, end=3), images="both")
-    first, second = (annotator.seen for annotator in annotators)
+    mechanisms = [FixedLabels(smallest=3), FixedLabels(smallest=3)]
+    for teacher, mechanism in zip(two_teachers(), mechanisms, strict=True):
+        _fitted(kind, teacher, mechanism, steps=4, schedule=LinearCandidates(begin=0, end=3), images="both")
+    first, second = (mechanism.seen for mechanism in mechanisms)
     assert [int(rows[0].sum()) for rows in first] == [10, 8, 6, 3]
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -106,23 +106,23 @@ def test_candidates_are_the_student_s_alone(folder: Path) -> None:
     assert not _same_candidates(WellInformedDPSD), "candidates that know the teacher are noticed"
 
 
-def _gap(kind: type[DPSD], annotator: type, **settings: Any) -> float:
+def _gap(kind: type[DPSD], mechanism: type, **settings: Any) -> float:
     """Of Z's gradients as well."""
 
     def fitted(teacher: torch.nn.Module) -> DPSD:
-        module = _fitted(kind, teacher, annotator(), **settings)
+        module = _fitted(kind, teacher, mechanism(), **settings)
         assert module.latents is not None and module.latents.grad is not None
         return module
 
     return generator_gap(fitted)
 
 
-@pytest.mark.parametrize("annotator", [FixedAnnotator, FixedLabels])
-def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path, annotator: type) -> None:
-    assert _gap(DPSD, annotator, student_loss_weight=1.0) == 0
-    assert _gap(UndetachedDPSD, annotator) > 0, "a target that is not detached is noticed"
-    if annotator is FixedLabels:
-        assert _gap(DPSD, annotator, discriminator="teacher") > 0, "a teacher that discriminates is noticed"
+@pytest.mark.parametrize("mechanism", [FixedGradients, FixedLabels])
+def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path, mechanism: type) -> None:
+    assert _gap(DPSD, mechanism, student_loss_weight=1.0) == 0
+    assert _gap(UndetachedDPSD, mechanism) > 0, "a target that is not detached is noticed"
+    if mechanism is FixedLabels:
+        assert _gap(DPSD, mechanism, discriminator="teacher") > 0, "a teacher that discriminates is noticed"
 
 
 def _latents(cli: TranscriptionCLI) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_latent_inputs_are_trained_and_kept(folder: Path) -> None:
 @pytest.mark.slow
 def test_latent_inputs_survive_an_interruption(folder: Path) -> None:
     settings: dict[str, Any] = {
-        "annotator": {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 0.0}},
+        "mechanism": {"noise_multiplier": 0.0},
         "images": "both",
         "student": "DataLensClassifier",
         "steps": 4,
@@ -150,23 +150,21 @@ def test_latent_inputs_survive_an_interruption(folder: Path) -> None:
     assert equal(networks(whole), networks(resumed)) and torch.equal(_latents(whole), _latents(resumed))
 
 
-@pytest.mark.parametrize("annotator", [DATA, LABEL])
-def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, annotator: Any) -> None:
-    cli = run(annotator=annotator, discriminator="teacher")
-    account = cli.model.annotator.account
+@pytest.mark.parametrize("mechanism", [DATA, LABEL])
+def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, mechanism: Any) -> None:
+    cli = run(mechanism=mechanism, discriminator="teacher")
+    account = cli.model.session.account
     assert account.epsilon() == math.inf
-    assert account.epsilon_published() == account.epsilon_published(counts={cli.model.annotator.charge: 3})
-    assert cli.model.annotator.calls_made() == 3 and not cli.model.run.plan.changed
+    assert account.epsilon_published() == account.epsilon_published(counts={cli.model.session.cost: 3})
+    assert cli.model.session.calls_made() == 3 and not cli.model.session.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
-    if annotator is LABEL:  # taken by the back door it would look bounded: the account knows what is charged
-        assert (
-            run("taken", kind="BackDoorDPSD", annotator=LABEL).model.annotator.account.epsilon(scope="run") < math.inf
-        )
+    if mechanism is LABEL:  # taken by the back door it would look bounded: the account knows what is charged
+        assert run("taken", kind="BackDoorDPSD", mechanism=LABEL).model.session.account.epsilon(scope="run") < math.inf
 
 
 def _epsilon(folder: str, schedule: dict[str, Any]) -> float:
-    value: float = run(folder, annotator=LABEL, schedule=schedule, images="prior").model.annotator.account.epsilon()
+    value: float = run(folder, mechanism=LABEL, schedule=schedule, images="prior").model.session.account.epsilon()
     return value
 
 
@@ -222,7 +220,7 @@ def test_noisy_answers_are_corrected_for_or_taken_as_they_are(folder: Path, monk
 
     monkeypatch.setattr(DPSD, "annotate", watched)
     for correction in (True, False):
-        run(str(correction), annotator=LABEL, images="prior", steps=1, noise_correction=correction)
+        run(str(correction), mechanism=LABEL, images="prior", steps=1, noise_correction=correction)
     corrected, plain = targets
     assert set(plain.unique().tolist()) == {0.0, 1.0}
     assert ((corrected > 0) & (corrected < 1)).all() and torch.allclose(corrected.sum(dim=1), torch.ones(BATCH_SIZE))
@@ -242,20 +240,20 @@ def test_a_schedule_made_of_a_fixed_one_is_not_fixed_by_inheritance() -> None:
     assert Renamed.fixed_beforehand and not BySurest.fixed_beforehand
 
 
-ALL = {"class_path": "LabelAnnotator", "init_args": {"smallest": 10, "epsilon": 2.0}}
+ALL = {"class_path": "NoisyLabels", "init_args": {"smallest": 10, "epsilon": 2.0}}
 
 
 def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released, answers = [], []
-    annotate = LabelAnnotator.annotate
+    answer = NoisyLabels.answer
 
-    def watched(self: LabelAnnotator, logits: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+    def watched(self: NoisyLabels, shape: Shape, logits: Tensor, *arguments: Any, **settings: Any) -> Tensor:
         answers.append(logits.argmax(dim=1))
-        released.append(annotate(self, logits, *arguments, **settings))
+        released.append(answer(self, shape, logits, *arguments, **settings))
         return released[-1]
 
-    monkeypatch.setattr(LabelAnnotator, "annotate", watched)
-    model = run(annotator=ALL, balanced_answers=True, schedule={"class_path": "FixedCandidates"}).model
+    monkeypatch.setattr(NoisyLabels, "answer", watched)
+    model = run(mechanism=ALL, balanced_answers=True, schedule={"class_path": "FixedCandidates"}).model
 
     def offsets(labels: list[Tensor]) -> Tensor:
         found = torch.zeros(10)
@@ -270,15 +268,15 @@ def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkey
     assert torch.equal(saved, model.offsets)
 
 
-@pytest.mark.parametrize("annotator", [DATA, LABEL])
-def test_balanced_answers_need_all_classes_as_candidates(annotator: Any) -> None:
+@pytest.mark.parametrize("mechanism", [DATA, LABEL])
+def test_balanced_answers_need_all_classes_as_candidates(mechanism: Any) -> None:
     with pytest.raises(ValueError, match="all 10 classes as candidates"):
-        run(annotator=annotator, balanced_answers=True)
+        run(mechanism=mechanism, balanced_answers=True)
 
 
 def test_a_class_that_is_answered_too_often_is_answered_less(folder: Path) -> None:
     """The teacher's answers, without noise, of one batch before and after its shares were learnt."""
-    model = _module(annotator=LabelAnnotator(epsilon=50.0, smallest=10), balanced_answers=True)
+    model = _module(mechanism=NoisyLabels(epsilon=50.0, smallest=10), balanced_answers=True)
     assert model.offsets is not None
     logits = torch.randn(500, 10, generator=torch.Generator().manual_seed(1)) + torch.linspace(0, 3, 10)
 

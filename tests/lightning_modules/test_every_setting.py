@@ -32,8 +32,11 @@ from lightning_modules.networks.network import Network
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.hyperparameters import _taken
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
-from privacy import Annotator, Budget, SystemNoise, annotators
+from privacy import Budget, mechanisms
 from privacy.ledger import Ledger
+from privacy.mechanisms.base import Mechanism
+from privacy.mechanisms.noise import SystemNoise
+from privacy.session import PrivacySession
 
 Given = dict[str, Any]
 
@@ -63,7 +66,7 @@ SHIFTED: Given = {"shift": 1, "label_smoothing": 0.1}
 IN_POOL: Given = {"pool": Digits(), "pool_size": 9, "balance": 1.0}
 FEDERATED: Given = {"federation": {"name": "x", "unit": "client", "num_records": 99, "min_clients": 2}}
 BUDGET: Given = {"target_epsilon": math.inf, "delta": 1e-6, "accounting": "published", "scope": "run"}
-ADAPTIVE: Given = {"annotator": {"GradientAnnotator": {"budget": {"target_epsilon": 1e9, "fully_adaptive": True}}}}
+ADAPTIVE: Given = {"budget": {"target_epsilon": 1e9, "fully_adaptive": True}}
 SHORT: Given = {"lr_scheduler": partial(CYCLE, total_steps=1)}
 PHASES: Given = {
     **{"student": TRAINED, "images": {**MADE, **SHORT}, "generator_phase": {**OWN, "baseline": "student", "steps": 1}},
@@ -75,9 +78,9 @@ FEW: Given = {"vae_phase": {"steps": 0}, "query_phase": {"queries": 4}, "student
 OF_DATA: Given = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
-def by(kind: str, **settings: Any) -> Given:
+def by(kind: str, /, **settings: Any) -> Given:
     budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2, "fully_adaptive": False}
-    return {"annotator": {kind: {**settings, "noise": SystemNoise(), "budget": budget}}}
+    return {"mechanism": {kind: {**settings, "noise": SystemNoise()}}, "budget": budget}
 
 
 def asking(path: str, **other: Any) -> Given:
@@ -96,27 +99,27 @@ FITS: list[tuple[str, Given]] = [
     ("TeacherEnsemble", {"network": "LinearOnFeatures", "ridge": 1.0, "teachers_at_once": 1}),
     ("DPSGDTeacher", {**TRAINED, **LINEAR, **PIECES, "loss": "inner_product", "unit": "record", "delta": 1e-6}),
     ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, "class_prior": [0.1] * 10}),
-    ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradientAnnotator", **CLIPPED, granularity=None)}),
-    ("DirectTraining", {"class_prior": None, **by("DirectGradientAnnotator", release="per_sample_full")}),
-    ("DirectTraining", {"network": SMALL, **by("DirectLabelAnnotator", epsilon=2.0)}),
-    ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("ResponseAnnotator")}),
+    ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradients", **CLIPPED, granularity=None)}),
+    ("DirectTraining", {"class_prior": None, **by("DirectGradients", release="per_sample_full")}),
+    ("DirectTraining", {"network": SMALL, **by("DirectLabels", epsilon=2.0)}),
+    ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("RawResponses")}),
     ("Distillation", {**FILE, "pool_size": 9, "prior": StrokePrior(), "loss": "kl", "temperature": 2.0}),
-    ("Distillation", {**SEVERAL, **IN_POOL, "queries": 9, **by("MeanResponseAnnotator", noise_multiplier=1.0)}),
+    ("Distillation", {**SEVERAL, **IN_POOL, "queries": 9, **by("NoisyMeanResponse", noise_multiplier=1.0)}),
     ("DPDFD", {**ONE, **ADAPTIVE}),
-    ("DPDFD", {**FILE, **BOTH, **AFTER, **by("GradientAnnotator")}),
-    ("DPDFD", {**ONE, **POOL, **ALONG, **by("GradientAnnotator", **CLIPPED)}),
-    ("DPDFD", {**SEVERAL, **by("GradientAnnotator", granularity=0.1, release="ensemble")}),
-    ("DPSD", {**FILE, **BOTH, **AFTER, **by("GradientAnnotator", granularity=0.1)}),
-    ("DPSD", {**ONE, **POOL, **ALONG, **by("GradientAnnotator", **CLIPPED, release="batch_mean_rows")}),
-    ("DPSD", {**FILE, **LABELS, **by("LabelAnnotator", epsilon=2.0), "discriminator": "teacher"}),
-    ("DPSD", {**FILE, "balanced_answers": True, "fresh_latents": True, **by("LabelAnnotator", smallest=10)}),
+    ("DPDFD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients")}),
+    ("DPDFD", {**ONE, **POOL, **ALONG, **by("NoisyGradients", **CLIPPED)}),
+    ("DPDFD", {**SEVERAL, **by("NoisyGradients", granularity=0.1, release="ensemble")}),
+    ("DPSD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients", granularity=0.1)}),
+    ("DPSD", {**ONE, **POOL, **ALONG, **by("NoisyGradients", **CLIPPED, release="batch_mean_rows")}),
+    ("DPSD", {**FILE, **LABELS, **by("NoisyLabels", epsilon=2.0), "discriminator": "teacher"}),
+    ("DPSD", {**FILE, "balanced_answers": True, "fresh_latents": True, **by("NoisyLabels", smallest=10)}),
     ("LabelDP", {**FILE, **BOTH, "stages": {"threshold": 0.1}, "generator_training": {**OWN, **TAUGHT}}),
-    ("LabelDP", {**ONE, **POOL, **UNION, **by("LabelAnnotator", epsilon=2.0, smallest=2)}),
-    ("DGD", {**SEVERAL, **PHASES, **by("VoteAnnotator", scale=4.0, mechanism="gaussian", latent_epsilon=1.0)}),
+    ("LabelDP", {**ONE, **POOL, **UNION, **by("NoisyLabels", epsilon=2.0, smallest=2)}),
+    ("DGD", {**SEVERAL, **PHASES, **by("NoisyVotes", scale=4.0, kind="gaussian", latent_epsilon=1.0)}),
     ("DGD", {**SHARDS, **POOL, **FEW}),
-    ("FedDPSD", {"clients": None, **BOTH, **AFTER, **by("GradientAnnotator", granularity=0.1, release="ensemble")}),
-    ("FedDPSD", {"clients": None, **ALONG, **by("GradientAnnotator", **CLIPPED)}),
-    ("FedDPSD", {"clients": None, **LABELS, **FEDERATED, **by("LabelAnnotator", epsilon=2.0, smallest=3)}),
+    ("FedDPSD", {"clients": None, **BOTH, **AFTER, **by("NoisyGradients", granularity=0.1, release="ensemble")}),
+    ("FedDPSD", {"clients": None, **ALONG, **by("NoisyGradients", **CLIPPED)}),
+    ("FedDPSD", {"clients": None, **LABELS, **FEDERATED, **by("NoisyLabels", epsilon=2.0, smallest=3)}),
 ]
 DATA: dict[str, Callable[[], Any]] = {
     "Teacher": Digits,
@@ -134,16 +137,17 @@ def given(settings: Given, above: str = "") -> Iterator[str]:
 
 
 def offered(kind: Any, above: str = "") -> Iterator[str]:
-    """Names of the settings that a class offers, those of its groups and its annotators as well."""
+    """Names of the settings that a class offers, those of its groups and its mechanisms as well."""
     hints: Given = {}
-    for constructor in [vars(one)["__init__"] for one in reversed(kind.__mro__[:-1]) if "__init__" in vars(one)]:
-        hints |= get_type_hints(constructor)
+    for one in [one for one in reversed(kind.__mro__[:-1]) if "__init__" in vars(one)]:
+        hints |= get_type_hints(one if is_dataclass(one) else vars(one)["__init__"])
     unused = getattr(kind, "unused", ())
     for name in _taken(kind) & hints.keys() - {"shared", "batch_size", *OF_DATA, *unused}:
         parts = [part for part in (hints[name], *get_args(hints[name])) if isinstance(part, type)]
-        groups = {part: f"{name}.{part.__name__}." for part in parts if issubclass(part, Annotator)}
+        groups = {part: f"{name}.{part.__name__}." for part in parts if issubclass(part, Mechanism)}
         if name != "baseline":  # which is another teacher
-            groups |= {part: f"{name}." for part in parts if is_dataclass(part) and part is not Network}
+            plain = [part for part in parts if part is not Network and part not in groups]
+            groups |= {part: f"{name}." for part in plain if is_dataclass(part)}
         found = [one for part, within in groups.items() for one in offered(part, within)] or [name]
         yield from (above + one for one in found if not one.startswith(unused))
 
@@ -166,9 +170,11 @@ class Own(lightning_modules.DPDFD):
 def made(kind: Any, settings: Given) -> Any:
     """The module of a fit, whose networks are its own."""
     made, sizes = dict(settings), {"batch_size": 8} if "batch_size" in _taken(kind) else {}
-    if "annotator" in made:
-        ((annotator, own),) = made["annotator"].items()
-        made["annotator"] = getattr(annotators, annotator)(**{**own, "budget": Budget(**own["budget"])})
+    if "mechanism" in made:
+        ((mechanism, own),) = made["mechanism"].items()
+        made["mechanism"] = getattr(mechanisms, mechanism)(**own)
+    if "budget" in made:
+        made["budget"] = Budget(**made["budget"])
     if "teacher" in made:
         torch.save(small_network(0).state_dict(), "teacher.pt")
         networks = [SmallCNN(image_shape=(3, 10, 10), width=4, hidden=16) for _ in range(2)]
@@ -228,7 +234,7 @@ def test_a_metric_that_is_not_stated_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher", "DirectTraining"])
 def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("callbacks.privacy", "teachers.dp_sgd", "direct_training"):
+    for place in ("base", "teachers.dp_sgd", "direct_training"):
         monkeypatch.setattr(f"lightning_modules.{place}.require_monitored", lambda *_: None)
     with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
         listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
@@ -265,7 +271,7 @@ LATER: list[tuple[str, Given, str]] = [
     ("DPDFD", {**FILE, "student": LBFGS}, f"model.student.{CLOSURE}"),
     ("DPDFD", {**FILE, "student": {"network": unmet}}, f"model.student: {NAN}"),
     ("DPDFD", {**FILE, "images": SHORT}, f"model.images.{ENDED}"),
-    ("DGD", {**SEVERAL, **PHASES, **by("VoteAnnotator"), "student": {**TRAINED, **SHORT}}, f"model.student.{ENDED}"),
+    ("DGD", {**SEVERAL, **PHASES, **by("NoisyVotes"), "student": {**TRAINED, **SHORT}}, f"model.student.{ENDED}"),
     ("DPDFD", {**FILE, "images": INFINITE}, "model.images.optimizer .* infinite after a step"),
 ]
 
@@ -388,10 +394,8 @@ class Watched:
         monkeypatch.setattr(PrivateEnsemble, "each", counting(several))
 
 
-NOISY = [
-    (name, given) for name, given in FITS if "'ledger': 'own" in str(given.get("annotator")) and "teacher" in given
-]
-NOISY = [(name, given) for name, given in NOISY if "ResponseAnnotator" not in given["annotator"]]
+NOISY = [(name, given) for name, given in FITS if "ledger" in given.get("budget", {}) and "teacher" in given]
+NOISY = [(name, given) for name, given in NOISY if "RawResponses" not in given["mechanism"]]
 
 
 @pytest.mark.parametrize("broken", ["", "charge", "fsync"])
@@ -400,7 +404,7 @@ def test_a_charge_is_on_the_disk_before_its_noise(
     name: str, settings: Given, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broken == "charge":
-        monkeypatch.setattr(Annotator, "_spend", lambda self, charge, **given: self._noted({charge: 1}))
+        monkeypatch.setattr(PrivacySession, "charge", lambda *_, **__: None)
     module = made(getattr(lightning_modules, name), settings)
     watched = Watched(monkeypatch)
     if broken == "fsync":

@@ -16,7 +16,6 @@ from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
 from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import SMALL, checkpoint, configuration, equal, fit, interrupted, leaks
-from support.short_names import budgeted
 from torch import nn
 
 from datamodules import ClientRecords, Digits
@@ -29,8 +28,8 @@ from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientAnnotator, LabelAnnotator
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
+from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
@@ -39,19 +38,19 @@ DELTA, SIGMA = 1e-5, 20.0
 MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
 
 
-def gradients(release: Any = "ensemble", **settings: Any) -> GradientAnnotator:
-    return GradientAnnotator(release=release, noise_multiplier=SIGMA, **budgeted(settings))
+def gradients(release: Any = "ensemble", **settings: Any) -> NoisyGradients:
+    return NoisyGradients(release=release, noise_multiplier=SIGMA, **settings)
 
 
 def releasing(noise_multiplier: float) -> dict[str, Any]:
     settings = {"release": "ensemble", "noise_multiplier": noise_multiplier}
-    return {"class_path": "GradientAnnotator", "init_args": settings}
+    return {"class_path": "NoisyGradients", "init_args": settings}
 
 
 def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> FedDPSD:
     """A run from the command line, of the three clients of one file."""
     clients = {"class_path": "LocalClients", "init_args": {"teachers": "teachers/ensemble.ckpt"}}
-    model = {"clients": clients, "annotator": releasing(SIGMA), **model}
+    model = {"clients": clients, "mechanism": releasing(SIGMA), **model}
     config = configuration(folder, class_path="FedDPSD", model=model, epochs=epochs)
     del config["model"]["init_args"]["teacher"]
     module = fit(config, *arguments).model
@@ -73,22 +72,22 @@ AGAIN: dict[str, Any] = {
 @pytest.mark.parametrize("release", ["ensemble", "per_sample_full"])
 def test_server_and_clients_charge_each_round(release: str, more: dict[str, Any]) -> None:
     reached = LocalClients(teachers=small_networks(3))
-    module = federated(reached, annotator=gradients(release), **more)
+    module = federated(reached, mechanism=gradients(release), **more)
     assert (module.memory is not None) == bool(more)
-    ((charge, count),) = module.annotator.account.counts().items()
+    ((charge, count),) = module.session.account.counts().items()
     assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 2)
     assert any("THE SERVER IS TRUSTED" in text for text in module.assumptions()) is (release == "ensemble")
     for client in reached.clients:
-        ((own, number),) = client.annotator.account.counts().items()
+        ((own, number),) = client.session.account.counts().items()
         assert number == 2 and own.queries == BATCH_SIZE
         assert own.release == Gaussian(math.inf if release == "ensemble" else MU)
 
 
 def test_labels_are_charged_by_each_client_for_its_own_responses() -> None:
     reached = LocalClients(teachers=small_networks(3))
-    module = federated(reached, annotator=LabelAnnotator(epsilon=1.0, smallest=3))
+    module = federated(reached, mechanism=NoisyLabels(epsilon=1.0, smallest=3))
     # The server knows its own schedule, which begins with all classes; clients charge for the smallest set.
-    charged = [(module.annotator.account, 10), *((client.annotator.account, 3) for client in reached.clients)]
+    charged = [(module.session.account, 10), *((client.session.account, 3) for client in reached.clients)]
     for account, size in charged:
         wanted = Repeated(RandomizedResponse(1.0, size), BATCH_SIZE)
         assert {charge.release: count for charge, count in account.counts().items()} == {wanted: 2}
@@ -96,10 +95,10 @@ def test_labels_are_charged_by_each_client_for_its_own_responses() -> None:
 
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_the_guarantee_says_whom_it_protects(unit: Any) -> None:
-    module = federated(small_networks(3), annotator=gradients("per_sample_full"), unit=unit)
+    module = federated(small_networks(3), mechanism=gradients("per_sample_full"), unit=unit)
     said = module.guarantee()
     assert said.epsilon == pytest.approx(compose({Gaussian(MU): 2}, DELTA).epsilon, rel=1e-6)
-    (charge,) = module.annotator.account.counts()
+    (charge,) = module.session.account.counts()
     assert charge.release.unit is (Unit.CLIENT if unit == "client" else Unit.RECORD)
     assert ("one client" in said.unit) == (unit == "client") == said.headline().startswith("Client-level")
     assert ("replacement of all records of one client" in said.relation) == (unit == "client")
@@ -131,19 +130,19 @@ def ledgers_of(module: FedDPSD) -> set[Path]:
 # --- what one client moves ---
 
 
-class Watching(GradientAnnotator):
+class Watching(NoisyGradients):
     """Keeps what it was given of all clients, and what it released."""
 
-    def annotate_bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        released = super().annotate_bounded(gradients)
-        self.seen = [*getattr(self, "seen", []), (gradients, released)]
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        released = super().answer(shape, *tensors, **settings)
+        self.seen = [*getattr(self, "seen", []), (tensors[0], released)]
         return released
 
 
 class Unclipped(Watching):
     """Takes the clients at their word."""
 
-    def _clipped(self, gradients: torch.Tensor) -> torch.Tensor:
+    def bounded(self, gradients: torch.Tensor, **settings: Any) -> torch.Tensor:
         return gradients.double()
 
 
@@ -161,9 +160,9 @@ def released_of(
     kind: type[Watching], networks: list[nn.Module], reached: type[LocalClients] = LocalClients
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of all clients (n, B, c) and their released mean (B, c), of one round without noise."""
-    annotator = kind(release="ensemble", noise_multiplier=0.0)
-    federated(reached(teachers=networks), annotator=annotator, steps=1)
-    given, released = annotator.seen[0]
+    mechanism = kind(release="ensemble", noise_multiplier=0.0)
+    federated(reached(teachers=networks), mechanism=mechanism, steps=1)
+    given, released = mechanism.seen[0]
     return given, released
 
 
@@ -182,9 +181,9 @@ def test_replacing_a_client_moves_no_more_than_is_charged() -> None:
 
 def noise_of_the_server(noise_multiplier: float) -> float:
     """Standard deviation of what the server added to its clients' mean, in units of σC over their number, at σ = 20."""
-    annotator = Watching(release="ensemble", noise_multiplier=noise_multiplier)
-    federated(small_networks(3), annotator=annotator, steps=10)
-    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in annotator.seen])
+    mechanism = Watching(release="ensemble", noise_multiplier=noise_multiplier)
+    federated(small_networks(3), mechanism=mechanism, steps=10)
+    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in mechanism.seen])
     return float(added.std()) / (SIGMA * 1e-3 / 3)
 
 
@@ -211,8 +210,8 @@ def test_answers_of_clients_that_agree_are_theirs(release: Any, monkeypatch: pyt
         return annotation
 
     monkeypatch.setattr(FedDPSD, "annotate", watched)
-    annotator = GradientAnnotator(release=release, noise_multiplier=0.0, stability=0.3)
-    federated(networks, annotator=annotator, gradient_targets=GradientTargets(loss="kd", student_target="answers"))
+    mechanism = NoisyGradients(release=release, noise_multiplier=0.0, stability=0.3)
+    federated(networks, mechanism=mechanism, gradient_targets=GradientTargets(loss="kd", student_target="answers"))
     for targets, said, thought in rounds:
         assert torch.allclose(targets, said, atol=1e-5)
         assert float((thought - said).norm(dim=1).min()) > 0.02, "rows solved with another e are noticed"
@@ -237,8 +236,8 @@ def test_removing_a_client_changes_nothing_of_the_others() -> None:
             return dict(keeping)
 
         reached.ask = kept_ask  # type: ignore[method-assign]
-        annotator = gradients("per_sample_full", noise=ReproducibleNoise(seed=1))
-        federated(reached, annotator=annotator, steps=1)
+        mechanism = gradients("per_sample_full", noise=ReproducibleNoise(seed=1))
+        federated(reached, mechanism=mechanism, steps=1)
         answers.append(keeping)
     assert set(answers[0]) == {"c0", "c1", "c2"} and set(answers[1]) == {"c0", "c2"}
     for name in answers[1]:
@@ -249,7 +248,7 @@ def test_removing_a_client_changes_nothing_of_the_others() -> None:
 def test_noise_that_a_client_could_draw_again_is_no_bound() -> None:
     reached = LocalClients(teachers=small_networks(2), noise=reproducible)
     with pytest.raises(FederationError, match="noise of client-0, client-1 can be reproduced"):
-        federated(reached, annotator=gradients("per_sample_full"))
+        federated(reached, mechanism=gradients("per_sample_full"))
 
 
 # --- who is missing ---
@@ -265,30 +264,30 @@ class Failing(LocalClients):
 def test_a_client_that_fails_is_left_out_named_and_charged() -> None:
     reached = Failing(teachers=small_networks(3))
     with pytest.warns(UserWarning, match="goes on without client-1: its answer is not finite"):
-        module = federated(reached, annotator=gradients())
+        module = federated(reached, mechanism=gradients())
     assert module.steps_done == 2 and module.absences == {"client-1": 2}
-    assert [client.annotator.calls_made() for client in reached.clients] == [2, 2, 2]
+    assert [client.session.calls_made() for client in reached.clients] == [2, 2, 2]
     assert any("client-1 in 2" in text for text in module.guarantee().assumptions)
 
 
 def test_the_others_go_on_as_if_the_failing_one_were_not_there() -> None:
     networks = small_networks(3)
-    annotators = [GradientAnnotator(release="ensemble", noise_multiplier=0.0) for _ in range(2)]
+    mechanisms = [NoisyGradients(release="ensemble", noise_multiplier=0.0) for _ in range(2)]
     with pytest.warns(UserWarning, match="without client-1"):
-        failing = federated(Failing(teachers=networks), annotator=annotators[0])
-    left = federated(LocalClients(teachers=[networks[0], networks[2]]), annotator=annotators[1])
+        failing = federated(Failing(teachers=networks), mechanism=mechanisms[0])
+    left = federated(LocalClients(teachers=[networks[0], networks[2]]), mechanism=mechanisms[1])
     assert equal(dict(failing.student.state_dict()), dict(left.student.state_dict()))
 
 
 def test_too_few_answers_end_the_run() -> None:
     with pytest.warns(UserWarning), pytest.raises(FederationError, match=r"2 answers, and min_clients is 3 \(client-1"):
-        federated(Failing(teachers=small_networks(3)), annotator=gradients(), min_clients=3)
+        federated(Failing(teachers=small_networks(3)), mechanism=gradients(), min_clients=3)
 
 
 def test_a_client_without_budget_takes_no_part() -> None:
     reached = LocalClients(teachers=small_networks(2), target_epsilon=1e-3)
     with pytest.warns(UserWarning, match="takes no part"), pytest.raises(FederationError, match="0 clients take part"):
-        federated(reached, annotator=gradients("per_sample_full"))
+        federated(reached, mechanism=gradients("per_sample_full"))
 
 
 # --- runs from the command line ---
@@ -317,16 +316,16 @@ def test_an_error_leaves_the_page_of_each_client(place: Path) -> None:
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(place: Path) -> None:
-    whole = run("whole", epochs=2, annotator=releasing(0.0))
-    run("run", annotator=releasing(0.0))
-    resumed = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=releasing(0.0))
+    whole = run("whole", epochs=2, mechanism=releasing(0.0))
+    run("run", mechanism=releasing(0.0))
+    resumed = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, mechanism=releasing(0.0))
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
     assert checkpoint("run")["absences"] == {}
 
 
 def test_more_noise_on_resuming_does_not_make_earlier_rounds_cheaper_on_a_clients_page(place: Path) -> None:
-    run("run", annotator=releasing(2.0))
-    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, annotator=releasing(1e3)).guarantee()
+    run("run", mechanism=releasing(2.0))
+    server = run("run", "--ckpt_path=run/checkpoints/last.ckpt", epochs=2, mechanism=releasing(1e3)).guarantee()
     said = stated_by("client-0")
     (text,) = [text for text in said["not_covered"] if "if that server is honest" in text]
     stated = float(text.split("epsilon = ")[1].split()[0])
@@ -344,7 +343,7 @@ def test_separate_files_have_separate_ledgers_and_one_for_the_server(place: Path
     }
     module = run(clients=clients, federation="hospitals")
     assert module.guarantee().private_data == "hospitals/clients"
-    server = module.annotator.account.ledger.path
+    server = module.session.account.ledger.path
     assert server is not None and server.is_file() and len({server, *ledgers_of(module)}) == 3
 
 
@@ -369,9 +368,9 @@ def test_clients_of_different_partitions_of_one_data_set_are_refused(monkeypatch
     files = [client_by_dp_sgd(number, target_epsilon=3.0, seed=number) for number in range(2)]
     clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
     with pytest.raises(FederationError, match=r"seed0-.*, 0\] of 'Digits'.*seed1-.*, 1\] of 'Digits'"):
-        run(clients=clients, annotator=releasing(0.0))
+        run(clients=clients, mechanism=releasing(0.0))
     monkeypatch.setattr(feddpsd, "disjoint", lambda *partitions: True)
-    stated = run(clients=clients, annotator=releasing(0.0)).guarantee().epsilon
+    stated = run(clients=clients, mechanism=releasing(0.0)).guarantee().epsilon
     plans = [torch.load(file, weights_only=True)["training"]["releases"] for file in files]
     whole = Counter({release_from_dict(release): 0 for plan in plans for release, _ in plan})
     for plan in plans:
@@ -395,19 +394,19 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     """A record lies at one client: the largest of their figures is the federation's."""
     files = [client_by_dp_sgd(number, target_epsilon=epsilon) for number, epsilon in enumerate((1.5, 3.0))]
     clients = {"class_path": "LocalClients", "init_args": {"teachers": files}}
-    annotator = releasing(0.0)
-    said = run("bounded", clients=clients, annotator=annotator, federation="bounded").guarantee()
+    mechanism = releasing(0.0)
+    said = run("bounded", clients=clients, mechanism=mechanism, federation="bounded").guarantee()
     # Each states N of all the digits; three clients of the same federation would be told that δ is too large.
     with pytest.raises(ValueError, match=r"delta must lie below 1/N = .* for the 1000000 records"):
-        run("many", clients=clients, annotator=annotator, federation="many", num_records=1_000_000)
+        run("many", clients=clients, mechanism=mechanism, federation="many", num_records=1_000_000)
     assert 2.9 < said.epsilon <= 3.0 and said.relation == "add-or-remove of one training record"
     own = [stated_by(f"client-{number}", "bounded") for number in range(2)]
     assert own[0]["epsilon"] <= 1.5 < own[1]["epsilon"] <= 3.0
     # Nothing of that is about a whole client, and one client that nothing bounds is enough.
-    whole = run("whole", clients=clients, annotator=annotator, federation="whole", unit="client").guarantee()
+    whole = run("whole", clients=clients, mechanism=mechanism, federation="whole", unit="client").guarantee()
     assert math.isinf(whole.epsilon)
     clients["init_args"]["teachers"] = [files[0], client_by_dp_sgd(2, target_epsilon=None)]  # type: ignore[index]
-    assert math.isinf(run("plain", clients=clients, annotator=annotator, federation="plain").guarantee().epsilon)
+    assert math.isinf(run("plain", clients=clients, mechanism=mechanism, federation="plain").guarantee().epsilon)
 
 
 # --- what is refused ---
@@ -416,10 +415,13 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"annotator": GradientAnnotator(release="batch_mean")}, "annotator.release must be one of ensemble"),
+        (
+            {"mechanism": NoisyGradients(release="batch_mean")},
+            "mechanism.release must be ensemble, per_sample_full or per_sample",
+        ),
         ({"federation": " "}, "federation.name must name"),
         (
-            {"annotator": LabelAnnotator(), "gradient_targets": GradientTargets(student_target="gradients")},
+            {"mechanism": NoisyLabels(), "gradient_targets": GradientTargets(student_target="gradients")},
             "needs the data switch",
         ),
     ],
@@ -432,10 +434,10 @@ def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], messag
 def test_one_teacher_is_no_two_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of its would move two rows of every sum, and be charged for one."""
     with pytest.raises(TeacherError, match="teachers 0 and 1 both have the weight"):
-        federated([small_network(0), small_network(0)], annotator=gradients())
+        federated([small_network(0), small_network(0)], mechanism=gradients())
     monkeypatch.setattr(connection, "require_own_weights", lambda networks: ())  # as of files
     with pytest.raises(TeacherError, match="client-0 and client-1 have the same teacher"):
-        federated([small_network(0), small_network(0)], annotator=gradients())
+        federated([small_network(0), small_network(0)], mechanism=gradients())
 
 
 def test_two_trainings_on_the_same_records_are_no_two_clients() -> None:
@@ -443,7 +445,7 @@ def test_two_trainings_on_the_same_records_are_no_two_clients() -> None:
         private_teacher(name)
     files = [f"{name}/checkpoints/last.ckpt" for name in ("one", "other")]
     with pytest.raises(TeacherError, match="client-0 and client-1 have the same private data, Digits/train"):
-        federated(LocalClients(teachers=files), annotator=gradients())
+        federated(LocalClients(teachers=files), mechanism=gradients())
 
 
 def test_one_folder_under_two_names_is_no_two_clients() -> None:
@@ -462,11 +464,11 @@ def test_clients_that_name_one_training_are_refused(monkeypatch: pytest.MonkeyPa
     said = [Introduction(name=name, training="ab" * 16) for name in ("north", "south")]
     monkeypatch.setattr(LocalClients, "introductions", lambda self, **shape: said)
     with pytest.raises(FederationError, match="north, south have teachers of one training"):
-        federated(small_networks(2), annotator=gradients())
+        federated(small_networks(2), mechanism=gradients())
 
 
 def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = federated(small_networks(2), annotator=gradients()).assumptions()
+    own = federated(small_networks(2), mechanism=gradients()).assumptions()
     reached = LocalClients.introductions
 
     def stated(self: LocalClients, **shape: Any) -> list[Introduction]:
@@ -477,7 +479,7 @@ def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypat
         ]
 
     monkeypatch.setattr(LocalClients, "introductions", stated)
-    said = federated(small_networks(2), annotator=gradients()).guarantee().assumptions
+    said = federated(small_networks(2), mechanism=gradients()).guarantee().assumptions
     assert any("as the client states" in text for text in said)
     assert not any("as the client states" in text for text in own)
 

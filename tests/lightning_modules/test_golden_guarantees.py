@@ -12,13 +12,13 @@ from support.runs import configuration, fit, interrupted
 
 import lightning_modules
 
-NOISY = {"class_path": "GradientAnnotator", "init_args": {"noise_multiplier": 50.0, "release": "per_sample_full"}}
-LABELS = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 1.0}}
+NOISY = {"class_path": "NoisyGradients", "init_args": {"noise_multiplier": 50.0, "release": "per_sample_full"}}
+LABELS = {"class_path": "NoisyLabels", "init_args": {"epsilon": 1.0}}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "DPDFD": ("DPDFD", {"annotator": NOISY}),
-    "DPSD": ("DPSD", {"annotator": NOISY}),
-    "DPSD_label": ("DPSD", {"annotator": LABELS}),
-    "LabelDP": ("LabelDP", {"annotator": LABELS, "images": "prior"}),
+    "DPDFD": ("DPDFD", {"mechanism": NOISY}),
+    "DPSD": ("DPSD", {"mechanism": NOISY}),
+    "DPSD_label": ("DPSD", {"mechanism": LABELS}),
+    "LabelDP": ("LabelDP", {"mechanism": LABELS, "images": "prior"}),
     "Distillation": ("Distillation", {}),
 }
 
@@ -48,6 +48,6 @@ def test_a_guarantee_that_is_another_one_is_noticed(folder: Path, monkeypatch: p
     monkeypatch.delenv("GOLDEN", raising=False)
     name, made = "DPDFD_plain_first", fitted("DPDFD", "teachers/digits.ckpt", "first", "--seed_everything=4")
     require_golden(name, made.guarantee())  # whatever was drawn
-    louder = fitted("DPDFD", "teachers/digits.ckpt", "louder", "--model.annotator.noise_multiplier=49.999999")
+    louder = fitted("DPDFD", "teachers/digits.ckpt", "louder", "--model.mechanism.noise_multiplier=49.999999")
     with pytest.raises(AssertionError):
         require_golden(name, louder.guarantee())

@@ -22,8 +22,7 @@ from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp
 from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
-from lightning_modules import DPDFD, DPSGDTeacher, Teacher
-from lightning_modules.callbacks import privacy as privacy_callback
+from lightning_modules import DPDFD, DPSGDTeacher, Teacher, base
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.publication import clear
@@ -31,19 +30,11 @@ from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
-from privacy import (
-    Budget,
-    BudgetExceeded,
-    GradientAnnotator,
-    Ledger,
-    LedgerError,
-    PrivacyAccount,
-    Release,
-    SampledGaussian,
-    compose,
-)
+from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
 from privacy.identity import CheckpointError, Training
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.plan import Plan
+from privacy.session import PrivacySession
 
 LAST = "checkpoints/last.ckpt"
 TEACHER = f"teacher/{LAST}"
@@ -56,8 +47,8 @@ def stated(folder: str) -> dict[str, Any]:
     return {key: math.inf if value == "inf" else value for key, value in guarantee(folder).items()}
 
 
-def student(folder: str, teacher: str = TEACHER, *arguments: str, **annotator: Any) -> Any:
-    return distil(folder, *arguments, model={"teacher": teacher}, annotator={**OPEN, **annotator}, steps=2)
+def student(folder: str, teacher: str = TEACHER, *arguments: str, **mechanism: Any) -> Any:
+    return distil(folder, *arguments, model={"teacher": teacher}, mechanism={**OPEN, **mechanism}, steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +58,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with working_in(folder):
         teacher_by_dp_sgd("teacher", noise_multiplier=1.0)
         private_teacher("private", optimizer=PLAIN_SGD)
-        distil("run", model={"teacher": f"private/{LAST}"}, annotator={"release": "per_sample_full"}, steps=1)
+        distil("run", model={"teacher": f"private/{LAST}"}, mechanism={"release": "per_sample_full"}, steps=1)
     shelve(folder)
     return folder
 
@@ -102,26 +93,30 @@ def test_a_bound_does_not_cover_the_students_of_the_teacher_before() -> None:
 
 
 @pytest.mark.usefixtures("trained")
-def test_an_annotator_that_is_open_refuses_another_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    annotator = GradientAnnotator(noise_multiplier=0.0, budget=Budget(scope="run"))
+def test_a_session_that_is_open_refuses_another_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism = NoisyGradients(noise_multiplier=0.0)
+    session = PrivacySession(mechanism, Shape(8, 10, "DPDFD"), budget=Budget(scope="run"))
 
     def run(path: str) -> DPDFD:
         images = Images(source="prior")
         made = DPDFD(
-            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=path, annotator=annotator, images=images
+            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=path, mechanism=mechanism, images=images
         )
+        made.session = session
         train(made, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
         return made
 
     made = run(TEACHER)
     assert made.guarantee().epsilon == BOUND
-    with pytest.raises(ValueError, match=r"this annotator is open for the teacher of training .* build another"):
+    with pytest.raises(ValueError, match=r"this session is open for the teacher of training .* build another"):
         run(f"private/{LAST}")
     assert run(TEACHER).guarantee().queries_of_run == 16  # the same teacher may be queried further
-    with pytest.raises(CheckpointError, match=r"this annotator is open for run .* build another annotator to resume"):
-        annotator.require_open_for(made.teacher.training, state={**annotator.account.state(), "run": "another"})
+    state = session.state()
+    session.load({**state, "charged": {**state["charged"], "run": "another"}})
+    with pytest.raises(CheckpointError, match=r"this session is open for run .* build another one to resume"):
+        session.open(private_data="Digits/train", training=made.teacher.training)
     # The mutant does not look: the student of a private teacher is given the other's figure.
-    monkeypatch.setattr(GradientAnnotator, "require_open_for", lambda *_, **__: None)
+    monkeypatch.setattr(PrivacySession, "_require_open_for", lambda *_: None)
     assert run(f"private/{LAST}").guarantee().epsilon == BOUND
 
 
@@ -137,7 +132,12 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     student("of_dp", "elsewhere/moved.ckpt", *resume, scope="run")
     assert stated("of_dp")["epsilon"] == BOUND
     # The mutant goes on; even then the ledger keeps apart what is about which.
-    monkeypatch.setattr(PrivacyAccount, "require_training", lambda *_: None)
+    restore = PrivacySession._restore
+
+    def of_any(self: PrivacySession, ledger: Ledger, *, training: str | None) -> None:
+        restore(self, ledger, training=None if self._before is None else self._before["training"])
+
+    monkeypatch.setattr(PrivacySession, "_restore", of_any)
     student("of_dp", f"private/{LAST}", resume[0], "--trainer.max_epochs=3", scope="run")
     assert stated("of_dp")["epsilon"] == math.inf
 
@@ -246,10 +246,10 @@ def test_a_teacher_that_stopped_early_costs_its_whole_plan(monkeypatch: pytest.M
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings = {"teacher": f"private/{LAST}", "images": "prior"}, {"release": "per_sample_full", "scope": "run"}
-    distil("run", model=model, annotator=settings, steps=4)
+    distil("run", model=model, mechanism=settings, steps=4)
     if broken:  # as if all epochs had had today's length
-        monkeypatch.setattr(privacy_callback, "steps_of_run", lambda trainer, *, done: 4)
-    plan = distil("run", RESUME, model=model, annotator=settings, steps=1, epochs=4).model.run.plan
+        monkeypatch.setattr(base, "steps_of_run", lambda trainer, *, done: 4)
+    plan = distil("run", RESUME, model=model, mechanism=settings, steps=1, epochs=4).model.session.plan
     assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
 
 
@@ -257,12 +257,12 @@ def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, m
 def test_a_second_fit_of_a_student_adds_its_steps() -> None:
     module = DPDFD(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=f"private/{LAST}", images=Images(source="prior"),
-        student={"network": SMALL}, annotator=GradientAnnotator(release="per_sample_full"),
+        student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
     )  # fmt: skip
     for calls in (2, 4):
         fit_script(module, steps=2)
-        assert module.run.plan.calls == calls
-    assert module.run.plan.changed
+        assert module.session.plan.calls == calls
+    assert module.session.plan.changed
 
 
 def test_nothing_is_chosen_by_private_records() -> None:
@@ -277,12 +277,12 @@ def test_nothing_is_chosen_by_private_records() -> None:
 def test_a_budget_given_on_resuming_is_applied() -> None:
     model = {"teacher": f"private/{LAST}"}
     given = {"release": "per_sample_full", "noise_multiplier": 5000.0, "accounting": "record", "scope": "run"}
-    cli = distil("run", RESUME, model=model, annotator={**given, "delta": 1e-6}, steps=1, epochs=2)
-    charged = sorted(charge.release.gaussian_mu for charge in cli.model.annotator.account.counts(scope="run"))
+    cli = distil("run", RESUME, model=model, mechanism={**given, "delta": 1e-6}, steps=1, epochs=2)
+    charged = sorted(charge.release.gaussian_mu for charge in cli.model.session.account.counts(scope="run"))
     assert len(charged) == 2 and charged[0] == pytest.approx(8**0.5 * 2 / 5000)
-    assert cli.model.annotator.account.budget.delta == 1e-6
+    assert cli.model.session.account.budget.delta == 1e-6
     with pytest.raises(BudgetExceeded, match=r"target_epsilon=0\.001"):
-        distil("run", RESUME, model=model, annotator={**given, "target_epsilon": 0.001}, steps=1, epochs=3)
+        distil("run", RESUME, model=model, mechanism={**given, "target_epsilon": 0.001}, steps=1, epochs=3)
 
 
 # One ledger for a private data set.
@@ -311,8 +311,8 @@ def test_the_teachers_file_names_the_ledger_from_everywhere(tmp_path: Path, monk
     (elsewhere / "linked.ckpt").symlink_to(Path(TEACHER).resolve())
     monkeypatch.chdir(elsewhere)
     for folder, teacher in (("run", tmp_path / TEACHER), ("of_link", "linked.ckpt")):
-        made = distil(folder, model={"teacher": str(teacher)}, annotator=OPEN, steps=1)
-        assert made.model.annotator.account.ledger.path == tmp_path / "ledgers" / "Digits-train.jsonl"
+        made = distil(folder, model={"teacher": str(teacher)}, mechanism=OPEN, steps=1)
+        assert made.model.session.account.ledger.path == tmp_path / "ledgers" / "Digits-train.jsonl"
 
 
 @pytest.mark.usefixtures("trained")
@@ -329,8 +329,8 @@ def test_tampering_with_a_ledger_is_named(ledgers: Path, harm: str) -> None:
         file.write_bytes(b"".join(lines[:-2] if harm == "cut" else lines))
 
     def resumed() -> None:
-        annotator = {"release": "per_sample_full"}
-        distil("run", RESUME, model={"teacher": f"private/{LAST}"}, annotator=annotator, steps=1, epochs=2)
+        mechanism = {"release": "per_sample_full"}
+        distil("run", RESUME, model={"teacher": f"private/{LAST}"}, mechanism=mechanism, steps=1, epochs=2)
 
     if harm in ("edited", "cut"):
         with pytest.raises(LedgerError, match=r"hash of the line before|not what the .* saw of it"):
@@ -396,14 +396,14 @@ def test_training_on_without_noise_is_another_training(monkeypatch: pytest.Monke
     module.load_state_dict(content["state_dict"])
     train(module, Digits(), save="fine.ckpt")
     model = {"teacher": "fine.ckpt", "teacher_network": SMALL}
-    distil("run", model=model, annotator=OPEN, steps=1)
+    distil("run", model=model, mechanism=OPEN, steps=1)
     assert stated("run")["epsilon"] == math.inf
     # The mutant keeps the identity; the ledger then knows that the file does not say what it says.
     content = torch.load("fine.ckpt", weights_only=True)
     content["training"]["id"] = torch.load(TEACHER, weights_only=True)["training"]["id"]
     torch.save(content, "mutant.ckpt")
     with pytest.raises(LedgerError, match=r"was by DP-SGD as the privacy ledger .* has it, and the file at hand"):
-        distil("other", model={**model, "teacher": "mutant.ckpt"}, annotator=OPEN, steps=1)
+        distil("other", model={**model, "teacher": "mutant.ckpt"}, mechanism=OPEN, steps=1)
 
 
 # Its control: `teachers/test_own_training.py`.

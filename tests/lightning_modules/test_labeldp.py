@@ -27,8 +27,8 @@ from support.variants import MoodyTeacher, two_teachers
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.accounting.composition import compose
-from privacy.annotators.label import LabelAnnotator
 from privacy.events import RandomizedResponse
+from privacy.mechanisms import NoisyLabels
 
 STEPS, STAGES = 4, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -40,11 +40,11 @@ def run(
     *arguments: str,
     kind: str = "LabelDP",
     epochs: int = STAGES,
-    annotator: Any = None,
+    mechanism: Any = None,
     **model: Any,
 ) -> TranscriptionCLI:
     path = kind if kind == "LabelDP" else f"support.label_variants.{kind}"
-    settings = {"annotator": {"class_path": "LabelAnnotator", "init_args": annotator or {}}, "pretraining_steps": 2}
+    settings = {"mechanism": {"class_path": "NoisyLabels", "init_args": mechanism or {}}, "pretraining_steps": 2}
     return distil(folder, *arguments, class_path=path, steps=STEPS, epochs=epochs, model={**settings, **model})
 
 
@@ -55,27 +55,27 @@ def _answers(calls: int) -> float:
 @pytest.mark.parametrize("train_on", ["stage", "union"])
 def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on: str) -> None:
     model = run(images="prior", train_on=train_on).model
-    account = model.annotator.account
-    assert model.annotator.calls_made() == STEPS * STAGES
+    account = model.session.account
+    assert model.session.calls_made() == STEPS * STAGES
     assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
     assert account.epsilon_published() == 1.0
-    assert (model.run.plan.calls, model.run.plan.changed) == (STEPS * STAGES, False)
+    assert (model.session.plan.calls, model.session.plan.changed) == (STEPS * STAGES, False)
     assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
 
 
 @pytest.mark.parametrize("images", ["generator", pytest.param("both", marks=pytest.mark.slow)])
 def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path, images: str) -> None:
     cli = run(images=images)
-    account = cli.model.annotator.account
+    account = cli.model.session.account
     assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
-    assert cli.model.annotator.calls_made() == STEPS * STAGES and not cli.model.run.plan.changed
+    assert cli.model.session.calls_made() == STEPS * STAGES and not cli.model.session.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
 def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path) -> None:
     model = run(images="both", discriminator="student").model
-    assert model.annotator.account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+    assert model.session.account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
     updates = model.optimizer("generator").optimizer.state.values()
     assert {int(state["step"]) for state in updates} == {STEPS * STAGES}
 
@@ -131,18 +131,18 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path
     assert (saved["begin"], saved["end"]) == (STEPS, 2 * STEPS)
     resumed = run("run", LAST, **settings)
     assert resumed.model.steps_done == STEPS * STAGES
-    assert resumed.model.annotator.calls_made() == STEPS * (STAGES if kind == "LabelDP" else STAGES + 1)
+    assert resumed.model.session.calls_made() == STEPS * (STAGES if kind == "LabelDP" else STAGES + 1)
     if kind != "LabelDP":
         assert not torch.equal(saved["labels"], resumed.model.stage_labels)
         return
-    assert not resumed.model.run.plan.changed
+    assert not resumed.model.session.plan.changed
     for name in ("images", "labels"):
         assert torch.equal(saved[name], getattr(resumed.model, f"stage_{name}"))
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
     """Noise that can be drawn again, so that two runs have the same answers; and its mutant, that loses its stage."""
-    settings = {**QUIET, "annotator": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
+    settings = {**QUIET, "mechanism": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
     whole = run("whole", epochs=1, **settings)
     interrupted(LabelDP, 2, lambda: run("run", epochs=1, **settings))
     assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
@@ -150,7 +150,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
 
 def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:
     """The negative control of the cached answers."""
-    assert run(**QUIET, kind="AskingLabelDP").model.annotator.calls_made() == 2 * STEPS * STAGES
+    assert run(**QUIET, kind="AskingLabelDP").model.session.calls_made() == 2 * STEPS * STAGES
 
 
 @pytest.mark.parametrize("train_on", ["stage", "union"])
@@ -166,13 +166,13 @@ def test_a_finished_stage_is_not_kept_in_checkpoints(folder: Path, train_on: str
 
 def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]:
     seed_everything(5)
-    annotator = FixedLabels()
+    mechanism = FixedLabels()
     module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, annotator=annotator,
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, mechanism=mechanism,
         **grouped(LabelDP, images="prior", threshold=0.1),
     )  # fmt: skip
     fit_script(module, steps=2, epochs=2)
-    return annotator.seen
+    return mechanism.seen
 
 
 def _same_candidates(kind: type[LabelDP]) -> bool:
@@ -192,22 +192,22 @@ def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(folder
     interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
     assert model.steps_done < model.stage_end
-    assert model.annotator.calls_made() == model.run.plan.calls == 2 * STEPS + 2 * 6
-    assert model.run.plan.calls > model.steps_done  # counted by the steps that are made, it would fall short
+    assert model.session.calls_made() == model.session.plan.calls == 2 * STEPS + 2 * 6
+    assert model.session.plan.calls > model.steps_done  # counted by the steps that are made, it would fall short
 
 
 def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     target = _answers(2 * STEPS + STEPS // 2)
-    cli = run(**QUIET, epochs=4, annotator={"target_epsilon": target})
-    assert cli.model.steps_done == 2 * STEPS == cli.model.annotator.calls_made() == cli.model.run.plan.calls
-    assert cli.model.annotator.account.epsilon() <= target
+    cli = run(**QUIET, epochs=4, mechanism={"target_epsilon": target})
+    assert cli.model.steps_done == 2 * STEPS == cli.model.session.calls_made() == cli.model.session.plan.calls
+    assert cli.model.session.account.epsilon() <= target
     assert cli.model.stage_end == cli.model.steps_done
 
 
 def test_more_than_two_candidates_at_least_are_refused() -> None:
     shared: Any = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6, "teacher": MoodyTeacher()}
-    with pytest.raises(ValueError, match=r"annotator\.smallest must be 2"):
-        LabelDP(annotator=LabelAnnotator(smallest=3), **shared)
+    with pytest.raises(ValueError, match=r"mechanism\.smallest must be 2"):
+        LabelDP(mechanism=NoisyLabels(smallest=3), **shared)
 
 
 def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:

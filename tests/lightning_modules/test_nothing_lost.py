@@ -34,7 +34,7 @@ def settings(folder: str = "run", *, epochs: int = EPOCHS, **trainer: Any) -> di
         folder,
         class_path="support.kills.TracedDPDFD",
         model={"images": "prior"},
-        annotator={
+        mechanism={
             "noise_multiplier": 50.0,
             "ledger_block": BLOCK,
             "noise": {"class_path": "support.kills.TracedNoise", "init_args": {"seed": 5}},
@@ -61,7 +61,7 @@ def whole(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     with working_in(tmp_path_factory.mktemp("whole")):
         Path("given.json").write_text(json.dumps(settings()), encoding="utf-8")
         teacher = f"--model.teacher={trained_teacher}"
-        main([*FIT, teacher, "--model.annotator.budget.ledger=own.jsonl"])
+        main([*FIT, teacher, "--model.budget.ledger=own.jsonl"])
         assert released() == STEPS * EPOCHS
         return checkpoint()
 

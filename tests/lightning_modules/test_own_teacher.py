@@ -91,9 +91,9 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said:
 
 
 def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> None:
-    assert distil().model.run.uncharged_queries == [] and said == []
+    assert distil().model.session.uncharged_queries == [] and said == []
     stated = distil("stated", model={"teacher_input": {"size": 8}})
-    assert stated.model.run.uncharged_queries == [TRIAL_ACCESS]
+    assert stated.model.session.uncharged_queries == [TRIAL_ACCESS]
 
 
 @pytest.mark.parametrize("other", [{"range": [0, 1]}, {"mean": 0.0, "std": 1.0}])
@@ -118,7 +118,7 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_trial": False}})
     assert gone_on.model.steps_done == 6
     # That the first part was tried is not forgotten.
-    assert TRIAL_ACCESS in gone_on.model.run.uncharged_queries
+    assert TRIAL_ACCESS in gone_on.model.session.uncharged_queries
 
 
 def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_from_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("ledgers/my-digits.jsonl").is_file()
     assert abs(names["student"].guarantee().epsilon - 3) < 1e-3
     # It is the scope that the page names, not the teacher, that leaves the other student out.
-    assert names["student"].annotator.account.epsilon(scope="private_data") > 1000
+    assert names["student"].session.account.epsilon(scope="private_data") > 1000
     assert "protects no record in any meaningful sense" in capsys.readouterr().out
 
 

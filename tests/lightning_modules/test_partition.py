@@ -18,8 +18,7 @@ from support.runs import configuration, fit
 
 from datamodules import ClientRecords, Digits, ImageFolder
 from datamodules.partition import PartitionError, require_partition
-from lightning_modules import Teacher
-from lightning_modules.callbacks import privacy
+from lightning_modules import Teacher, private_fit
 from lightning_modules.cli import main
 from lightning_modules.images import pool as pools
 from lightning_modules.images.pool import PoolSource
@@ -60,9 +59,9 @@ def transcribe(
 
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (privacy, pools, own_training):
+    for module in (private_fit, pools, own_training):
         monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
-    monkeypatch.setattr(privacy, "require_classes", lambda *given: None)
+    monkeypatch.setattr(private_fit, "require_classes", lambda *given: None)
 
 
 @contextlib.contextmanager
@@ -103,7 +102,7 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
         write_folders(Path("outer") / part)
     train_teacher(pictures(None, root="outer", batch_size=16))
     if broken:
-        monkeypatch.setattr(privacy, "require_outside", lambda *given, **named: None)
+        monkeypatch.setattr(private_fit, "require_outside", lambda *given, **named: None)
         transcribe(pictures(root="outer/train"))
         return
     write_folders(Path("links/train"))
@@ -244,7 +243,7 @@ def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
             )
         else:
             cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
-        assert None in cli.model.run.partitions
+        assert None in cli.model.session.partitions
 
 
 @pytest.mark.parametrize("broken", [False, True])

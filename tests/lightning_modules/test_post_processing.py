@@ -15,14 +15,14 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 
 STEPS = 4
-LABEL = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "smallest": 3, "scope": "run"}}
+LABEL = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2.0, "smallest": 3, "scope": "run"}}
 RUNS: dict[str, dict[str, Any]] = {
     "DPDFD": {"model": {"student_follows": "gradients"}},
-    "DPSD label": {"class_path": "DPSD", "model": {"annotator": LABEL}},
+    "DPSD label": {"class_path": "DPSD", "model": {"mechanism": LABEL}},
     "LabelDP": {
         "class_path": "LabelDP",
         "model": {
-            "annotator": {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2.0, "scope": "run"}},
+            "mechanism": {"epsilon": 2.0, "scope": "run"},
             "generator_training": {"discriminator": "student"},
         },
     },
@@ -51,9 +51,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
     settings = dict(RUNS[name])
-    annotator = {"noise_multiplier": noise, "scope": "run", **settings.pop("annotator", {})}
+    mechanism = {"noise_multiplier": noise, "scope": "run", **settings.pop("mechanism", {})}
     model = {**settings.pop("model", {}), **options}
-    return distil(folder, *arguments, model=model, annotator=annotator, steps=STEPS, **settings)
+    return distil(folder, *arguments, model=model, mechanism=mechanism, steps=STEPS, **settings)
 
 
 def published(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
@@ -66,13 +66,13 @@ def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, 
     """All that a run asked for, was charged and may say of itself, but for its own identity."""
     asked.clear()
     model = made().model
-    account, guarantee = model.annotator.account, model.guarantee()
+    account, guarantee = model.session.account, model.guarantee()
     return (
         list(asked),
         account.counts(scope="run"),
         (account.epsilon(), account.epsilon_published(), account.queries(scope="run")),
         (guarantee.epsilon, guarantee.claimed_epsilon, guarantee.unit, guarantee.assumptions),
-        model.run.uncharged_queries,
+        model.session.uncharged_queries,
     )
 
 
@@ -85,7 +85,7 @@ def test_options_cost_nothing(folder: Path, asked: list[int], name: str) -> None
 
 def test_a_query_that_is_not_charged_is_noticed(folder: Path, asked: list[int]) -> None:
     default = spent(lambda: run("DPDFD", "default"), asked)
-    asking = {"class_path": f"{__name__}.AskingDPDFD", "annotator": {"scope": "run"}, **RUNS["DPDFD"]}
+    asking = {"class_path": f"{__name__}.AskingDPDFD", "mechanism": {"scope": "run"}, **RUNS["DPDFD"]}
     changed = spent(lambda: distil("asking", steps=STEPS, **asking), asked)
     assert changed[0] != default[0] and changed[1:] == default[1:]
 

@@ -19,8 +19,8 @@ QUIET_MODEL: dict[str, Any] = {"images": "both", "student": "DataLensClassifier"
 
 
 def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
-    annotator = {"noise_multiplier": 0.0}
-    return distil(folder, *arguments, model=QUIET_MODEL, annotator=annotator, steps=STEPS, epochs=EPOCHS)
+    mechanism = {"noise_multiplier": 0.0}
+    return distil(folder, *arguments, model=QUIET_MODEL, mechanism=mechanism, steps=STEPS, epochs=EPOCHS)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path, step: int) -> Non
     interrupted(DPDFD, step, run, hook="update_generator")
     resumed = run(LAST).model
     assert resumed.steps_done == STEPS * EPOCHS
-    assert sum(resumed.annotator.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
+    assert sum(resumed.session.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
     # Accuracy was measured after each epoch, that of the interruption too.
     curve = next(callback for callback in resumed.trainer.callbacks if type(callback).__name__ == "Curves").history
     assert [point["steps"] for point in curve] == [STEPS, 2 * STEPS]
@@ -89,12 +89,12 @@ def _noisy(*arguments: str, epochs: int = EPOCHS) -> DPDFD:
 
 
 def _calls(model: DPDFD) -> int:
-    return sum(model.annotator.account.counts(scope="run").values())
+    return sum(model.session.account.counts(scope="run").values())
 
 
 def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:
     interrupted(DPDFD, 2, _noisy)
     shorter = _noisy(LAST, epochs=1)
-    assert (_calls(shorter), shorter.run.plan.calls) == (STEPS, 2 * STEPS)
+    assert (_calls(shorter), shorter.session.plan.calls) == (STEPS, 2 * STEPS)
     guarantee = shorter.guarantee()
     assert guarantee.epsilon > guarantee.epsilon_spent

@@ -24,12 +24,11 @@ from support.runs import (
     networks,
     teacher_weights,
 )
-from support.variants import FixedAnnotator, MoodyTeacher, UndetachedDPDFD, generator_gap
+from support.variants import FixedGradients, MoodyTeacher, UndetachedDPDFD, generator_gap
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
-from lightning_modules.callbacks.privacy import PrivacyCourse
 from lightning_modules.dgd_phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images.source import Images
@@ -38,8 +37,8 @@ from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
-from privacy.annotators import DirectGradientAnnotator, GradientAnnotator
 from privacy.identity import CheckpointError
+from privacy.mechanisms import DirectGradients, NoisyGradients
 
 PRIOR = Images(source="prior")
 
@@ -71,10 +70,10 @@ def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
 
 
 def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
-    settings: dict[str, Any] = {"teacher": MoodyTeacher(), "annotator": GradientAnnotator(), "images": PRIOR}
+    settings: dict[str, Any] = {"teacher": MoodyTeacher(), "mechanism": NoisyGradients(), "images": PRIOR}
     module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, **settings)
     assert not any("teacher" in name for name in module.state_dict())
-    assert not {"teacher", "annotator"} & set(module.hparams)
+    assert not {"teacher", "mechanism"} & set(module.hparams)
     with pytest.raises(TypeError, match="never written"):
         pickle.dumps(module)
     with pytest.raises(TypeError, match="never written"):
@@ -95,7 +94,7 @@ def test_no_fit_validates_on_private_records(folder: Path, monkeypatch: pytest.M
     config["data"] = {"class_path": "Digits", "init_args": {"batch_size": BATCH_SIZE}}
     with pytest.raises(ValueError, match="must be SyntheticSteps in a student's fit"):
         fit(config)
-    monkeypatch.setattr("lightning_modules.callbacks.privacy.SyntheticSteps", object)
+    monkeypatch.setattr("lightning_modules.private_fit.SyntheticSteps", object)
     assert "val/accuracy" in fit(config).trainer.callback_metrics  # without the check a callback may choose by it
 
 
@@ -123,9 +122,9 @@ def test_own_loaders_of_what_is_evaluated_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, broken: bool
 ) -> None:
     settings: dict[Any, dict[str, Any]] = {
-        DPDFD: {"teacher": MoodyTeacher(), "annotator": GradientAnnotator(), "images": PRIOR, "batch_size": 4},
+        DPDFD: {"teacher": MoodyTeacher(), "mechanism": NoisyGradients(), "images": PRIOR, "batch_size": 4},
         DPSGDTeacher: {"network": SMALL, "noise_multiplier": 1.0},
-        DirectTraining: {"network": SMALL, "annotator": DirectGradientAnnotator(), "batch_size": 64},
+        DirectTraining: {"network": SMALL, "mechanism": DirectGradients(), "batch_size": 64},
     }
     module = kind(num_classes=10, image_shape=(1, 8, 8), **settings[kind])
     wrapped: Any = OfStudents if kind is DPDFD else OfTeachers
@@ -181,7 +180,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
     """The negative control of the above: it is the source of the noise that tells two runs apart."""
     seen = _recorded(monkeypatch)
     noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
-    assert equal(networks(distil("one", annotator=noise)), networks(distil("two", annotator=noise)))
+    assert equal(networks(distil("one", mechanism=noise)), networks(distil("two", mechanism=noise)))
     assert torch.equal(seen[0][1], seen[3][1])
     assert "VOID" in Path("two/public/guarantee.md").read_text()
 
@@ -189,7 +188,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
 def _gap(kind: type[DPDFD], **settings: Any) -> float:
     def fitted(teacher: torch.nn.Module) -> DPDFD:
         seed_everything(5)
-        given: dict[str, Any] = {"teacher": teacher, "annotator": FixedAnnotator(), **settings}
+        given: dict[str, Any] = {"teacher": teacher, "mechanism": FixedGradients(), **settings}
         module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
         fit_script(module, steps=1)
         return module
@@ -287,16 +286,16 @@ def test_a_fit_that_is_refused_publishes_no_other_runs_student(
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def module(noise: float) -> DPDFD:
-        annotator = GradientAnnotator(noise_multiplier=noise, release="per_sample_full", budget=Budget(scope="run"))
-        given: dict[str, Any] = {"teacher": teacher, "images": PRIOR, "annotator": annotator}
-        return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
+        mechanism = NoisyGradients(noise_multiplier=noise, release="per_sample_full")
+        given: dict[str, Any] = {"teacher": teacher, "images": PRIOR, "mechanism": mechanism}
+        return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, budget=Budget(scope="run"), **given)
 
     other, own = module(0.1), module(1e4)
     fit_script(other, steps=1, epochs=-1, callbacks=[StopsAfterOne()])  # no plan tells what it cost
     other.trainer.save_checkpoint("other.ckpt")
     fit_script(own, steps=1)
     if broken:
-        monkeypatch.setattr(PrivacyCourse, "_begun", property(lambda _: True, lambda *_: None))
+        monkeypatch.setattr(DPDFD, "_begun", property(lambda _: True, lambda *_: None), raising=False)
     trainer = Trainer(**trainer_settings("refused", 2), logger=False)
     with pytest.raises(CheckpointError, match="and the checkpoint is of run"):
         trainer.fit(own, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8), ckpt_path="other.ckpt")

@@ -16,7 +16,7 @@ from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from privacy.annotators import DirectLabelAnnotator
+from privacy.mechanisms import DirectLabels
 
 COUNTS = [
     (GeneratorPhase, "generator_phase", "steps", 0),
@@ -50,19 +50,19 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
 @pytest.mark.parametrize(
     ("method", "allowed"),
     [
-        (DPDFD, "GradientAnnotator"),
-        (DPSD, "GradientAnnotator or LabelAnnotator"),
-        (LabelDP, "LabelAnnotator"),
-        (DGD, "VoteAnnotator"),
-        (Distillation, "ResponseAnnotator or MeanResponseAnnotator"),
-        (DPMERF, "ResponseAnnotator"),
-        (FedDistillation, "ResponseAnnotator"),
+        (DPDFD, "NoisyGradients"),
+        (DPSD, "NoisyGradients or NoisyLabels"),
+        (LabelDP, "NoisyLabels"),
+        (DGD, "NoisyVotes"),
+        (Distillation, "RawResponses or NoisyMeanResponse"),
+        (DPMERF, "RawResponses"),
+        (FedDistillation, "RawResponses"),
     ],
 )
-def test_an_annotator_is_of_the_methods_kind(method: Callable[..., Any], allowed: str) -> None:
-    other = DirectLabelAnnotator()
-    with pytest.raises(ValueError, match=f"annotator must be a {allowed}, got DirectLabelAnnotator"):
-        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher="x.ckpt", annotator=other)
+def test_a_mechanism_is_of_the_methods_kind(method: Callable[..., Any], allowed: str) -> None:
+    other = DirectLabels()
+    with pytest.raises(ValueError, match=f"mechanism must be a {allowed}, got DirectLabels"):
+        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher="x.ckpt", mechanism=other)
 
 
 def test_a_word_is_one_of_those_that_are_named() -> None:

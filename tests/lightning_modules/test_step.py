@@ -1,6 +1,6 @@
 """What makes a step fast changes nothing in what it computes, and no value of a step is waited for by Python.
 
-Counted on a CPU. What it cannot show is a copy from the device: the annotator makes one, of B gradients.
+Counted on a CPU. What it cannot show is a copy from the device: the mechanism makes one, of B gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import Budget
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients
 
 SHAPE = (1, 12, 12)
 
@@ -102,10 +102,6 @@ class Watch(Callback):
             self.mode = None
 
 
-def gradients() -> GradientAnnotator:
-    return GradientAnnotator(budget=Budget(target_epsilon=1e6, accounting="published"))
-
-
 def waits_of(build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
     torch.manual_seed(0)
     module = build(
@@ -119,4 +115,5 @@ def waits_of(build: Callable[..., LightningModule], **settings: Any) -> list[lis
 # DPSD's data switch: how many candidates a label has is decided by what the student says.
 @pytest.mark.parametrize(("kind", "source"), [(DPDFD, "prior"), (DPDFD, "generator"), (DPSD, "prior")])
 def test_a_step_waits_for_no_device(kind: Any, source: Any) -> None:
-    assert waits_of(kind, annotator=gradients(), images=Images(source=source)) == [[], []]
+    budget = Budget(target_epsilon=1e6, accounting="published")
+    assert waits_of(kind, mechanism=NoisyGradients(), budget=budget, images=Images(source=source)) == [[], []]

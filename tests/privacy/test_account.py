@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.short_names import budgeted
 
 from privacy import Budget
 from privacy.account import BudgetExceeded, PrivacyAccount
@@ -28,7 +27,7 @@ VOID = Charge(release=Unbounded(reason="the noise can be drawn again"), claim=ST
 
 def account(*, path: Path | None = None, run: str = "one", block: int = 100, **settings: Any) -> PrivacyAccount:
     ledger = Ledger(path=path, private_data="digits/train", run=run, block=block)
-    return PrivacyAccount(ledger=ledger, **budgeted(settings))
+    return PrivacyAccount(ledger=ledger, budget=Budget(**settings))
 
 
 def spend(spender: PrivacyAccount, charge: Charge, most: int) -> int:
@@ -130,12 +129,6 @@ def test_scope_of_figures_and_target(tmp_path: Path) -> None:
     assert alone.queries() == 256
     assert alone.queries(scope="private_data") == 512
     assert alone.epsilon(scope="private_data") == compose({STEP.release: 2}, 1e-5).epsilon
-
-
-@pytest.mark.parametrize("change", [{"run": "two"}, {"private_data": "faces/train"}])
-def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="the checkpoint's privacy state is of run"):
-        account().restore({**account().state(), **change})
 
 
 @pytest.mark.parametrize(

@@ -24,24 +24,17 @@ from support.auditing import (
 from support.closed_forms import rdp_compose
 from support.seeded import Seeded
 
-from privacy import (
-    Gaussian,
-    GradientAnnotator,
-    LaplaceVotes,
-    RandomizedResponse,
-    Release,
-    SampledGaussian,
-    compose,
-    published_dgd_epsilon,
-)
+from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose, published_dgd_epsilon
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.randomized_response import randomized_response
 from privacy.mechanisms.votes import VOTE_MECHANISMS
+from privacy.session import PrivacySession
 
 DELTA = 1e-5
 CONFIDENCE = 0.999
 TRIALS = 6000
-#: Where a round is a call of an annotator, half a millisecond each.
+#: Where a round is a call of a session, half a millisecond each.
 CALLS = 4000
 #: What the mutants have left of the noise that they are charged for.
 CUT = 0.05
@@ -78,9 +71,9 @@ def gradients(batch_size: int) -> torch.Tensor:
     return rows
 
 
-def annotator(release: Any, batch_size: int, sigma: float, factor: float) -> GradientAnnotator:
-    made = GradientAnnotator(release=release, noise_multiplier=sigma, noise=Seeded(factor=factor))
-    made.bind(batch_size=batch_size, num_classes=10, paper="DPDFD")
+def session(release: Any, batch_size: int, sigma: float, factor: float) -> PrivacySession:
+    mechanism = NoisyGradients(release=release, noise_multiplier=sigma, noise=Seeded(factor=factor))
+    made = PrivacySession(mechanism, Shape(batch_size, 10, "DPDFD"))
     made.open(private_data="digits/train")
     return made
 
@@ -111,19 +104,19 @@ def gradient_case(release: str, batch_size: int, sigma: float) -> Case:
 
     @functools.cache  # most of the time goes into these rounds, and each method of attack sees the same ones
     def play(factor: float) -> Players:
-        made = annotator(release, batch_size, sigma, factor)
+        made = session(release, batch_size, sigma, factor)
         released = 1 if release.startswith("batch_mean") else batch_size  # all rows of a mean are copies
 
-        def annotate(given: torch.Tensor) -> torch.Tensor:
-            return made.annotate(given if release != "ensemble" else beside_others(given))[:released]
+        def ask(given: torch.Tensor) -> torch.Tensor:
+            return made.release(made.mechanism, given if release != "ensemble" else beside_others(given))[:released]
 
-        drawn = [rounds(annotate, given)(CALLS if factor == 1.0 else CALLS // 2) for given in (rows, -rows)]
+        drawn = [rounds(ask, given)(CALLS if factor == 1.0 else CALLS // 2) for given in (rows, -rows)]
         score = gaussian_score(rows[:released], -rows[:released])
         return Recorded(drawn[0]), Recorded(drawn[1]), score
 
-    made = annotator(release, batch_size, sigma, 1.0)
-    published = made.account.epsilon_published(counts={made.charge: 1})
-    charged = {made.charge.release: 1}
+    made = session(release, batch_size, sigma, 1.0)
+    published = made.account.epsilon_published(counts={made.cost: 1})
+    charged = {made.cost.release: 1}
     return Case(release, play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
 
 

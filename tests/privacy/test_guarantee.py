@@ -18,7 +18,6 @@ from support.short_names import budgeted
 from privacy import Budget, exported
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import compose
-from privacy.annotators import GradientAnnotator
 from privacy.events import Gaussian, Release, SampledGaussian, Unbounded
 from privacy.files import write_atomically
 from privacy.formatting import json_number, round_up, short_epsilon
@@ -26,28 +25,39 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
+from privacy.plan import Plan
+from privacy.session import PrivacySession
 
 
-def annotator(
+def unopened(*, batch_size: int = 256, **settings: Any) -> PrivacySession:
+    given = budgeted({"mechanism": {"release": "per_sample_full", "noise_multiplier": 100.0, **settings}})
+    budget = Budget(**given.get("budget", {}))
+    return PrivacySession(NoisyGradients(**given["mechanism"]), Shape(batch_size, 10), budget=budget)
+
+
+def session(
     *, records: int | None = 1500, calls: int = 0, ledger: Path | None = None, **settings: Any
-) -> GradientAnnotator:
-    made = GradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 100.0, **settings}))
-    made.bind(batch_size=256, num_classes=10)
+) -> PrivacySession:
+    made = unopened(**settings)
     made.open(private_data="digits/train", num_records=records, ledger=ledger)
     for _ in range(calls):
-        made.annotate(torch.zeros(256, 10))
+        asked(made)
     return made
 
 
-def statement(made: GradientAnnotator, planned: int | None = None) -> Guarantee:
-    return made.guarantee(
-        artefacts=["student", "synthetic images"], planned=None if planned is None else plan_of(made, planned)
-    )
+def asked(made: PrivacySession) -> None:
+    made.release(made.mechanism, torch.zeros(made.shape[:2]))
+
+
+def statement(made: PrivacySession, planned: int | None = None) -> Guarantee:
+    made.plan = Plan() if planned is None else plan_of(made, planned)
+    return made.guarantee(artefacts=["student", "synthetic images"])
 
 
 def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -> None:
-    made = annotator(calls=1)
+    made = session(calls=1)
     guarantee = statement(made, planned=200)
     assert guarantee.epsilon == pytest.approx(28.838725, abs=5e-6)
     assert guarantee.epsilon_spent == pytest.approx(1.2151, abs=5e-5)
@@ -56,16 +66,16 @@ def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -
     # The mutant that reports the running sum.
     assert statement(made).epsilon == guarantee.epsilon_spent < guarantee.epsilon
     assert statement(made, planned=0).epsilon == guarantee.epsilon_spent
-    assert statement(annotator(), planned=200).epsilon == guarantee.epsilon
-    assert statement(annotator()).epsilon == 0
+    assert statement(session(), planned=200).epsilon == guarantee.epsilon
+    assert statement(session()).epsilon == 0
 
 
 def test_other_runs(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    before = annotator(ledger=path, calls=179)
+    before = session(ledger=path, calls=179)
     before.close()
-    alone = annotator(ledger=path, calls=1, scope="run")
-    together = annotator(ledger=path, ledger_block=1)
+    alone = session(ledger=path, calls=1, scope="run")
+    together = session(ledger=path, ledger_block=1)
     after = statement(alone)
     assert after.epsilon == pytest.approx(1.2151, abs=5e-5)
     assert after.epsilon_all_runs > 20
@@ -87,41 +97,41 @@ def test_other_runs(tmp_path: Path) -> None:
 
 def test_what_others_spent_meanwhile_is_read(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    first = annotator(ledger=path, calls=1, ledger_block=1)
-    annotator(ledger=path, calls=1, ledger_block=1)
-    assert statement(first).epsilon == first.account.epsilon(counts={first.charge: 2})
+    first = session(ledger=path, calls=1, ledger_block=1)
+    session(ledger=path, calls=1, ledger_block=1)
+    assert statement(first).epsilon == first.account.epsilon(counts={first.cost: 2})
 
 
 def test_voids_are_told() -> None:
     for planned in (None, 3):
-        guarantee = statement(annotator(noise=ReproducibleNoise(seed=1), calls=1), planned)
+        guarantee = statement(session(noise=ReproducibleNoise(seed=1), calls=1), planned)
         assert guarantee.epsilon == guarantee.epsilon_spent == math.inf
         assert any(text.startswith("VOID: the noise can be reproduced") for text in guarantee.assumptions)
         assert not any("operating system" in text for text in guarantee.assumptions)
         assert guarantee.claimed_epsilon < 1
         assert "Nothing bounds" in guarantee.headline()
-    ahead = statement(annotator(noise=ReproducibleNoise(seed=1)), planned=1)
+    ahead = statement(session(noise=ReproducibleNoise(seed=1)), planned=1)
     assert ahead.epsilon == math.inf
     assert ahead.epsilon_spent == 0
     assert any(text.startswith("VOID") for text in ahead.assumptions)
     assert any(
-        text == "VOID: no noise was added" for text in statement(annotator(noise_multiplier=0, calls=1)).assumptions
+        text == "VOID: no noise was added" for text in statement(session(noise_multiplier=0, calls=1)).assumptions
     )
-    sound = statement(annotator(calls=1))
+    sound = statement(session(calls=1))
     assert not any("VOID" in text for text in sound.assumptions)
     assert any("operating system" in text for text in sound.assumptions)
 
 
 def test_what_nobody_checked_is_assumed(tmp_path: Path) -> None:
-    unknown = statement(annotator(records=None))
+    unknown = statement(session(records=None))
     assert any("number of private records, which was not given" in text for text in unknown.assumptions)
     assert any("kept in memory" in text for text in unknown.assumptions)
-    known = statement(annotator(ledger=tmp_path / "ledger.jsonl"))
+    known = statement(session(ledger=tmp_path / "ledger.jsonl"))
     assert not any("not given" in text or "kept in memory" in text for text in known.assumptions)
 
 
 def test_json_keeps_the_claim_apart_and_has_no_infinity() -> None:
-    made = annotator(noise_multiplier=0.0, calls=1)
+    made = session(noise_multiplier=0.0, calls=1)
     text = json.dumps(statement(made).to_dict(), allow_nan=False)
     values = json.loads(text)
     assert set(values) == {"guarantee", "published_claim"}
@@ -134,7 +144,7 @@ def test_json_keeps_the_claim_apart_and_has_no_infinity() -> None:
 
 
 def test_the_page_says_it_all() -> None:
-    guarantee = statement(annotator(calls=200))
+    guarantee = statement(session(calls=200))
     page = guarantee.to_markdown()
     for part in (
         guarantee.headline(),
@@ -159,19 +169,16 @@ def test_the_page_says_it_all() -> None:
     ("epsilon", "words"), [(1.0, "ε = 1 at δ"), (28.8, "protects no record"), (math.inf, "Nothing bounds")]
 )
 def test_the_headline_says_what_the_figure_is_worth(epsilon: float, words: str) -> None:
-    headline = replace(statement(annotator(calls=1)), epsilon=epsilon).headline()
+    headline = replace(statement(session(calls=1)), epsilon=epsilon).headline()
     assert words in headline and ("protects no record" in headline) == (epsilon == 28.8)
 
 
 def of_dp_sgd(*, noise: NoiseSource | None = None, released: Release | None = None, **settings: Any) -> Guarantee:
     """Of one call about a teacher that was trained by DP-SGD."""
     steps = {released or SampledGaussian(noise_multiplier=2.0, sample_rate=0.1): 20}
-    made = GradientAnnotator(
-        **budgeted({"release": "per_sample_full", "noise_multiplier": 100.0, "noise": noise, **settings})
-    )
-    made.bind(batch_size=256, num_classes=10)
+    made = unopened(noise=noise, **settings)
     made.open(private_data="digits/train", num_records=1500, training=Training("ab" * 16, releases=steps))
-    made.annotate(torch.zeros(256, 10))
+    asked(made)
     return statement(made)
 
 
@@ -184,7 +191,7 @@ def test_a_teacher_by_dp_sgd_may_be_published_and_no_other() -> None:
     assert "must stay private" not in page
     # Whatever the queries cost: a student of one step costs less than its teacher.
     assert of_dp_sgd(noise_multiplier=1e6).epsilon < of_dp_sgd(noise_multiplier=1e6).teacher_epsilon
-    for private in (statement(annotator(calls=1)), of_dp_sgd(released=Unbounded("its noise can be drawn again"))):
+    for private in (statement(session(calls=1)), of_dp_sgd(released=Unbounded("its noise can be drawn again"))):
         assert private.teacher_epsilon == math.inf
         assert "a teacher itself, which must stay private" in private.to_markdown()
         assert "may be published" not in private.to_markdown()
@@ -240,7 +247,7 @@ def test_a_fully_adaptive_guarantee_states_its_target(broken: bool, monkeypatch:
     """What filters allowed so far is no bound by itself: whether it went on depended on the answers."""
     if broken:
         monkeypatch.setattr(PrivacyAccount, "stated", lambda self, epsilon: epsilon)
-    made = annotator(target_epsilon=3.0, fully_adaptive=True, calls=2)
+    made = session(target_epsilon=3.0, fully_adaptive=True, calls=2)
     spent = made.account.epsilon()
     assert spent > compose({charge.release: n for charge, n in made.account.counts().items()}, 1e-5).epsilon
     said = statement(made, planned=3)
@@ -260,7 +267,7 @@ def test_a_fully_adaptive_guarantee_states_its_target(broken: bool, monkeypatch:
 
 
 def test_a_target_below_what_was_spent_before_is_no_bound() -> None:
-    made = annotator(target_epsilon=3.0, calls=2)
+    made = session(target_epsilon=3.0, calls=2)
     made.account.budget = Budget(target_epsilon=0.9 * made.account.epsilon(), fully_adaptive=True)
     assert statement(made).epsilon == math.inf
 
@@ -271,10 +278,8 @@ def test_a_fully_adaptive_budget_is_fixed_before_the_first_release(
 ) -> None:
     """A target that is set to what was spent, again and again, bounds nothing."""
 
-    def begun(target: float, *, delta: float = 1e-5, path: Path = tmp_path / "ledger.jsonl") -> GradientAnnotator:
-        budget = Budget(target_epsilon=target, delta=delta, fully_adaptive=True)
-        made = GradientAnnotator(release="per_sample_full", noise_multiplier=400.0, budget=budget)
-        made.bind(batch_size=4, num_classes=10)
+    def begun(target: float, *, delta: float = 1e-5, path: Path = tmp_path / "ledger.jsonl") -> PrivacySession:
+        made = unopened(batch_size=4, noise_multiplier=400.0, target_epsilon=target, delta=delta, fully_adaptive=True)
         made.open(private_data="digits/train", ledger=path)
         return made
 
@@ -282,10 +287,10 @@ def test_a_fully_adaptive_budget_is_fixed_before_the_first_release(
         monkeypatch.setattr(Ledger, "require_filters", lambda self, now: None)
     begun(0.5), begun(2.0)  # neither has released anything
     late = begun(2.5)
-    begun(3.0).annotate(torch.zeros(4, 10))
-    begun(3.0).annotate(torch.zeros(4, 10))
+    asked(begun(3.0))
+    asked(begun(3.0))
     with nullcontext() if broken else pytest.raises(LedgerError, match=r"target_epsilon is 2\.5 at .* went by 3"):
-        late.annotate(torch.zeros(4, 10))
+        asked(late)
     copied = tmp_path / "copied.jsonl"
     Ledger(path=tmp_path / "ledger.jsonl", private_data="digits/train", run="x").lead_to(
         Ledger(path=copied, private_data="digits/train", run="x")
@@ -303,10 +308,7 @@ def test_a_training_s_own_bound_holds_whatever_its_answers_cost_in_a_fully_adapt
     """Which of both is smaller would depend on the answers."""
     training = Training("ab" * 16, releases={Gaussian(1.0): 1})
     for adaptive in (False, True):
-        made = GradientAnnotator(
-            release="per_sample_full", noise_multiplier=1e6, budget=Budget(target_epsilon=9.0, fully_adaptive=adaptive)
-        )
-        made.bind(batch_size=4, num_classes=10)
+        made = unopened(batch_size=4, noise_multiplier=1e6, target_epsilon=9.0, fully_adaptive=adaptive)
         made.open(private_data="digits/train", training=training)
-        made.annotate(torch.zeros(4, 10))
+        asked(made)
         assert (made.account.epsilon() > 4) is adaptive

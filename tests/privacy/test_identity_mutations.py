@@ -11,35 +11,31 @@ from typing import Any
 
 import pytest
 import torch
-from support.short_names import budgeted
 
-import privacy.account
-import privacy.accounting.composition
-import privacy.annotators
-import privacy.guarantee
 import privacy.journal
 import privacy.ledger
-from privacy import Ledger, LedgerError, PrivacyAccount, Release, ResponseAnnotator, SampledGaussian, Training, compose
+from privacy import Ledger, LedgerError, PrivacyAccount, Release, SampledGaussian, Training, compose
 from privacy.identity import new_training_id
+from privacy.mechanisms import RawResponses, Shape
 from privacy.plan import Charge
+from privacy.session import PrivacySession
 
 DATA = "digits/train"
 STEPS: dict[Release, int] = {SampledGaussian(1.0, 0.05): 100}
 DP, PRIVATE = new_training_id(), new_training_id()
 
 
-def asked(path: Path, training: Training, **settings: Any) -> ResponseAnnotator:
+def asked(path: Path, training: Training) -> PrivacySession:
     """One batch of a teacher's answers without noise."""
-    made = ResponseAnnotator(**budgeted(settings))
-    made.bind(batch_size=2, num_classes=3)
+    made = PrivacySession(RawResponses(), Shape(2, 3))
     made.open(private_data=DATA, ledger=path, training=training)
-    made.annotate(torch.zeros(2, 3))
+    made.release(made.mechanism, torch.zeros(2, 3))
     made.close()
     return made
 
 
-def of_dp(path: Path, **settings: Any) -> ResponseAnnotator:
-    return asked(path, Training(DP, releases=STEPS), **settings)
+def of_dp(path: Path) -> PrivacySession:
+    return asked(path, Training(DP, releases=STEPS))
 
 
 def keeps_trainings_apart(path: Path) -> bool:
@@ -84,13 +80,13 @@ def refuses_an_edited_line(path: Path) -> bool:
 
 
 def refuses_a_shorter_ledger(path: Path) -> bool:
-    state = of_dp(path).account.state()
+    state = of_dp(path).state()
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    made = ResponseAnnotator()
-    made.bind(batch_size=2, num_classes=3)
+    made = PrivacySession(RawResponses(), Shape(2, 3))
+    made.load(state)
     try:
-        made.open(private_data=DATA, ledger=path, training=Training(DP, releases=STEPS), state=state)
+        made.open(private_data=DATA, ledger=path, training=Training(DP, releases=STEPS))
     except LedgerError:
         return True
     return False

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from privacy import (
-    Gaussian,
-    LaplaceVotes,
-    RandomizedResponse,
-    Release,
-    SampledGaussian,
-    compose,
-)
+from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose
 
 if os.environ.get("ORACLE") != "required":
     # Where it is required, its absence is a failure: a comparison that never takes place must not look like one.
@@ -143,7 +136,7 @@ def test_an_exported_guarantee(run: str, tmp_path: Path, monkeypatch: pytest.Mon
         main(["fit", "--config", "sweeps/dp_teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
     else:
         main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
-        small = ["--trainer.max_epochs=1", "--data.steps_per_epoch=2", "--model.annotator.release=per_sample_full"]
+        small = ["--trainer.max_epochs=1", "--data.steps_per_epoch=2", "--model.mechanism.release=per_sample_full"]
         main(["fit", "--config", "sweeps/dpdfd_digits.yaml", *small, *QUIET])
     main(["export", f"runs/{run}/version_0", "--to", "exported"])
     main(["verify", "exported"])

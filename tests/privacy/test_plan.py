@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,16 @@ from typing import Any
 import pytest
 import torch
 from support.plans import plan_of
-from support.short_names import budgeted
 
-from privacy import Gaussian, RandomizedResponse, compose
-from privacy.annotators import Annotator, GradientAnnotator
-from privacy.annotators.label import LabelAnnotator
-from privacy.annotators.mean_response import MeanResponseAnnotator
-from privacy.annotators.votes import VoteAnnotator
+from privacy import Budget, Gaussian, RandomizedResponse, compose
 from privacy.events import Repeated
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
+from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, NoisyMeanResponse, NoisyVotes, Shape
 from privacy.plan import Charge, Plan, unmade
+from privacy.session import PrivacySession
 
 CLASSES, TEACHERS = 4, 20
 TRAINING = Training("1" * 32)
@@ -32,79 +30,79 @@ TRAINING = Training("1" * 32)
 class Fit:
     """One fit of a run, as `DataFreeDistillation` makes it."""
 
-    annotator: Annotator
-    plan: Plan
+    session: PrivacySession
     state: dict[str, Any]
 
     @property
+    def plan(self) -> Plan:
+        return self.session.plan
+
+    @property
     def stated(self) -> Guarantee:
-        return self.annotator.guarantee(artefacts=["student"], planned=self.plan)
+        return self.session.guarantee(artefacts=["student"])
 
     @property
     def stated_by_number(self) -> float:
         """Negative control: a plan that is kept as a number of calls, priced and cut by what is set now."""
-        made, calls = self.annotator.calls_made(), self.plan.calls or 0
-        votes = isinstance(self.annotator, VoteAnnotator)
-        planned = calls if votes else made + self.annotator.affordable(limit=calls - made)
-        return self.annotator.covered_epsilon(plan_of(self.annotator, planned))
+        session, calls = copy(self.session), self.plan.calls or 0
+        made = session.calls_made()
+        votes = isinstance(session.mechanism, NoisyVotes)
+        session.plan = plan_of(session, calls if votes else made + session.affordable(limit=calls - made))
+        return session.covered_epsilon()
 
 
-def asked(annotator: Annotator, rows: int) -> None:
-    made: Any = annotator
-    if isinstance(annotator, LabelAnnotator):
-        made.annotate(torch.randn(rows, CLASSES), torch.ones(rows, CLASSES, dtype=torch.bool))
-    elif isinstance(annotator, MeanResponseAnnotator):
-        made.annotate(torch.randn(3, rows, CLASSES))
-    elif isinstance(annotator, VoteAnnotator):
-        made.annotate(torch.tensor([[TEACHERS, 0, 0, 0]]))
-    else:
-        made.annotate(torch.randn(rows, CLASSES))
+def asked(session: PrivacySession, rows: int) -> None:
+    mechanism, private = session.mechanism, [torch.randn(rows, CLASSES)]
+    if isinstance(mechanism, NoisyLabels):
+        private = [*private, torch.ones(rows, CLASSES, dtype=torch.bool)]
+    elif isinstance(mechanism, NoisyMeanResponse):
+        private = [torch.randn(3, rows, CLASSES)]
+    elif isinstance(mechanism, NoisyVotes):
+        private = [torch.tensor([[TEACHERS, 0, 0, 0]])]
+    session.release(mechanism, *private)
 
 
 def fit(
     path: Path | None,
-    kind: type[Annotator],
+    kind: type[Mechanism],
+    /,
     *,
     wanted: int,
     calls: int,
     before: Fit | None = None,
     rows: int = 32,
+    target_epsilon: float | None = None,
     **settings: Any,
 ) -> Fit:
-    annotator = kind(**budgeted(settings))
-    annotator.bind(batch_size=rows, num_classes=CLASSES)
-    state = None if before is None else before.state
-    annotator.open(private_data="digits/train", ledger=path, training=TRAINING, state=state)
-
-    def affordable() -> int:
-        made = annotator.calls_made()
-        return made + annotator.affordable(limit=wanted - made)
-
-    plan = annotator.fix_plan(Plan() if before is None else Plan.from_dict(before.plan.to_dict()), affordable)
+    session = PrivacySession(kind(**settings), Shape(rows, CLASSES), budget=Budget(target_epsilon=target_epsilon))
+    if before is not None:
+        session.load(before.state)
+    session.open(private_data="digits/train", ledger=path, training=TRAINING)
+    session.fix_plan(lambda: session.affordable(limit=wanted - session.calls_made()))
     for _ in range(calls):
-        if annotator.affordable(limit=1):
-            asked(annotator, rows)
-    annotator.close()
-    return Fit(annotator, plan, annotator.account.state())
+        if session.affordable(limit=1):
+            asked(session, rows)
+    session.close()
+    return Fit(session, session.state())
 
 
 GRADIENTS: dict[str, Any] = {"release": "per_sample_full", "noise_multiplier": 30.0}
 #: Kind, settings of the first fit, and what is changed of them.
-CHANGES: dict[str, tuple[type[Annotator], dict[str, Any], dict[str, Any]]] = {
-    "noise": (GradientAnnotator, GRADIENTS, {"noise_multiplier": 1e9}),
-    "target": (GradientAnnotator, GRADIENTS, {"target_epsilon": 6.0}),
-    "batch size": (GradientAnnotator, GRADIENTS, {"rows": 4}),
-    "noise of means": (MeanResponseAnnotator, {"noise_multiplier": 30.0}, {"noise_multiplier": 1e9}),
-    "epsilon of a label": (LabelAnnotator, {"epsilon": 0.1, "rows": 8}, {"epsilon": 1e-6, "rows": 8}),
-    "scale": (VoteAnnotator, {"mechanism": "gaussian", "scale": 4.0}, {"scale": 1e9}),
-    "scale of Laplace votes": (VoteAnnotator, {"scale": 4.0}, {"scale": 1e9}),
+CHANGES: dict[str, tuple[type[Mechanism], dict[str, Any], dict[str, Any]]] = {
+    "noise": (NoisyGradients, GRADIENTS, {"noise_multiplier": 1e9}),
+    "target": (NoisyGradients, GRADIENTS, {"target_epsilon": 6.0}),
+    "batch size": (NoisyGradients, GRADIENTS, {"rows": 4}),
+    "noise of means": (NoisyMeanResponse, {"noise_multiplier": 30.0}, {"noise_multiplier": 1e9}),
+    "epsilon of a label": (NoisyLabels, {"epsilon": 0.1, "rows": 8}, {"epsilon": 1e-6, "rows": 8}),
+    "scale": (NoisyVotes, {"kind": "gaussian", "scale": 4.0}, {"scale": 1e9}),
+    "scale of Laplace votes": (NoisyVotes, {"scale": 4.0}, {"scale": 1e9}),
 }
 
 
 @pytest.mark.parametrize("calls", [3, 4])
 def test_calls_beyond_the_plan_were_not_planned_before_the_first(calls: int) -> None:
     """A callback may let a fit go on for as long as its results are to improve."""
-    told = fit(None, GradientAnnotator, wanted=3, calls=calls, **GRADIENTS).stated.assumptions
+    told = fit(None, NoisyGradients, wanted=3, calls=calls, **GRADIENTS).stated.assumptions
     assert any("planned before the first release" in text for text in told) is (calls == 3)
     assert any("was not chosen by looking at the results" in text for text in told) is (calls > 3)
 
@@ -129,18 +127,18 @@ def test_a_plan_is_not_shed_by_changing_what_it_costs(name: str, tmp_path: Path)
     # What the ledger gives in total, to this run and to every reader, is not less.
     for found in (first, after):
         own = found.stated
-        assert found.annotator.account.epsilon_of_ledger() >= own.epsilon and own.epsilon_all_runs >= own.epsilon
+        assert found.session.account.epsilon_of_ledger() >= own.epsilon and own.epsilon_all_runs >= own.epsilon
 
 
 def test_a_plan_is_what_it_was_even_from_a_checkpoint_before_the_change(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    first = fit(path, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
-    fit(path, GradientAnnotator, wanted=40, calls=5, before=first, **{**GRADIENTS, "noise_multiplier": 20.0})
-    rolled_back = fit(path, GradientAnnotator, wanted=20, calls=0, before=first, **GRADIENTS)
+    first = fit(path, NoisyGradients, wanted=20, calls=10, **GRADIENTS)
+    fit(path, NoisyGradients, wanted=40, calls=5, before=first, **{**GRADIENTS, "noise_multiplier": 20.0})
+    rolled_back = fit(path, NoisyGradients, wanted=20, calls=0, before=first, **GRADIENTS)
     assert rolled_back.plan.changed
     mus = [32**0.5 * 2 / sigma for sigma in (30.0, 20.0)]
     # 5 of the 30 that were to follow at σ=20 were made.
-    assert dict(unmade(rolled_back.plan.charges or {}, rolled_back.annotator.account.counts())) != {}
+    assert dict(unmade(rolled_back.plan.charges or {}, rolled_back.session.account.counts())) != {}
     both = compose({Gaussian(mus[0]): 20, Gaussian(mus[1]): 30}, 1e-5).epsilon
     assert rolled_back.stated.epsilon == pytest.approx(both)
 
@@ -167,13 +165,13 @@ def test_one_charge_uses_up_one_planned_one() -> None:
 
 
 def test_the_page_names_the_noise_that_was_charged() -> None:
-    first = fit(None, GradientAnnotator, wanted=10, calls=10, **{**GRADIENTS, "noise_multiplier": 1000.0})
-    after = fit(None, GradientAnnotator, wanted=20, calls=10, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
+    first = fit(None, NoisyGradients, wanted=10, calls=10, **{**GRADIENTS, "noise_multiplier": 1000.0})
+    after = fit(None, NoisyGradients, wanted=20, calls=10, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
     page = after.stated.mechanism
     assert "10 calls: " in page and "(sigma=1000, B=32" in page and "(sigma=100, B=32" in page
-    assert after.annotator.describe().mechanism.count("sigma=") < page.count("sigma=")  # what was said before
-    kept = fit(None, GradientAnnotator, wanted=10, calls=0, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
-    assert kept.stated.mechanism == first.stated.mechanism != kept.annotator.describe().mechanism
+    assert after.session.describe().mechanism.count("sigma=") < page.count("sigma=")  # what was said before
+    kept = fit(None, NoisyGradients, wanted=10, calls=0, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
+    assert kept.stated.mechanism == first.stated.mechanism != kept.session.describe().mechanism
     assert not kept.plan.changed and not any("NOISE" in text for text in kept.stated.assumptions)
 
 
@@ -192,32 +190,32 @@ def test_a_run_that_was_stopped_costs_all_later_runs_its_plan(
     if broken:
         without_plans(monkeypatch)
     path = tmp_path / "ledger.jsonl"
-    first = fit(path, GradientAnnotator, wanted=20, calls=10, **GRADIENTS)
-    second = fit(path, GradientAnnotator, wanted=5, calls=5, **GRADIENTS)
+    first = fit(path, NoisyGradients, wanted=20, calls=10, **GRADIENTS)
+    second = fit(path, NoisyGradients, wanted=5, calls=5, **GRADIENTS)
     mu = 32**0.5 * 2 / 30
-    for account in (first.annotator.account, second.annotator.account):
+    for account in (first.session.account, second.session.account):
         account.ledger.refresh()
         total = compose({Gaussian(mu): 15 if broken else 25}, 1e-5).epsilon
         assert account.epsilon_of_ledger() == total
     assert second.stated.epsilon == total
-    assert first.annotator.account.epsilon(scope="run") == compose({Gaussian(mu): 10}, 1e-5).epsilon
+    assert first.session.account.epsilon(scope="run") == compose({Gaussian(mu): 10}, 1e-5).epsilon
     # A budget of all runs is one of their plans.
     target = compose({Gaussian(mu): 27}, 1e-5).epsilon * (1 + 1e-9)
-    third = fit(path, GradientAnnotator, wanted=20, calls=20, **GRADIENTS, target_epsilon=target)
-    assert third.annotator.calls_made() == third.plan.calls == (12 if broken else 2)
+    third = fit(path, NoisyGradients, wanted=20, calls=20, **GRADIENTS, target_epsilon=target)
+    assert third.session.calls_made() == third.plan.calls == (12 if broken else 2)
     assert broken or third.stated.epsilon <= target
 
 
 def test_a_plan_of_which_nothing_was_made_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    fit(path, GradientAnnotator, wanted=20, calls=0, **GRADIENTS)
-    second = fit(path, GradientAnnotator, wanted=5, calls=5, **GRADIENTS)
-    assert second.stated.epsilon == compose({second.annotator.charge.release: 5}, 1e-5).epsilon
+    fit(path, NoisyGradients, wanted=20, calls=0, **GRADIENTS)
+    second = fit(path, NoisyGradients, wanted=5, calls=5, **GRADIENTS)
+    assert second.stated.epsilon == compose({second.session.cost.release: 5}, 1e-5).epsilon
 
 
 def test_the_plan_is_on_disk_before_the_first_release(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    fit(path, GradientAnnotator, wanted=20, calls=1, **GRADIENTS)
+    fit(path, NoisyGradients, wanted=20, calls=1, **GRADIENTS)
     events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
     assert events.index("plan") < events.index("reserve")
     # A run that is resumed unchanged has nothing to add.
@@ -226,7 +224,7 @@ def test_the_plan_is_on_disk_before_the_first_release(tmp_path: Path) -> None:
 
 def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    made = fit(path, GradientAnnotator, wanted=20, calls=1, **GRADIENTS)
+    made = fit(path, NoisyGradients, wanted=20, calls=1, **GRADIENTS)
     book = Ledger(path=path, private_data="digits/train", run="reader")
     assert list(book._state.plans.values()) == [made.plan] and list(book._state.plans) == book.runs()
     assert sum(book.unmade().values()) == 19

@@ -17,20 +17,26 @@ from support.threads import in_threads
 
 from privacy import Budget
 from privacy.account import BudgetExceeded
-from privacy.annotators import GradientAnnotator, LabelAnnotator, VoteAnnotator
-from privacy.annotators.base import Annotator
-from privacy.annotators.mean_response import MeanResponseAnnotator
-from privacy.annotators.response import ResponseAnnotator
 from privacy.events import SampledGaussian
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
-from privacy.ledger_replica import LedgerReplica
-from privacy.plan import Plan
+from privacy.mechanisms import (
+    Mechanism,
+    NoisyGradients,
+    NoisyLabels,
+    NoisyMeanResponse,
+    NoisyVotes,
+    RawResponses,
+    Shape,
+)
 from privacy.processes import ALONE, Processes, ProcessesError, by_all, failed_everywhere, on_rank_zero
+from privacy.session import PrivacySession
+from privacy.shared_ledger import LedgerReplica
 
 ROWS, CLASSES, TEACHERS = 12, 4, 5
 TRAINING = Training("0" * 32)
+NO_TARGET = Budget()
 
 
 class Unsendable(RuntimeError):
@@ -103,21 +109,33 @@ def votes(rows: int) -> tuple[torch.Tensor, ...]:
     return (torch.tensor([[TEACHERS, 0, 0, 0]] * rows),)
 
 
-KINDS: dict[str, tuple[Callable[[], Annotator], Callable[[int], tuple[torch.Tensor, ...]]]] = {
-    "per_sample": (lambda: GradientAnnotator(), gradients),
-    "batch_mean": (lambda: GradientAnnotator(release="batch_mean"), gradients),
-    "ensemble": (lambda: GradientAnnotator(release="ensemble"), of_teachers),
-    "label": (lambda: LabelAnnotator(), labels),
-    "mean response": (lambda: MeanResponseAnnotator(noise_multiplier=10.0), of_teachers),
-    "response": (lambda: ResponseAnnotator(), gradients),
-    "votes": (lambda: VoteAnnotator(), votes),
+KINDS: dict[str, tuple[Mechanism, Callable[[int], tuple[torch.Tensor, ...]]]] = {
+    "per_sample": (NoisyGradients(), gradients),
+    "batch_mean": (NoisyGradients(release="batch_mean"), gradients),
+    "ensemble": (NoisyGradients(release="ensemble"), of_teachers),
+    "label": (NoisyLabels(), labels),
+    "mean response": (NoisyMeanResponse(noise_multiplier=10.0), of_teachers),
+    "response": (RawResponses(), gradients),
+    "votes": (NoisyVotes(), votes),
 }
 
 
-def opened(annotator: Annotator, processes: Processes, path: Path | None, rows: int = ROWS) -> Annotator:
-    annotator.bind(batch_size=rows, num_classes=CLASSES)
-    annotator.open(private_data="data", ledger=path, training=TRAINING, processes=processes)
-    return annotator
+def opened(
+    mechanism: Mechanism,
+    processes: Processes,
+    path: Path | None,
+    *,
+    rows: int = ROWS,
+    budget: Budget = NO_TARGET,
+    kind: type[PrivacySession] = PrivacySession,
+) -> PrivacySession:
+    session = kind(mechanism, Shape(rows, CLASSES), budget=budget)
+    session.open(private_data="data", ledger=path, training=TRAINING, processes=processes)
+    return session
+
+
+def asked(session: PrivacySession, *private: torch.Tensor) -> torch.Tensor:
+    return session.release(session.mechanism, *private)
 
 
 def charges(path: Path) -> list[tuple[str, int, int]]:
@@ -132,15 +150,15 @@ def charges(path: Path) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_of_a_batch_are_one_call_of_it(kind: str, tmp_path: Path) -> None:
-    make, private = KINDS[kind]
+    mechanism, private = KINDS[kind]
 
     def act(processes: Processes) -> tuple[float, int, torch.Tensor]:
         path = tmp_path / str(processes.size) / "ledger.jsonl"
-        annotator = opened(make(), processes, path)
+        session = opened(mechanism, processes, path)
         for _ in range(2):
-            released = annotator.annotate(*private(ROWS // processes.size))  # type: ignore[attr-defined]
-            seen = annotator.account.epsilon(), annotator.calls_made(), released
-        annotator.close()
+            released = asked(session, *private(ROWS // processes.size))
+            seen = session.account.epsilon(), session.calls_made(), released
+        session.close()
         return seen
 
     alone = act(ALONE)
@@ -153,11 +171,10 @@ def test_shares_of_a_batch_are_one_call_of_it(kind: str, tmp_path: Path) -> None
 
 def test_shares_need_not_be_equal_and_may_be_empty() -> None:
     def act(processes: Processes) -> torch.Tensor:
-        annotator = opened(VoteAnnotator(), processes, None)
+        session = opened(NoisyVotes(), processes, None)
         counts = torch.tensor([[100_000 * (row == column) for column in range(CLASSES)] for row in range(3)])
         own = counts[2 * processes.rank : 2 * processes.rank + 2] if processes.rank < 2 else counts[:0]
-        every: torch.Tensor = annotator.annotate(own)  # type: ignore[attr-defined]
-        return every
+        return asked(session, own)
 
     shares = in_threads(act, count=3)
     assert [share.tolist() for share in shares] == [[0, 1], [2], []]
@@ -165,29 +182,29 @@ def test_shares_need_not_be_equal_and_may_be_empty() -> None:
 
 def test_a_share_of_another_size_is_refused_by_all_and_not_charged() -> None:
     def act(processes: Processes) -> Any:
-        annotator = opened(GradientAnnotator(), processes, None)
+        session = opened(NoisyGradients(), processes, None)
         with pytest.raises(ValueError, match=r"shape \(B, c\)"):
-            annotator.annotate(torch.randn(ROWS, CLASSES))
-        return annotator.calls_made()
+            asked(session, torch.randn(ROWS, CLASSES))
+        return session.calls_made()
 
     assert in_threads(act) == [0, 0]
 
 
 def test_only_the_first_writes_and_no_other_can_charge(tmp_path: Path) -> None:
     def act(processes: Processes) -> Any:
-        annotator = opened(GradientAnnotator(), processes, tmp_path / "ledger.jsonl")
-        ledger = annotator.account.ledger
+        session = opened(NoisyGradients(), processes, tmp_path / "ledger.jsonl")
+        ledger = session.account.ledger
         if processes.rank == 0:
             assert type(ledger) is Ledger
             return None
         assert isinstance(ledger, LedgerReplica)
         with pytest.raises(LedgerError, match="process 0"):
-            ledger.charge(annotator.charge)
+            ledger.charge(session.cost)
         with pytest.raises(LedgerError, match="process 0"):
             ledger.register(Training("1" * 32))
         with pytest.raises(LedgerError, match="process 0"):
-            ledger.restore({annotator.charge: 3})
-        return annotator.calls_made()
+            ledger.restore({session.cost: 3})
+        return session.calls_made()
 
     assert in_threads(act) == [None, 0]
 
@@ -197,16 +214,15 @@ def test_only_the_first_writes_and_no_other_can_charge(tmp_path: Path) -> None:
 def test_processes_have_one_teacher(when: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bounded = Training("1" * 32, releases={SampledGaussian(1.0, 0.01): 10})
     if broken:
-        monkeypatch.setattr("privacy.annotators.base.require_same", lambda *given: None)
+        monkeypatch.setattr("privacy.session.require_same", lambda *given: None)
 
     def act(processes: Processes) -> float:
         own = TRAINING if processes.rank else bounded  # a stale copy, which nothing bounds
-        annotator = ResponseAnnotator()
-        annotator.bind(batch_size=ROWS, num_classes=CLASSES)
-        annotator.open(private_data="x", training=own if when == "opened" else bounded, processes=processes)
-        annotator.admit(own)
-        annotator.annotate(torch.full((ROWS // 2, CLASSES), float(processes.rank)))
-        return annotator.account.epsilon()
+        session = PrivacySession(RawResponses(), Shape(ROWS, CLASSES))
+        session.open(private_data="x", training=own if when == "opened" else bounded, processes=processes)
+        session.admit(own)
+        asked(session, torch.full((ROWS // 2, CLASSES), float(processes.rank)))
+        return session.account.epsilon()
 
     found = in_threads(act)
     if broken:
@@ -217,10 +233,10 @@ def test_processes_have_one_teacher(when: str, broken: bool, monkeypatch: pytest
 
 def test_a_nonprivate_access_is_charged_once() -> None:
     def act(processes: Processes) -> tuple[float, int]:
-        annotator = opened(GradientAnnotator(), processes, None)
+        session = opened(NoisyGradients(), processes, None)
         for _ in range(2):
-            annotator.charge_nonprivate_access("a test")
-        return annotator.account.epsilon(), sum(annotator.account.counts().values())
+            session.charge_nonprivate_access("a test")
+        return session.account.epsilon(), sum(session.account.counts().values())
 
     assert in_threads(act) == [(math.inf, 1)] * 2
 
@@ -237,11 +253,11 @@ def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: py
     path = tmp_path / "ledger.jsonl"
 
     def act(processes: Processes) -> Any:
-        annotator = opened(GradientAnnotator(), processes, path)
-        plan = annotator.fix_plan(Plan(), lambda: 20)
-        annotator.annotate(*gradients(ROWS // processes.size))  # type: ignore[attr-defined]
-        account = annotator.account
-        return plan, annotator.covered_epsilon(plan), account.epsilon_of_ledger(), sum(account.ledger.unmade().values())
+        session = opened(NoisyGradients(), processes, path)
+        session.fix_plan(lambda: 20)
+        asked(session, *gradients(ROWS // processes.size))
+        of_ledger = session.account.epsilon_of_ledger(), sum(session.ledger.unmade().values())
+        return session.plan, session.covered_epsilon(), *of_ledger
 
     first, second = in_threads(act)
     assert first[0] == second[0] and first[0].calls == 20
@@ -255,17 +271,17 @@ def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: py
 
 
 def epsilon_of_calls(calls: int) -> float:
-    annotator = opened(GradientAnnotator(), ALONE, None)
-    return annotator.account.epsilon_of({annotator.charge.release: calls})
+    session = opened(NoisyGradients(), ALONE, None)
+    return session.account.epsilon_of({session.cost.release: calls})
 
 
-def steps_until_refused(annotator: Annotator, rows: int) -> int:
+def steps_until_refused(session: PrivacySession, rows: int) -> int:
     for step in range(100):
-        if annotator.affordable(limit=1) < 1:
+        if session.affordable(limit=1) < 1:
             with pytest.raises(BudgetExceeded):
-                annotator.annotate(*gradients(rows))  # type: ignore[attr-defined]
+                asked(session, *gradients(rows))
             return step
-        annotator.annotate(*gradients(rows))  # type: ignore[attr-defined]
+        asked(session, *gradients(rows))
     raise AssertionError("never refused")
 
 
@@ -276,9 +292,9 @@ def test_all_stop_at_the_same_step_of_one_budget(tmp_path: Path, together: bool)
 
     def act(processes: Processes) -> int:
         of = processes if together else ALONE
-        annotator = GradientAnnotator(budget=Budget(target_epsilon=target, ledger_block=3))
-        opened(annotator, of, tmp_path / "ledger.jsonl")
-        return steps_until_refused(annotator, ROWS // of.size)
+        budget = Budget(target_epsilon=target, ledger_block=3)
+        session = opened(NoisyGradients(), of, tmp_path / "ledger.jsonl", budget=budget)
+        return steps_until_refused(session, ROWS // of.size)
 
     stopped = in_threads(act)
     assert (stopped == [8, 8]) is together
@@ -289,16 +305,16 @@ def test_what_another_run_spends_meanwhile_stops_all(tmp_path: Path) -> None:
     target = epsilon_of_calls(8)
 
     def act(processes: Processes) -> int:
-        annotator = opened(GradientAnnotator(budget=Budget(target_epsilon=target, ledger_block=2)), processes, path)
+        session = opened(NoisyGradients(), processes, path, budget=Budget(target_epsilon=target, ledger_block=2))
         for _ in range(2):
-            annotator.annotate(*gradients(ROWS // 2))  # type: ignore[attr-defined]
+            asked(session, *gradients(ROWS // 2))
         if processes.rank == 0:
-            other = opened(GradientAnnotator(), ALONE, path)
+            other = opened(NoisyGradients(), ALONE, path)
             for _ in range(3):
-                other.annotate(*gradients(ROWS))  # type: ignore[attr-defined]
+                asked(other, *gradients(ROWS))
             other.close()
         processes.broadcast(None)
-        return 2 + steps_until_refused(annotator, ROWS // 2)
+        return 2 + steps_until_refused(session, ROWS // 2)
 
     assert in_threads(act) == [5, 5]
 
@@ -313,28 +329,25 @@ def law_holds(first: torch.Tensor, second: torch.Tensor, std: float) -> bool:
     return has_deviation(first, std) and has_deviation(second, std) and not correlated(first, second)
 
 
-class EqualSeeds(GradientAnnotator):
+class EqualSeeds(PrivacySession):
     """Each process draws for its own rows, from one seed."""
 
-    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
-        std = self.mechanism.noise_std(MANY, self.noise_multiplier) * self.norm_bound
-        return gradients + Seeded(seed=3).gaussian(tuple(gradients.shape)).to(gradients) * std
+    def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        return replace(mechanism, noise=Seeded(seed=3)).answer(self.shape, *tensors)
 
 
-class OwnShare(GradientAnnotator):
-    """Each process is its own mechanism, for a batch that is its share."""
+class OwnShare(PrivacySession):
+    """Each process releases for itself, of a batch that is its share."""
 
-    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
-        std = self.mechanism.noise_std(len(gradients), self.noise_multiplier) * self.norm_bound
-        return gradients + self.noise.gaussian(tuple(gradients.shape)).to(gradients) * std
+    def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        return mechanism.answer(Shape(len(tensors[0]), CLASSES), *tensors)
 
 
-@pytest.mark.parametrize(("kind", "holds"), [(GradientAnnotator, True), (EqualSeeds, False), (OwnShare, False)])
-def test_noise_has_the_law_of_one_process(kind: type[GradientAnnotator], holds: bool) -> None:
+@pytest.mark.parametrize(("kind", "holds"), [(PrivacySession, True), (EqualSeeds, False), (OwnShare, False)])
+def test_noise_has_the_law_of_one_process(kind: type[PrivacySession], holds: bool) -> None:
     def act(processes: Processes) -> torch.Tensor:
-        annotator = kind(norm_bound=1.0)
-        opened(annotator, processes, None, rows=MANY)
-        return annotator.annotate(torch.zeros(MANY // 2, CLASSES, dtype=torch.float64))
+        session = opened(NoisyGradients(norm_bound=1.0), processes, None, rows=MANY, kind=kind)
+        return asked(session, torch.zeros(MANY // 2, CLASSES, dtype=torch.float64))
 
     std = 100.0 / MANY
     assert law_holds(*in_threads(act), std) is holds
@@ -345,9 +358,8 @@ def test_one_mean_is_one_draw(release: Any) -> None:
     """Were it drawn in each process, whoever holds both would know it better than was paid for."""
 
     def act(processes: Processes) -> torch.Tensor:
-        annotator = opened(GradientAnnotator(release=release), processes, None)
-        released: torch.Tensor = annotator.annotate(*gradients(ROWS // 2))  # type: ignore[attr-defined]
-        return released
+        session = opened(NoisyGradients(release=release), processes, None)
+        return asked(session, *gradients(ROWS // 2))
 
     first, second = in_threads(act)
     assert torch.equal(first, second) and torch.equal(first[0], first[-1])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lightning_modules.dgd import DGD
-from privacy.annotators.votes import VoteAnnotator
+from privacy.mechanisms import NoisyVotes, Shape
 
 
 class ForgetfulDGD(DGD):
@@ -31,7 +31,7 @@ class LeakyDGD(DGD):
 
 
 class BackDoorDGD(DGD):
-    """Takes the baseline past the annotator."""
+    """Takes the baseline past the session."""
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None
@@ -63,9 +63,8 @@ class LedDGD(DGD):
         return images[self.teacher.each(images)[-1, :, 0].argsort()]
 
 
-class PlainVotes(VoteAnnotator):
-    """Charges, and then says what most teachers say: ties and noise tell no two runs apart."""
+class PlainVotes(NoisyVotes):
+    """Says what most teachers say: ties and noise tell no two runs apart."""
 
-    def annotate(self, counts: torch.Tensor) -> torch.Tensor:
-        super().annotate(counts)
-        return counts.argmax(dim=1)
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        return tensors[0].argmax(dim=1)

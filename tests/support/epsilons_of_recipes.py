@@ -43,9 +43,9 @@ def epsilons(path: Path) -> dict[str, float]:
     if not isinstance(cli.model, DataFreeDistillation):
         return {}
     calls = cli.model.calls_of(epochs * len(cli.datamodule.train_dataloader()))
-    annotator = cli.model.annotator
-    found = {accounting: epsilon_of(annotator, calls, accounting) for accounting in ACCOUNTINGS}
-    return {"calls": calls, "target_epsilon": annotator.budget.target_epsilon or math.inf, **found}
+    session = cli.model.session
+    found = {accounting: epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS}
+    return {"calls": calls, "target_epsilon": session.budget.target_epsilon or math.inf, **found}
 
 
 def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ def federation(clients: dict[str, Any], *, rounds: int, **model: Any) -> dict[st
         "clients": clients,
         "student": {"network": NETWORK},
         "images": {"source": "prior"},
-        "annotator": {"class_path": "GradientAnnotator", "init_args": {"release": "ensemble", "noise_multiplier": 0.0}},
+        "mechanism": {"release": "ensemble", "noise_multiplier": 0.0},
         **model,
     }
     return whole

@@ -47,7 +47,7 @@ class TracedDPDFD(DPDFD):
     """Tells its noise which step it is, and takes its time, so that whoever wants to kill it within a step can."""
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        noise: Any = self.annotator.noise
+        noise: Any = self.mechanism.noise
         noise.step = self.steps_done
         time.sleep(0.01)
         return super().annotate(outputs, images)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from lightning_modules import DPSD, LabelDP
-from privacy.annotators.label import LabelAnnotator
+from privacy.mechanisms import NoisyLabels, Shape
 
 
-class FixedLabels(LabelAnnotator):
-    """Charges, and then answers the same classes whatever the teacher says; remembers the candidates."""
+@dataclass(frozen=True, kw_only=True)
+class FixedLabels(NoisyLabels):
+    """Answers the same classes whatever the teacher says; remembers the candidates."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.seen: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = field(default_factory=list, compare=False, repr=False)
 
-    def annotate(self, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None) -> torch.Tensor:
-        super().annotate(logits, candidates, size=size)
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        logits, candidates = tensors
         self.seen.append(candidates.clone())
         return torch.arange(len(logits)) % logits.shape[1]
 
@@ -57,7 +57,7 @@ class UndetachedDPSD(DPSD):
 
 
 class BackDoorDPSD(DPSD):
-    """DPSD-T that takes the teacher past the annotator."""
+    """DPSD-T that takes the teacher past the session."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.generator_criterion(self.teacher._network_of(0), images)[0]
@@ -75,5 +75,7 @@ class AskingLabelDP(LabelDP):
     """Asks again at every step instead of looking at what it kept."""
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        self.stage_labels[self._rows] = self.annotator.annotate(self.teacher.logits(images), self.candidates(outputs))
+        self.stage_labels[self._rows] = self.session.release(
+            self.mechanism, self.teacher.logits(images), self.candidates(outputs)
+        )
         return super().annotate(outputs, images)

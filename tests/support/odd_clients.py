@@ -16,7 +16,7 @@ FROM = 2
 
 
 def spoil(name: str) -> None:
-    """Has every client of this process answer otherwise, once its own annotator has charged the answer."""
+    """Has every client of this process answer otherwise, once its own session has charged the answer."""
     honest = Node.answer
 
     def answer(

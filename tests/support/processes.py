@@ -41,8 +41,8 @@ class StateOfEach(Callback):
         self._write(trainer, pl_module, f"{type(exception).__name__}: {exception}")
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, error: str) -> None:
-        annotator = getattr(pl_module, "annotator", None)
-        account = annotator.account if annotator is not None and annotator.is_open else None
+        session = getattr(pl_module, "session", None)
+        account = session.account if session is not None and session.is_open else None
         torch.save(
             {
                 "weights": pl_module.state_dict(),

@@ -70,7 +70,7 @@ def configuration(
     folder: str = "run",
     *,
     model: dict[str, Any] | None = None,
-    annotator: dict[str, Any] | None = None,
+    mechanism: dict[str, Any] | None = None,
     trainer: dict[str, Any] | None = None,
     dataset: str = "Digits",
     class_path: str = "DPDFD",
@@ -83,7 +83,7 @@ def configuration(
         given["pool_size"] = 30
     else:
         given["generator"] = {"name": "DAFLGenerator", "arguments": {"width": 4, "latent_dim": 8}}
-        given["annotator"] = {"class_path": "GradientAnnotator", "init_args": annotator or {}}
+        given["mechanism"] = mechanism or {}
     return {
         "seed_everything": 3,
         "trainer": trainer_settings(folder, epochs, log_every_n_steps=1, **(trainer or {})),

@@ -11,7 +11,7 @@ from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 
-__all__ = ["SHORT", "budgeted", "grouped", "nested"]
+__all__ = ["SHORT", "budgeted", "grouped"]
 
 
 def _of(group: str, names: str) -> dict[str, str]:
@@ -98,19 +98,18 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
         group, _, field = long.partition(".")
         inner = found.get(group, {})
         found[group] = {**(inner if isinstance(inner, Mapping) else {_SHORTEST[group]: inner}), field: value}
-    annotator = found.get("annotator")
-    if isinstance(annotator, Mapping) and "init_args" in annotator:
-        found["annotator"] = {**annotator, "init_args": nested(annotator["init_args"])}
-    return found
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an annotator by short names, those of its budget in their group, for a configuration."""
-    own = {name: settings[name] for name in settings if name in {field.name for field in fields(Budget)}}
-    return {**{name: settings[name] for name in settings if name not in own}, **({"budget": own} if own else {})}
+    return budgeted(found)
 
 
 def budgeted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for its constructor."""
-    found = nested(settings)
-    return {**found, "budget": Budget(**found["budget"])} if "budget" in found else found
+    """Settings of a method, those of its budget that stand among the mechanism's in a group of their own."""
+    given = settings.get("mechanism")
+    if not isinstance(given, Mapping):
+        return dict(settings)
+    own = given["init_args"] if "init_args" in given else given
+    names = {field.name for field in fields(Budget)}
+    mechanism = {name: value for name, value in own.items() if name not in names}
+    budget = {name: value for name, value in own.items() if name in names}
+    whole = {**given, "init_args": mechanism} if "init_args" in given else mechanism
+    merged = {"budget": {**settings.get("budget", {}), **budget}} if budget else {}
+    return {**settings, "mechanism": whole, **merged}

@@ -15,7 +15,7 @@ from datamodules.images import ImageDataset
 from lightning_modules import DPDFD
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import logits_and_features
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients, Shape
 
 
 def two_teachers() -> list[nn.Module]:
@@ -98,11 +98,11 @@ class UndetachedDPDFD(DPDFD):
         return F.cross_entropy(logits, targets.detach() + answer - answer.detach())
 
 
-class FixedAnnotator(GradientAnnotator):
-    """Charges, and then always releases the same rows whatever the teacher says."""
+class FixedGradients(NoisyGradients):
+    """Always releases the same rows whatever the teacher says."""
 
-    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
-        super().annotate(gradients)
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        (gradients,) = tensors
         return (
             self.norm_bound * F.one_hot(torch.arange(len(gradients)) % gradients.shape[1], gradients.shape[1]).float()
         )

@@ -23,7 +23,7 @@ from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.inversion import InversionResult
 from privacy.attacks.overfitted import overfitted
-from privacy.mechanisms.description import MechanismDescription
+from privacy.description import MechanismDescription
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak
 from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
@@ -114,8 +114,7 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     """A teacher by DP-SGD and a student of it, on a random half; nothing is written elsewhere, no ledger touched."""
     ledgers = {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()}
     config = yaml.safe_load(Path("s/config.yaml").read_text())
-    budget = {"ledger": "ledgers/named.jsonl"}
-    config["model"]["init_args"]["annotator"] = {"class_path": "ResponseAnnotator", "init_args": {"budget": budget}}
+    config["model"]["init_args"]["budget"] = {"ledger": "ledgers/named.jsonl"}
     Path("s/config.yaml").write_text(yaml.safe_dump(config))
     asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
     recipe, folders = recipe_of(Path("s"), teacher=None)

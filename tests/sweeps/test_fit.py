@@ -13,7 +13,7 @@ from sweeps.runner.fit import Fit
 BASE = """
 model:
   class_path: DPDFD
-  init_args: {gamma: 1.0, annotator: {class_path: GradientAnnotator, init_args: {norm_bound: 1.0e-3}}}
+  init_args: {gamma: 1.0, mechanism: {class_path: NoisyGradients, init_args: {norm_bound: 1.0e-3}}}
 trainer: {max_epochs: 3, callbacks: [a]}
 """
 
@@ -75,17 +75,17 @@ def test_settings_are_applied_in_one_order_whatever_order_they_are_given_in() ->
     assert lines[0] == lines[1] and lines[0][-2:] == ['--a={"class_path": "A"}', "--a.b=1"]
 
 
-@pytest.mark.parametrize("name", ["networks.yaml", "annotator.json", "annotator.conf", "annotator"])
+@pytest.mark.parametrize("name", ["networks.yaml", "mechanism.json", "mechanism.conf", "mechanism"])
 def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("part").mkdir()
-    Path("part/outer.yaml").write_text(f"model: {{annotator: {name}, teacher: t.ckpt}}")
+    Path("part/outer.yaml").write_text(f"model: {{mechanism: {name}, teacher: t.ckpt}}")
     Path("part/t.ckpt").write_bytes(b"\x80\x00 no settings")
 
     def made(text: str) -> list[str]:
         Path("part", name).write_text(text)
-        by_value = of(model__annotator=f"part/{name}")
+        by_value = of(model__mechanism=f"part/{name}")
         return [of("part/outer.yaml"), by_value]
 
     narrow = made("{class_path: A, init_args: {width: 4}}")

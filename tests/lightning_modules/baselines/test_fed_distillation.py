@@ -67,7 +67,7 @@ def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, c
     assert math.isinf(stated.epsilon) and record["epsilon_record"] in ("inf", math.inf)
     assert any("clients sent their models to the server" in one for one in stated.assumptions)
     assert any("does not change with its label" in one for one in stated.assumptions)
-    counts = module.annotator.account.counts(scope="run")
+    counts = module.session.account.counts(scope="run")
     reasons = [getattr(charge.release, "reason", "") for charge in counts]
     uses_models = name != "feddf"
     assert any("clients' models" in reason for reason in reasons) is uses_models
@@ -77,7 +77,7 @@ def test_a_student_learns_and_the_guarantee_says_that_there_is_none(name: str, c
 
 def test_nothing_is_used_beyond_a_target(clients: Path, folder: Path) -> None:
     with pytest.raises(BudgetExceeded):
-        run("dense", clients, "--model.annotator=ResponseAnnotator", "--model.annotator.budget.target_epsilon=10")
+        run("dense", clients, "--model.mechanism=RawResponses", "--model.budget.target_epsilon=10")
 
 
 def test_resumed_as_if_never_interrupted(clients: Path, folder: Path) -> None:

@@ -28,7 +28,7 @@ def _rows(path: str) -> list[dict[str, str]]:
 
 def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     cli = distil(steps=3, epochs=2)
-    account = cli.model.annotator.account
+    account = cli.model.session.account
     record = result()
     assert set(record) >= RESULT_FIELDS
     assert (record["paper"], record["method"], record["dataset"]) == ("DPDFD", "DPDFD", "Digits")
@@ -67,7 +67,7 @@ def test_loggers_are_given_no_images_that_nothing_bounds(
 ) -> None:
     shown: list[Path] = []
     monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", lambda *given, **_: shown.append(given[2]))
-    distil(annotator={"noise_multiplier": noise}, steps=1)
+    distil(mechanism={"noise_multiplier": noise}, steps=1)
     drawn = list(Path("run").rglob("synthetic_*.png"))
     assert drawn and all(("private" in path.parts) is not bool(noise) for path in drawn)
     assert bool(shown) is bool(noise)
@@ -84,11 +84,11 @@ def test_no_page_of_an_earlier_fit_lies_beside_images_of_a_later_one(
 
     def note(*given: Any, **_: Any) -> None:
         stated = json.loads(page.read_text())["guarantee"]["epsilon"] if page.exists() else math.inf
-        beside.append((stated, given[0].lightning_module.annotator.account.epsilon()))
+        beside.append((stated, given[0].lightning_module.session.account.epsilon()))
 
     monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", note)
     if broken:
-        monkeypatch.setattr("lightning_modules.callbacks.privacy.public_folder", lambda trainer: Path("elsewhere"))
+        monkeypatch.setattr("lightning_modules.base.public_folder", lambda trainer: Path("elsewhere"))
     distil("run", "--ckpt_path=run/checkpoints/last.ckpt", steps=3, epochs=3)
     assert len(beside) == 2 and all((stated == of_first < spent) is broken for stated, spent in beside)
     assert json.loads(page.read_text())["guarantee"]["epsilon"] == pytest.approx(beside[-1][1])

@@ -12,41 +12,39 @@ from support.runs import BATCH_SIZE, checkpoint, distil, guarantee, result
 from lightning_modules.callbacks import PrivacyCourse
 from privacy import Budget
 from privacy.account import BudgetExceeded
-from privacy.annotators import GradientAnnotator
+from privacy.mechanisms import NoisyGradients, Shape
+from privacy.session import PrivacySession
 
 PUBLISHED: dict[str, Any] = {"accounting": "published", "scope": "run"}
 
 
 def _target_for(steps: int, *, accounting: str) -> float:
     """A target between what `steps` and `steps + 1` calls cost."""
-    annotator = GradientAnnotator(budget=Budget(accounting=accounting))  # type: ignore[arg-type]
-    annotator.bind(batch_size=BATCH_SIZE, num_classes=10)
-    annotator.open(private_data="test")
-    return (
-        annotator.account.epsilon_after(annotator.charge, steps)
-        + annotator.account.epsilon_after(annotator.charge, steps + 1)
-    ) / 2
+    budget = Budget(accounting=accounting)  # type: ignore[arg-type]
+    session = PrivacySession(NoisyGradients(), Shape(BATCH_SIZE, 10, "DPDFD"), budget=budget)
+    session.open(private_data="test")
+    return sum(session.account.epsilon_after(session.cost, calls) for calls in (steps, steps + 1)) / 2
 
 
 @pytest.mark.parametrize("accounting", [pytest.param("published", marks=pytest.mark.slow), "record"])
 def test_training_stops_before_the_step_that_would_overspend(folder: Path, accounting: str) -> None:
     target = _target_for(5, accounting=accounting)
-    cli = distil(annotator={"target_epsilon": target, "accounting": accounting, "ledger_block": 2}, steps=4, epochs=3)
-    account = cli.model.annotator.account
+    cli = distil(mechanism={"target_epsilon": target, "accounting": accounting, "ledger_block": 2}, steps=4, epochs=3)
+    account = cli.model.session.account
     assert cli.model.steps_done == 5
     assert sum(account.counts().values()) == 5
     epsilon = account.epsilon() if accounting == "record" else account.epsilon_published()
-    assert epsilon <= target < account.epsilon_after(cli.model.annotator.charge, 1)
+    assert epsilon <= target < account.epsilon_after(cli.model.session.cost, 1)
     # The stop came in the middle of an epoch, and the state of that moment was judged and saved.
     record = result()
     assert record["steps"] == 5 and record["curve"][-1]["steps"] == 5
     assert checkpoint()["distillation"]["steps_done"] == 5
-    assert not cli.model.run.plan.changed and cli.model.run.plan.calls == 5
+    assert not cli.model.session.plan.changed and cli.model.session.plan.calls == 5
 
 
 def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Path) -> None:
     settings: dict[str, Any] = {
-        "annotator": {**PUBLISHED, "target_epsilon": _target_for(5, accounting="published")},
+        "mechanism": {**PUBLISHED, "target_epsilon": _target_for(5, accounting="published")},
         "steps": 4,
         "epochs": 3,
     }
@@ -62,17 +60,17 @@ def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) ->
     with pytest.raises(
         BudgetExceeded, match=r"target_epsilon=1 \(record accounting.*leaves no room.*raise noise_multiplier"
     ):
-        distil(annotator={"target_epsilon": 1.0})
+        distil(mechanism={"target_epsilon": 1.0})
     ledger = Path("ledgers/Digits-train.jsonl").read_text()
     assert "reserve" not in ledger
     assert not Path("run/checkpoints").exists()
 
 
-def test_the_annotator_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrivacyCourse, "on_train_batch_end", lambda *_, **__: None)
     target = _target_for(5, accounting="published")
     with pytest.raises(BudgetExceeded, match="published accounting"):
-        distil(annotator={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)
+        distil(mechanism={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)
     assert checkpoint()["distillation"]["steps_done"] == 5
     # What was released before the error stays released, and is stated.
     assert guarantee()["queries"] == 5 * BATCH_SIZE

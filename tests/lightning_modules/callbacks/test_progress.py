@@ -23,8 +23,8 @@ TEACHER = {
     "class_path": "DPSGDTeacher",
     "init_args": {"network": SMALL, "optimizer": PLAIN_SGD, "noise_multiplier": 1.0},
 }
-NOISE = {"class_path": "DirectGradientAnnotator", "init_args": {"noise_multiplier": 6.0}}
-DIRECT = {"class_path": "DirectTraining", "init_args": {"network": SMALL, "annotator": NOISE}}
+NOISE = {"class_path": "DirectGradients", "init_args": {"noise_multiplier": 6.0}}
+DIRECT = {"class_path": "DirectTraining", "init_args": {"network": SMALL, "mechanism": NOISE}}
 
 
 @pytest.mark.parametrize(("model", "batch_size", "steps"), [(TEACHER, 128, 2), (DIRECT, 64, 4)])
@@ -42,7 +42,7 @@ def test_the_last_line_has_the_figure_of_the_last_step(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ") and ": " in line]
     epsilons = re.findall(r"privacy/epsilon(?:_label)? (\d[\d.e+]*)\b", "\n".join(lines))
     shown = [float(epsilon) for epsilon in epsilons]
-    spent = made.epsilon() if model is TEACHER else made.annotator.account.epsilon_label()
+    spent = made.epsilon() if model is TEACHER else made.session.account.epsilon_label()
     assert len(shown) == EPOCHS and shown == sorted(set(shown))
     assert shown[-1] == pytest.approx(spent, rel=1e-2)
     # What the lines had before: the figure of an epoch less.

@@ -11,22 +11,23 @@ import pytest
 from support.runs import charged, configuration, fit
 
 from lightning_modules.cli.fit import command_line
+from privacy.mechanisms import NoisyLabels
 
-BUDGETED = configuration(annotator={"budget": {"target_epsilon": 50.0}}, model={"images": "prior"})
-GRADIENTS = {"class_path": "GradientAnnotator", "init_args": {"norm_bound": 0.5}}
+BUDGETED = configuration(mechanism={"noise_multiplier": 50.0, "target_epsilon": 50.0}, model={"images": "prior"})
+GRADIENTS = {"class_path": "NoisyGradients", "init_args": {"norm_bound": 0.5}}
 
 
-def test_no_budget_is_dropped_with_the_model_that_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LabelDP was trained with its default annotator, without a target, and the ledger was charged."""
-    anew = {"class_path": "LabelDP", "init_args": {"annotator": {"class_path": "LabelAnnotator"}}}
+def test_no_mechanism_is_dropped_with_the_model_that_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LabelDP was trained with its default mechanism, and the ledger was charged."""
+    anew = {"class_path": "LabelDP", "init_args": {"mechanism": {}}}
     for given in ("--model=LabelDP", "--config=" + json.dumps({"model": anew})):
-        with pytest.raises(ValueError, match=r"LabelDP instead of DPDFD, .*without its annotator.*: write a config"):
+        with pytest.raises(ValueError, match=r"LabelDP instead of DPDFD, .*without its mechanism.*: write a config"):
             fit(BUDGETED, given)
-        with pytest.raises(ValueError, match=r"without its annotator"):  # which would write one without it
+        with pytest.raises(ValueError, match=r"without its mechanism"):  # which would write one without it
             fit(BUDGETED, given, "--print_config")
     assert not charged()
     monkeypatch.setattr("lightning_modules.cli.fit.checked_classes", contextlib.nullcontext)
-    assert fit(BUDGETED, "--model=LabelDP").model.annotator.budget.target_epsilon is None
+    assert fit(BUDGETED, "--model=LabelDP").model.mechanism == NoisyLabels()
     assert charged()
 
 
@@ -42,20 +43,31 @@ MIXTURE = {"class_path": "MixturePrior", "init_args": {"priors": [{"class_path":
 MIXED = of_model(images={"source": "prior", "prior": MIXTURE})
 MNIST: dict[str, Any] = {"class_path": "MNIST", "init_args": {"root": "elsewhere", "val_fraction": 0.3}}
 OF_MNIST = {**BUDGETED, "data": {"class_path": "SyntheticSteps", "init_args": {"dataset": MNIST}}}
-LABELS: dict[str, Any] = {"class_path": "LabelAnnotator", "init_args": {"epsilon": 2, "budget": {"target_epsilon": 3}}}
-OF_LABELS = of_model("DPSD", annotator=LABELS)
+NOISE = {"class_path": "privacy.mechanisms.noise.ReproducibleNoise", "init_args": {"seed": 7}}
+LABELS: dict[str, Any] = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2, "noise": NOISE}}
+BUDGET = {"target_epsilon": 3, "delta": 1e-6}
+OF_LABELS = of_model("DPSD", mechanism=LABELS, budget=BUDGET)
+OF_GRADIENTS = of_model("DPSD", mechanism={"release": "per_sample_full", "noise_multiplier": 7}, budget=BUDGET)
 WHOLE = '{"class_path": "%s", "init_args": {%s}}'
 
 
 @pytest.mark.parametrize(
     ("config", "option", "said"),
     [
-        (of_model(annotator=GRADIENTS), "model=DPSD", "DPSD instead of DPDFD, with its annotator, teacher."),
-        (OF_LABELS, "model.annotator=GradientAnnotator", "with its budget.target_epsilon, without its epsilon: give"),
+        (of_model(mechanism=GRADIENTS), "model=DPSD", "DPSD instead of DPDFD, with its mechanism, teacher."),
+        (of_model(budget=BUDGET), "model=LabelDP", "with its budget.delta, budget.target_epsilon, teacher."),
+        (of_model(budget=BUDGET), "model=Teacher", "without its budget.delta, budget.target_epsilon, teacher: no mech"),
+        (OF_LABELS, "model.mechanism=NoisyGradients", "with its noise, without its epsilon: give"),
         (
             OF_LABELS,
-            "model.annotator=" + WHOLE % ("GradientAnnotator", '"budget": {"delta": 1e-6}'),
-            "GradientAnnotator instead of LabelAnnotator, with its budget.target_epsilon, without its epsilon.",
+            "model.mechanism=" + WHOLE % ("NoisyGradients", '"norm_bound": 0.5'),
+            "NoisyGradients instead of NoisyLabels, with its noise, without its epsilon.",
+        ),
+        (OF_GRADIENTS, "model.mechanism=NoisyLabels", "without its noise_multiplier, release: give"),
+        (
+            OF_GRADIENTS,  # without the name of its class, which its settings tell
+            "model.mechanism=" + WHOLE % ("NoisyLabels", '"epsilon": 2'),
+            "NoisyLabels instead of NoisyGradients, without its noise_multiplier, release.",
         ),
         (adam(), "model.student.optimizer=AdamW", "AdamW instead of Adam, with its lr."),
         (adam(amsgrad=True), "model.student.optimizer=torch.optim.SGD", "with its lr, without its amsgrad: give"),
@@ -87,15 +99,14 @@ def test_what_becomes_of_settings_is_said_or_refused(
     caplog.set_level("INFO")
     monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI.instantiate_classes", lambda _: None)
     line = [f"--config={json.dumps(config)}", f"--{option}"]
-    if said.endswith(": give"):
+    if said.endswith((": give", ": no mech")):
         with pytest.raises(ValueError, match=said):
             command_line(line, run=False)
     else:
         model = command_line(line, run=False).config.model.init_args
         assert said in caplog.text
-        if "target_epsilon" in said:
-            budget = model.annotator.init_args.budget
-            assert (budget.target_epsilon, budget.delta) == (3, 1e-6)
+        budget = config["model"]["init_args"].get("budget", {})
+        assert {name: model.budget[name] for name in budget} == budget
     caplog.clear()
     monkeypatch.setattr("lightning_modules.cli.fit.checked_classes", contextlib.nullcontext)
     command_line(line, run=False)

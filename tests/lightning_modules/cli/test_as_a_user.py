@@ -96,10 +96,8 @@ def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_pa
                 "teacher": {"path": str(tmp_path / "weights.pt"), "private_data": "faces", "network": SMALL},
                 "student": {"network": SMALL},
                 "images": {"source": "prior"},
-                "annotator": {
-                    "class_path": "GradientAnnotator",
-                    "init_args": {"release": "per_sample_full", "noise_multiplier": 20.0, "budget": budget},
-                },
+                "mechanism": {"release": "per_sample_full", "noise_multiplier": 20.0},
+                "budget": budget,
             },
         },
         "data": {
@@ -112,7 +110,7 @@ def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_pa
     user("first", *fit)
     assert guarantee(str(tmp_path / "first/run"))["epsilon"] == pytest.approx(one, rel=1e-6)
     user("second", *fit, TRANSCRIPTION_LEDGERS=str(tmp_path / "of all"))
-    user("third", *fit, f"--model.annotator.budget.ledger={tmp_path / 'mine.jsonl'}")
+    user("third", *fit, f"--model.budget.ledger={tmp_path / 'mine.jsonl'}")
     assert guarantee(str(tmp_path / "third/run"))["epsilon"] == pytest.approx(target / 1.01, rel=1e-6)
     said = user("fourth", *fit, fails=True)
     assert re.search(r"error: target_epsilon=\S+ .* leaves no room for one more step", said)
@@ -125,7 +123,7 @@ def digits(user: Callable[..., str], trained_teacher: Path, tmp_path: Path) -> C
 
     def run(*arguments: str, fails: bool = False) -> str:
         teacher, ledger = f"--model.teacher={trained_teacher}", tmp_path / "own.jsonl"
-        line = ("fit", "--config=sweeps/dpdfd_digits.yaml", teacher, f"--model.annotator.budget.ledger={ledger}")
+        line = ("fit", "--config=sweeps/dpdfd_digits.yaml", teacher, f"--model.budget.ledger={ledger}")
         short = ("--trainer.max_epochs=1", "--data.steps_per_epoch=3", *QUIET)
         return user("digits", *line, *short, *arguments, fails=fails)
 
@@ -145,7 +143,7 @@ def test_what_would_fail_later_is_refused_and_costs_nothing(digits: Callable[...
         (f"--model.student.lr_scheduler={json.dumps(cycle)}", "model.student.lr_scheduler fails at step 2"),
         ("--model=LabelDP", "LabelDP instead of DPDFD"),
     ):
-        said = digits(given, fails=True)
+        said = digits("--model.mechanism.noise_multiplier=50", given, fails=True)
         (line,) = (line for line in said.splitlines() if line.startswith("error: "))
         assert words in line, said
     assert reserved(tmp_path) == 0

@@ -53,13 +53,13 @@ MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1
 DPSD = ("fit", "--config", "sweeps/methods/dpsd_digits.yaml", "--trainer.max_epochs=1")
 DP_SGD = ("fit", "--config", "sweeps/dp_teacher_digits.yaml")
 DISTILL = ("distill", "--teacher=teachers/digits.ckpt", "--to=out")
-ANNOTATOR, BUDGET = "--model.annotator", "--model.annotator.budget"
+MECHANISM, BUDGET = "--model.mechanism", "--model.budget"
 
 # fmt: off
 BAD: list[Bad] = [
-    ("negative noise", (*FIT, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+    ("negative noise", (*FIT, f"{MECHANISM}.noise_multiplier=-1"), None,
      "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
-    ("negative noise, where the annotator may be of two classes", (*DPSD, f"{ANNOTATOR}.noise_multiplier=-1"), None,
+    ("negative noise, where the mechanism may be of two classes", (*DPSD, f"{MECHANISM}.noise_multiplier=-1"), None,
      "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
     ("δ of 0", (*FIT, f"{BUDGET}.delta=0"), None, "delta must be in (0, 1), got 0.0"),
     ("δ of 1", (*FIT, f"{BUDGET}.delta=1"), None, "delta must be in (0, 1), got 1.0"),
@@ -67,7 +67,7 @@ BAD: list[Bad] = [
      "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train"),
     ("ε of 0", (*FIT, f"{BUDGET}.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
     ("ε that is no number", (*FIT, f"{BUDGET}.target_epsilon=low"), None,
-     "model.annotator.budget.target_epsilon must be float, got low"),
+     "model.budget.target_epsilon must be float, got low"),
     ("an ε too small for one step", (*FIT, f"{BUDGET}.target_epsilon=1e-6"), None,
      "target_epsilon=1e-06 (published accounting"),
     ("an empty batch", (*FIT, "--data.batch_size=0"), None, "batch_size must be a whole number of at least 1, got 0"),
@@ -89,8 +89,8 @@ BAD: list[Bad] = [
      "there is no command fti"),
     ("a setting spelt wrong", (*FIT, "--model.images.sorce=prior"), None,
      "model.images: there is no setting sorce"),
-    ("a group of settings spelt wrong", (*FIT, "--model.annotater.delta=1e-5"), None,
-     "there is no setting annotater.delta"),
+    ("a group of settings spelt wrong", (*FIT, "--model.mechanizm.delta=1e-5"), None,
+     "there is no setting mechanizm.delta"),
     ("a network's setting spelt wrong", (*FIT, "--model.student.network.arguments.widht=3"), None,
      "model.student.network.arguments: SmallCNN takes no argument 'widht'"),
     ("a setting of the data spelt wrong", (*FIT, "--data.step_per_epoch=3"), None,

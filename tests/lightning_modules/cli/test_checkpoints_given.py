@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -23,7 +23,7 @@ from support.runs import QUIET, charged, checkpoint, configuration, fit, interru
 
 import datamodules
 import lightning_modules
-import privacy.annotators
+import privacy.mechanisms
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, read_checkpoint, refuse
@@ -33,8 +33,8 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.checkpoint_io import LastCheckpoint, WholeCheckpointIO
 from lightning_modules.runtime.wandb_runs import end_wandb_run
-from privacy.annotators import Annotator
 from privacy.identity import CheckpointError
+from privacy.mechanisms import Mechanism
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 INSIDE = "model.init_args."
@@ -50,8 +50,8 @@ def of_teacher(class_path: str, data: dict[str, Any], **model: Any) -> dict[str,
 
 
 def with_labels(class_path: str, **model: Any) -> dict[str, Any]:
-    annotator = {"class_path": "LabelAnnotator", "init_args": {}}
-    return configuration(class_path=class_path, model={"images": "prior", "annotator": annotator, **model})
+    mechanism = {"class_path": "NoisyLabels", "init_args": {}}
+    return configuration(class_path=class_path, model={"images": "prior", "mechanism": mechanism, **model})
 
 
 def dgd() -> dict[str, Any]:
@@ -62,7 +62,7 @@ def dgd() -> dict[str, Any]:
         "queries": 20,
         "generator_steps": 1,
         "vae_steps": 1,
-        "annotator": {"class_path": "VoteAnnotator", "init_args": {}},
+        "mechanism": {},
     }
     return configuration(class_path="DGD", model=model, steps=6)
 
@@ -81,20 +81,17 @@ Case = tuple[Callable[[], dict[str, Any]], dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
     "DPDFD": (
         configuration,
-        {**STUDENT, f"{INSIDE}gradient_targets.gamma": 7.0, f"{INSIDE}annotator.init_args.norm_bound": 0.5},
-        {
-            f"{INSIDE}annotator.init_args.noise_multiplier": 50.0,
-            f"{INSIDE}annotator.init_args.budget.target_epsilon": 1e9,
-        },
+        {**STUDENT, f"{INSIDE}gradient_targets.gamma": 7.0, f"{INSIDE}mechanism.norm_bound": 0.5},
+        {f"{INSIDE}mechanism.noise_multiplier": 50.0, f"{INSIDE}budget.target_epsilon": 1e9},
     ),
     "DPSD": (
         lambda: configuration(class_path="DPSD"),
         {**STUDENT, f"{INSIDE}images.source": "prior"},
-        {f"{INSIDE}annotator.init_args.noise_multiplier": 50.0, "data.init_args.steps_per_epoch": 4},
+        {f"{INSIDE}mechanism.noise_multiplier": 50.0, "data.init_args.steps_per_epoch": 4},
     ),
     "LabelDP": (
         lambda: with_labels("LabelDP", pretraining_steps=2),
-        {**STUDENT, f"{INSIDE}images.source": "generator", f"{INSIDE}annotator.init_args.epsilon": 0.5},
+        {**STUDENT, f"{INSIDE}images.source": "generator", f"{INSIDE}mechanism.init_args.epsilon": 0.5},
         {"data.init_args.steps_per_epoch": 4},
     ),
     "Distillation": (
@@ -102,7 +99,7 @@ CASES: dict[str, Case] = {
         {**STUDENT, f"{INSIDE}pool_size": 40},
         {"data.init_args.batch_size": 4},
     ),
-    "DGD": (dgd, {**STUDENT, f"{INSIDE}vae_phase.steps": 2}, {f"{INSIDE}annotator.init_args.scale": 20.0}),
+    "DGD": (dgd, {**STUDENT, f"{INSIDE}vae_phase.steps": 2}, {f"{INSIDE}mechanism.scale": 20.0}),
     "Teacher": (
         lambda: of_teacher("Teacher", {**DIGITS}, optimizer=PLAIN_SGD),
         {**PRIVATE, "data.init_args.val_fraction": 0.2, f"{INSIDE}class_prior": [0.1] * 10},
@@ -174,14 +171,14 @@ def test_a_setting_is_applied_or_refused_by_name(place: Path, kind: str, slow: b
     again = fit(changed(config, {**applied, "trainer.max_epochs": 2}), LAST)
     for name, value in applied.items():
         where = again.model if name.startswith("model") else again.datamodule
-        for word in short(name).split(".")[1:]:
+        for word in short(name).replace(".budget.", ".session.budget.").split(".")[1:]:
             where = getattr(where, word)
         assert where == value, name
 
 
 def test_a_fit_that_is_done_takes_no_other_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was said to be applied, and the student of the noise before was exported."""
-    config, noise = configuration(steps=1), "--model.annotator.noise_multiplier=7"
+    config, noise = configuration(steps=1), "--model.mechanism.noise_multiplier=7"
     fit(config)
     with pytest.raises(CheckpointError, match=r"noise_multiplier was .* and is 7.*the fit is done"):
         fit(config, LAST, noise)
@@ -197,7 +194,7 @@ def test_fewer_epochs_than_were_made_leave_the_run_as_it_is(folder: Path) -> Non
     files = [Path("run/config.yaml"), Path("run/checkpoints/last.ckpt")]
     held = [file.read_bytes() for file in files]
     with pytest.raises(CheckpointError, match=r"max_epochs must be at least the 2 of .*last\.ckpt, got 1"):
-        fit(config, LAST, "--model.annotator.noise_multiplier=7")
+        fit(config, LAST, "--model.mechanism.noise_multiplier=7")
     assert [file.read_bytes() for file in files] == held
 
 
@@ -354,7 +351,7 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
         match=r"network\.arguments was .*'width': 4.* and is .*'width': 8.*: test measures what was trained",
     ):
         main(["test", *GIVEN, LAST, "--model.student.network.arguments.width=8"])
-    measured = main(["test", *GIVEN, "--ckpt_path=last", "--model.annotator.noise_multiplier=50"])
+    measured = main(["test", *GIVEN, "--ckpt_path=last", "--model.mechanism.noise_multiplier=50"])
     assert measured is not None
     record = json.loads(Path("run/result.json").read_text())
     assert float(measured.trainer.callback_metrics["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
@@ -446,7 +443,7 @@ BEFORE: dict[str, Any] = {
     "image_shape": [1, 8, 8],
     "teacher": "teachers/a.ckpt",
     "gradient_targets": {"gamma": None},
-    "annotator": {"class_path": "privacy.GradientAnnotator", "init_args": {"noise_multiplier": 100.0, "top_k": None}},
+    "mechanism": {"class_path": "privacy.NoisyGradients", "init_args": {"noise_multiplier": 100.0, "top_k": None}},
     "images": {
         "source": "prior",
         "prior": {
@@ -465,16 +462,16 @@ def test_what_is_the_same_is_said_in_other_words() -> None:
 
 
 def test_another_class_is_refused_by_its_name() -> None:
-    found = differences({"model": BEFORE}, {"model": {**BEFORE, "annotator": {"class_path": "b.LabelAnnotator"}}})
-    with pytest.raises(CheckpointError, match=r"model\.annotator was 'GradientAnnotator' and is 'LabelAnnotator'"):
+    found = differences({"model": BEFORE}, {"model": {**BEFORE, "mechanism": {"class_path": "b.NoisyLabels"}}})
+    with pytest.raises(CheckpointError, match=r"model\.mechanism was 'NoisyGradients' and is 'NoisyLabels'"):
         refuse(found, Path("last.ckpt"))
 
 
 #: All settings that a resumed fit may change. Whoever adds one says why it changes no result, or is charged.
 CHANGEABLE = """
-model.annotator.budget.accounting model.annotator.budget.delta model.annotator.budget.ledger model.target_epsilon
-model.annotator.budget.ledger_block model.annotator.budget.scope model.annotator.budget.target_epsilon model.delta
-model.annotator.noise model.annotator.noise_multiplier model.annotator.scale model.noise data.noise model.queries
+model.budget.accounting model.budget.delta model.budget.ledger model.target_epsilon
+model.budget.ledger_block model.budget.scope model.budget.target_epsilon model.delta
+model.mechanism.noise model.mechanism.noise_multiplier model.mechanism.scale model.noise data.noise model.queries
 model.query_phase.queries model.teacher model.teacher.path model.teacher.trial model.generator_phase.baseline
 model.generator_phase.baseline.path model.clipping.mode model.clipping.physical_batch_size model.teachers_at_once
 model.clients.noise model.clients.target_epsilon model.clients.address model.clients.certificates model.clients.insecure
@@ -484,14 +481,22 @@ data.evaluation
 OF_DATA = ("batch_size", "download", "eval_batch_size", "num_workers", "root", "verify")
 PLACES = ("data", "data.dataset", "data.dataset.dataset", "data" + 3 * ".dataset", "model.images.pool", "model.pool")
 KINDS: dict[Any, list[type]] = {
-    Annotator: [kind for kind in vars(privacy.annotators).values() if isinstance(kind, type)],
+    Mechanism: [kind for kind in vars(privacy.mechanisms).values() if isinstance(kind, type)],
     ClientConnection: [LocalClients, FlowerClients],
 }
 
 
+def hints_of(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Names and types of what a class takes; fields of a dataclass are resolved in the module that has them."""
+    if is_dataclass(kind):
+        yield from ((field.name, get_type_hints(kind)[field.name]) for field in fields(kind))
+    else:
+        yield from (item for one in kind.__mro__ for item in get_type_hints(one.__init__).items())
+
+
 def settings_of(kind: Any, prefix: str) -> Iterator[str]:
     """Full names of the settings of a class and its bases, and of the classes that these may be."""
-    for name, hint in (item for one in kind.__mro__ for item in get_type_hints(one.__init__).items()):
+    for name, hint in hints_of(kind):
         yield f"{prefix}.{name}"
         for part in (one for one in (get_args(hint) or [hint]) if isinstance(one, type)):
             for each in KINDS.get(part, [part] if is_dataclass(part) else []):
@@ -507,7 +512,7 @@ def test_what_may_change_is_listed_and_is_a_setting_of_a_method_or_of_data() -> 
 
 
 class FaintStrokes(StrokePrior):
-    """A prior of one's own, with a setting that is called like the noise of an annotator."""
+    """A prior of one's own, with a setting that is called like the noise of a mechanism."""
 
     def __init__(self, *, noise: float) -> None:
         super().__init__()
@@ -534,4 +539,4 @@ def test_a_setting_of_ones_own_is_refused_whatever_its_name_ends_with(
         nullcontext() if broken else pytest.raises(CheckpointError, match=r"images\.prior\.noise was 0\.1 and is 0\.2")
     ):
         fit(config, LAST, "--model.images.prior.noise=0.2")
-    assert not {"model.my_method.noise", "model.my_method.annotator.noise", "data.my.root"} & MAY_CHANGE
+    assert not {"model.my_method.noise", "model.my_method.mechanism.noise", "data.my.root"} & MAY_CHANGE

@@ -29,14 +29,14 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, ob
 def test_short_names_and_short_options(folder: Path) -> None:
     line = (
         "fit --model DPDFD --model.teacher teachers/digits.ckpt --model.images.source prior "
-        "--model.annotator.budget.target_epsilon 1 --model.annotator.budget.accounting published "
+        "--model.budget.target_epsilon 1 --model.budget.accounting published "
         "--model.student SmallCNN --model.student.network.arguments.width 4 "
         "--model.student.optimizer Adam --model.student.optimizer.lr 0.01 --trainer.max_epochs 1 "
         "--data SyntheticSteps --data.dataset Digits --data.steps_per_epoch 1 --data.batch_size 8"
     )
     run = main([*line.split(), *QUIET])
     assert run is not None and isinstance(run.model.student, SmallCNN)
-    assert run.model.annotator.budget.target_epsilon == 1 and run.model.annotator.budget.accounting == "published"
+    assert run.model.session.budget.target_epsilon == 1 and run.model.session.budget.accounting == "published"
     assert run.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
     made = Path("runs/dpdfd_digits/version_0")
     assert (made / "result.json").is_file()

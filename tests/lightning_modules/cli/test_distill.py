@@ -149,7 +149,7 @@ def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pyte
 @pytest.mark.parametrize(
     ("config", "settings", "unbounded"),
     [
-        ("sweeps/distillation_digits.yaml", [], True),  # an annotator without noise
+        ("sweeps/distillation_digits.yaml", [], True),  # a mechanism without noise
         ("sweeps/methods/labeldp_digits.yaml", ["--model.images.source=generator"], True),
         ("sweeps/methods/labeldp_digits.yaml", [], False),
     ],
@@ -251,10 +251,10 @@ def test_the_planned_cost_is_of_the_fit_s_budget_and_ledger(folder: Path, capsys
     Path("away.jsonl").unlink()
     for adaptive in (False, True):
         budget = {"accounting": "record", "scope": "private_data", "target_epsilon": "1e9", "fully_adaptive": adaptive}
-        main([*command, *(f"--model.annotator.budget.{name}={value}".lower() for name, value in budget.items())])
+        main([*command, *(f"--model.budget.{name}={value}".lower() for name, value in budget.items())])
         said = capsys.readouterr().out
         assert "by this run" in said and ("the least target that allows it" in said) is adaptive
-        main([*command, "--model.annotator.budget.ledger=led.jsonl"] if adaptive else command)
+        main([*command, "--model.budget.ledger=led.jsonl"] if adaptive else command)
         assert ("ANOTHER LEDGER" in capsys.readouterr().out) is adaptive
 
 

@@ -38,7 +38,7 @@ def test_an_answer_is_charged_for_what_it_is() -> None:
     asked.begin(terms())
     answer = asked.answer(question())
     assert answer.shape == (BATCH_SIZE, 10) and answer.dtype == torch.float32 and not answer.requires_grad
-    ((charge, count),) = asked.annotator.account.counts().items()
+    ((charge, count),) = asked.session.account.counts().items()
     assert (charge.release, charge.queries, count) == (Gaussian(MU), BATCH_SIZE, 1)
 
 
@@ -48,7 +48,7 @@ def test_classes_are_charged_as_so_many_responses_over_the_smallest_set() -> Non
     asked.begin(terms(**LABELS))
     answer = asked.answer(question(candidates=candidates(4)))
     assert answer.shape == (BATCH_SIZE,) and int(answer.max()) < 4
-    ((charge, _),) = asked.annotator.account.counts().items()
+    ((charge, _),) = asked.session.account.counts().items()
     assert charge.release == Repeated(RandomizedResponse(1.0, 3), BATCH_SIZE)
 
 
@@ -121,7 +121,7 @@ def test_a_question_that_is_not_finite_is_refused_and_costs_nothing(changed: dic
     asked.begin(terms())
     with pytest.raises(ClientRefusal, match="must be finite"):
         asked.answer(question(**changed))
-    assert not asked.annotator.account.counts()
+    assert not asked.session.account.counts()
 
 
 def test_a_client_keeps_to_its_own_budget() -> None:
@@ -140,7 +140,7 @@ def test_a_client_keeps_to_its_own_budget() -> None:
 def test_no_server_loosens_a_target_by_its_delta(own: dict[str, Any]) -> None:
     asked = client(target_epsilon=compose({Gaussian(MU): 2}, DELTA).epsilon * 1.001, **own)
     asked.begin(terms(mechanism={**terms().mechanism, "delta": 0.5}))
-    most = asked.annotator.affordable(limit=100)
+    most = asked.session.affordable(limit=100)
     assert most > 50 if own else most == 2
 
 
@@ -173,7 +173,7 @@ def test_a_restarted_client_goes_on_with_its_ledger(tmp_path: Path) -> None:
     second = client(ledger=path)
     second.begin(terms())
     second.answer(question(1))
-    assert second.annotator.calls_made() > 2, "the whole block that was reserved counts"
+    assert second.session.calls_made() > 2, "the whole block that was reserved counts"
     assert second.guarantee().epsilon >= compose({Gaussian(MU): 5}, DELTA).epsilon
     second.end()
     book = Ledger(path=path, private_data="records of one", run="bb" * 16)

@@ -15,10 +15,11 @@ from lightning_modules.federated import Introduction, LocalClients, connection
 from lightning_modules.federated.federation import Federation
 from lightning_modules.teachers.files import TeacherError
 from privacy import Budget
-from privacy.annotators import GradientAnnotator
 from privacy.events import SampledGaussian
 from privacy.identity import Training
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.neighbours import Unit
+from privacy.session import PrivacySession
 
 
 @pytest.mark.parametrize(
@@ -38,19 +39,19 @@ def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> N
     """One ledger, the same clients with teachers by DP-SGD: first about records, then about whole clients."""
     bound = {SampledGaussian(1.0, 0.001): 1}
     known = [Introduction(name=name, training=name * 16, releases=bound) for name in ("ab", "cd")]
-    epsilons = []
+    mechanism, epsilons = NoisyGradients(release="per_sample_full"), []
     for of_clients in (False, True):
         federation = Federation(known, private_data="x", of_clients=of_clients)
-        annotator = GradientAnnotator(
-            release="per_sample_full", budget=Budget(ledger=str(tmp_path / "ledger.jsonl"), scope="run")
+        session = PrivacySession(
+            mechanism,
+            Shape(BATCH_SIZE, 10, "DPSD"),
+            budget=Budget(ledger=str(tmp_path / "ledger.jsonl"), scope="run"),
+            unit=Unit.CLIENT if of_clients else Unit.RECORD,
         )
-        if of_clients:
-            annotator.protect_clients()
-        annotator.bind(batch_size=BATCH_SIZE, num_classes=10, paper="DPSD")
-        annotator.open(private_data="x", training=federation.training)
-        annotator.account.charge(annotator.charge)
-        epsilons.append((annotator.account.epsilon(), annotator.account.neighbours()[0]))
-        annotator.close()
+        session.open(private_data="x", training=federation.training)
+        session.charge(mechanism)
+        epsilons.append((session.account.epsilon(), session.account.neighbours()[0]))
+        session.close()
     (of_record, unit), (of_client, other) = epsilons
     assert (unit, other) == (Unit.RECORD, Unit.CLIENT) and of_record < of_client
     # A person may be at both: what bounds one at each client bounds none over all.

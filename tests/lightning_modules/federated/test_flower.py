@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -48,7 +49,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @slow
 def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
     rounds, port, files = 6, free_port(), teacher_files(3)
-    local = fit(federation({"class_path": "LocalClients", "init_args": {"teachers": files[:2]}}, rounds=rounds))
+    Path("here").mkdir()  # a ledger is found beside the teacher's file: each client on a machine of its own has its own
+    here = [shutil.copy(file, "here") for file in files]
+    local = fit(federation({"class_path": "LocalClients", "init_args": {"teachers": here[:2]}}, rounds=rounds))
     before = {name: value.clone() for name, value in networks(local).items()}
     Path("run").rename("local")
     with started([lambda i=i: Client(f"client-{i}", files[i], port) for i in range(2)]) as clients:  # type: ignore[misc]
@@ -57,7 +60,7 @@ def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
     for name, value in networks(remote).items():
         assert torch.allclose(value, before[name], rtol=1e-5, atol=1e-7), name
     assert not remote.model.absences
-    same = federation({"class_path": "LocalClients", "init_args": {"teachers": [files[0], files[2]]}}, rounds=rounds)
+    same = federation({"class_path": "LocalClients", "init_args": {"teachers": [here[0], here[2]]}}, rounds=rounds)
     others = networks(fit(same, "--trainer.default_root_dir=others"))
     assert not all(torch.allclose(value, before[name], rtol=1e-5, atol=1e-7) for name, value in others.items()), (
         "students of other teachers are told apart"
@@ -65,7 +68,7 @@ def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
     for client in clients:
         assert client.charged() == rounds, "a settled ledger counts what was answered"
         said = client.guarantee()
-        assert said["run"] == remote.model.annotator.account.ledger.run
+        assert said["run"] == f"server-{remote.model.session.ledger.run}"
         assert said["queries"] == rounds * 8 and said["epsilon"] == "inf"
 
 
@@ -75,12 +78,7 @@ def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
 ) -> None:
     rounds, port, files = 12, free_port(), teacher_files(2)
     own = ("--target_epsilon", "1e6")
-    model = {
-        "annotator": {
-            "class_path": "GradientAnnotator",
-            "init_args": {"release": "per_sample_full", "noise_multiplier": 5.0},
-        }
-    }
+    model = {"mechanism": {"release": "per_sample_full", "noise_multiplier": 5.0}}
     makers = [lambda i=i: Client(f"client-{i}", files[i], port, *own) for i in range(2)]  # type: ignore[misc]
     answered: list[int] = []
     with started(makers) as clients:
@@ -223,7 +221,7 @@ def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
                 clients.end()
     assert all(one.ended() and one.error is None for one in both)
     for one in both:
-        assert one.node._client is not None and one.node._client.annotator.calls_made() == 4
+        assert one.node._client is not None and one.node._client.session.calls_made() == 4
 
 
 def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace: Path) -> None:
@@ -236,10 +234,10 @@ def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace:
         config["trainer"]["max_epochs"] = epochs
         cli = fit(config, *([] if epochs == 1 else ["--ckpt_path=last"]))
         assert all(one.ended() and one.error is None for one in both)
-        runs.append(cli.model.annotator.account.ledger.run)
+        runs.append(cli.model.session.ledger.run)
     assert cli.model.steps_done == 6 and runs[0] == runs[1]
     for one in both:
-        assert one.node._client is not None and one.node._client.annotator.calls_made() == 6
+        assert one.node._client is not None and one.node._client.session.calls_made() == 6
 
 
 def test_too_few_clients_are_said(workplace: Path) -> None:

@@ -313,5 +313,5 @@ def test_a_malformed_question_costs_nothing(own: Path) -> None:
     arrays, config = pack_question(question())
     for wrong in ([], [b"x", arrays[1]], [arrays[1], arrays[1]]):
         assert not node.answer(wrong, config)[0]
-    assert node._client is not None and not node._client.annotator.account.counts()
+    assert node._client is not None and not node._client.session.account.counts()
     assert node.answer(arrays, config)[0], "and the next one is answered"

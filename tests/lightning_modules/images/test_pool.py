@@ -23,13 +23,13 @@ SHAPE = (1, 8, 8)
 
 def transcribe(name: str = "run", *arguments: str, method: str = "DPDFD", **images: Any) -> Any:
     """Without noise: what is left is all that a resumed run has to draw again."""
-    config = configuration(name, steps=2, class_path=method, annotator={"noise_multiplier": 0.0})
+    config = configuration(name, steps=2, class_path=method, mechanism={"noise_multiplier": 0.0})
     model = config["model"]["init_args"]
     model["images"] = {"source": "pool", "pool": "public", "pool_varied": True, **images}
     if method == "DPDFD":
         model["student"] = {"network": "DataLensClassifier", "replay": {"capacity": 64}}
     else:
-        del model["annotator"]
+        del model["mechanism"]
     return fit(config, *arguments)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +13,22 @@ from torch import Tensor
 
 from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_printed
 from lightning_modules.losses.targets import GradientTargets, teacher_answers
-from privacy import GradientAnnotator, LabelAnnotator
-from privacy.annotators import Annotator
+from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
+from privacy.mechanisms.base import Mechanism
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
+from privacy.session import PrivacySession
 
 C = 1e-3
 
 
 def logits(seed: int, rows: int = 6, classes: int = 5) -> Tensor:
     return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def releasing(mechanism: NoisyGradients) -> Callable[[Tensor], Tensor]:
+    session = PrivacySession(mechanism, Shape(6, 5))
+    session.open(private_data="digits/train")
+    return functools.partial(session.release, mechanism)
 
 
 def by_differences(loss: Any, at: Tensor, *, step: float = 1e-5) -> Tensor:
@@ -90,12 +99,10 @@ def test_a_target_of_which_nothing_is_left_is_the_students_own_prediction() -> N
 def test_a_student_that_follows_its_targets_comes_to_its_teacher(outputs: Any, length: float, loss: Any) -> None:
     """Without noise, by steps of one length: the way the gradient points is the way to the teacher."""
     settings = GradientTargets(outputs=outputs, loss=loss, gamma=length / C)
-    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0)
-    annotator.bind(batch_size=6, num_classes=5)
-    annotator.open(private_data="digits/train")
+    release = releasing(NoisyGradients(norm_bound=C, noise_multiplier=0.0))
     student, teacher = torch.zeros(6, 5), logits(1)
     for _ in range(200):
-        released = annotator.annotate(settings.gradients(student, teacher))
+        released = release(settings.gradients(student, teacher))
         student = settings.annotation(student, released, norm_bound=C).targets.clamp_min(1e-6).log()
     assert torch.equal(student.argmax(1), teacher.argmax(1))
     left, before = (kl(teacher.softmax(1), q) for q in (student.softmax(1), torch.full((6, 5), 0.2)))
@@ -104,11 +111,9 @@ def test_a_student_that_follows_its_targets_comes_to_its_teacher(outputs: Any, l
 
 def test_a_followed_gradient_moves_no_common_part_of_the_logits() -> None:
     settings = GradientTargets(student_target="gradients")
-    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0, top_k=2)
-    annotator.bind(batch_size=6, num_classes=5)
-    annotator.open(private_data="digits/train")
+    release = releasing(NoisyGradients(norm_bound=C, noise_multiplier=0.0, top_k=2))
     outputs = logits(0)
-    released = annotator.annotate(settings.gradients(outputs, logits(1)))
+    released = release(settings.gradients(outputs, logits(1)))
     assert float(released.sum(1).abs().max()) > 0.1 * C  # a masked gradient has one
     made = settings.annotation(outputs, released, norm_bound=C)
     assert made.gradients is not None
@@ -117,10 +122,8 @@ def test_a_followed_gradient_moves_no_common_part_of_the_logits() -> None:
 
 
 def test_what_is_charged_is_the_same() -> None:
-    """The norm is the annotator's: larger gradients are bounded as smaller ones are."""
-    annotator = GradientAnnotator(norm_bound=C, noise_multiplier=0.0)
-    annotator.bind(batch_size=6, num_classes=5)
-    annotator.open(private_data="digits/train")
+    """The norm is the mechanism's: larger gradients are bounded as smaller ones are."""
+    release = releasing(NoisyGradients(norm_bound=C, noise_multiplier=0.0))
     for settings in (
         GradientTargets(),
         GradientTargets(outputs="probabilities"),
@@ -129,7 +132,7 @@ def test_what_is_charged_is_the_same() -> None:
     ):
         asked = 1e3 * settings.gradients(logits(0), logits(1))
         assert float(asked.norm(dim=1).min()) > C  # the negative control: unbounded they would not do
-        assert float(annotator.annotate(asked.double()).norm(dim=1).max()) <= C
+        assert float(release(asked.double()).norm(dim=1).max()) <= C
 
 
 # --- DPSD's Eq. 2 ---
@@ -240,16 +243,16 @@ def test_answers_of_several_teachers_are_what_they_agree_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotator", "message"),
+    ("mechanism", "message"),
     [
-        (LabelAnnotator(), "needs the data switch"),
-        (GradientAnnotator(stability=0.3, bounding="clip"), "or ensemble, got 'clip' and 'per_sample'"),
-        (GradientAnnotator(stability=0.3, release="batch_mean"), "got 'normalize' and 'batch_mean'"),
-        (GradientAnnotator(), r"annotator\.stability of 0\.01 or more, got 0\.0001"),
+        (NoisyLabels(), "needs the data switch"),
+        (NoisyGradients(stability=0.3, bounding="clip"), "or ensemble, got 'clip' and 'per_sample'"),
+        (NoisyGradients(stability=0.3, release="batch_mean"), "got 'normalize' and 'batch_mean'"),
+        (NoisyGradients(), r"mechanism\.stability of 0\.01 or more, got 0\.0001"),
     ],
 )
-def test_answers_need_gradients_that_can_be_solved(annotator: Annotator, message: str) -> None:
+def test_answers_need_gradients_that_can_be_solved(mechanism: Mechanism, message: str) -> None:
     settings = GradientTargets(loss="kd", student_target="answers")
-    settings.require(GradientAnnotator(stability=0.3))
+    settings.require(NoisyGradients(stability=0.3))
     with pytest.raises(ValueError, match=message):
-        settings.require(annotator)
+        settings.require(mechanism)

@@ -30,7 +30,7 @@ def made_runs(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -
         by_dp_sgd = {"teacher": "dp/checkpoints/last.ckpt"}
         distil("bounded", model={**by_dp_sgd, "images": "prior"})
         distil("generated", model=by_dp_sgd)
-        distil("private", annotator={"noise_multiplier": 0.0})
+        distil("private", mechanism={"noise_multiplier": 0.0})
     shelve(folder)
     return folder
 

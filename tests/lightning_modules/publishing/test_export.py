@@ -320,7 +320,7 @@ def test_a_fit_that_went_on_and_was_killed_is_refused_until_it_has_ended(runs: P
     resume = "--ckpt_path=bounded/checkpoints/last.ckpt"
     shutil.copytree("bounded/public", "before")
     # By default the ledger that the teacher's file names counts too, with its students of an unbounded teacher.
-    distil("bounded", resume, model=settings, annotator={"scope": "run"}, epochs=2)
+    distil("bounded", resume, model=settings, mechanism={"scope": "run"}, epochs=2)
     shutil.copytree("bounded/public", "after")
     shutil.copytree("before", "bounded/public", dirs_exist_ok=True)
     with pytest.raises(ExportError, match="Resume the fit to its end"):

@@ -83,7 +83,7 @@ def test_what_a_file_may_name(place: Path) -> None:
         [
             {"name": "SmallCNN", "arguments": {"width": 4}},
             {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
-            {"class_path": "privacy.annotators.GradientAnnotator"},
+            {"class_path": "privacy.mechanisms.NoisyGradients"},
             told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d", padding_mode="zeros"),
             told("torchvision.models.resnet.ResNet", block="torchvision.models.resnet.BasicBlock"),
             ["test.ckpt", "runs/theirs.pt", "settings.yaml", "bounded", "MNIST/train", "1.5", "[0, 1]"],
@@ -189,7 +189,7 @@ def test_nothing_that_a_file_names_is_run(place: Path, monkeypatch: pytest.Monke
 
 
 def test_resuming_builds_what_the_configuration_says(place: Path) -> None:
-    changed(STUDENT, student={"network": SYSTEM}, annotator={"class_path": "theirs.GradientAnnotator"})
+    changed(STUDENT, student={"network": SYSTEM}, mechanism={"class_path": "theirs.NoisyGradients"})
     with pytest.raises((ValueError, SystemExit), match=r"model\.student"):
         main(["fit", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT)])
     assert not MARKER.exists() and "theirs" not in sys.modules

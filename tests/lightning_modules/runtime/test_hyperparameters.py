@@ -15,8 +15,9 @@ from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig
-from privacy import Budget, GradientAnnotator, VoteAnnotator
+from privacy import Budget
 from privacy.identity import CheckpointError
+from privacy.mechanisms import NoisyGradients, NoisyVotes
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 8}
 IMAGES = Images(source="prior", prior=StrokePrior())
@@ -42,11 +43,11 @@ STUDENT = StudentConfig(network=lambda **_: small())
 
 @pytest.fixture
 def of_script(tmp_path: Path) -> Path:
-    votes = VoteAnnotator(mechanism="gaussian", scale=200.0, budget=Budget(target_epsilon=0.5))
     module = DGD(
         **SHAPE,
         teacher=nn.ModuleList([small(), small()]),
-        annotator=votes,
+        mechanism=NoisyVotes(kind="gaussian", scale=200.0),
+        budget=Budget(target_epsilon=0.5),
         student=STUDENT,
         images=IMAGES,
         vae_phase=VAEPhase(steps=0),
@@ -62,27 +63,27 @@ def loaded(file: Path, **given: Any) -> DGD:
 
 def test_the_plain_ones_of_a_group_stay() -> None:
     images = Images(source="both", prior=StrokePrior(), reset_every=5)
-    module = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=images)
+    module = DPDFD(**SHAPE, teacher=small(), mechanism=NoisyGradients(), images=images)
     assert module.hparams["images"]["reset_every"] == 5 and "prior" not in module.hparams["images"]
-    assert module._objects_given == ["images.prior", "annotator"]
-    plain = DPDFD(**SHAPE, teacher=small(), annotator=GradientAnnotator(), images=Images(source="generator"))
-    assert plain._objects_given == ["annotator"]
+    assert module._objects_given == ["images.prior", "mechanism"]
+    plain = DPDFD(**SHAPE, teacher=small(), mechanism=NoisyGradients(), images=Images(source="generator"))
+    assert plain._objects_given == ["mechanism"]
 
 
 def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"images\.prior.*student\.network.*annotator|annotator.*student"):
+    with pytest.raises(CheckpointError, match=r"images\.prior.*student\.network.*mechanism|mechanism.*student"):
         loaded(of_script)
-    with pytest.raises(CheckpointError, match=r"gave annotator as objects.*\(annotator=\.\.\.\)"):
+    with pytest.raises(CheckpointError, match=r"gave mechanism as objects.*\(mechanism=\.\.\.\)"):
         loaded(of_script, images=IMAGES, student=STUDENT)
-    again = VoteAnnotator(mechanism="gaussian", scale=200.0, budget=Budget(target_epsilon=0.5))
-    module = loaded(of_script, images=IMAGES, student=STUDENT, annotator=again)
-    assert module.annotator is again and module.vae is None
-    with of_script.open("rb") as file, pytest.raises(CheckpointError, match="annotator"):
+    again = NoisyVotes(kind="gaussian", scale=200.0)
+    module = loaded(of_script, images=IMAGES, student=STUDENT, mechanism=again)
+    assert module.mechanism is again and module.session.budget.target_epsilon == 0.5 and module.vae is None
+    with of_script.open("rb") as file, pytest.raises(CheckpointError, match="mechanism"):
         DGD.load_from_checkpoint(file)
 
 
-def test_without_that_the_budget_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: Laplace noise of scale 40 without a target, in the place of Gaussian 200 and ε = 0.5."""
+def test_without_that_the_noise_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: Laplace noise of scale 40 in the place of Gaussian 200. A budget is plain and stays."""
     monkeypatch.setattr("lightning_modules.runtime.hyperparameters.require_given", lambda *_, **__: None)
-    votes = loaded(of_script, images=IMAGES, student=STUDENT).annotator
-    assert (votes.mechanism, votes.scale, votes.budget.target_epsilon) == ("laplace", 40.0, None)
+    session = loaded(of_script, images=IMAGES, student=STUDENT).session
+    assert session.mechanism == NoisyVotes(kind="laplace", scale=40.0) and session.budget.target_epsilon == 0.5

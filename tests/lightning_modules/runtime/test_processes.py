@@ -24,14 +24,14 @@ from lightning_modules.runtime.processes import check_kind_of_strategy, check_la
 from privacy.processes import ProcessesError
 
 STEPS = 2
-LABELS = {"class_path": "LabelAnnotator", "init_args": {}}
-VOTES = {"class_path": "VoteAnnotator", "init_args": {}}
-MEANS = {"class_path": "MeanResponseAnnotator", "init_args": {"noise_multiplier": 10.0}}
+LABELS = {"class_path": "NoisyLabels", "init_args": {}}
+VOTES = {"class_path": "NoisyVotes", "init_args": {}}
+MEANS = {"class_path": "NoisyMeanResponse", "init_args": {"noise_multiplier": 10.0}}
 
 METHODS: dict[str, dict[str, Any]] = {
     "DPDFD": {"class_path": "DPDFD", "model": {"images": "both"}},
-    "DPSD": {"class_path": "DPSD", "model": {"annotator": {**LABELS, "init_args": {"smallest": 3}}}},
-    "LabelDP": {"class_path": "LabelDP", "model": {"annotator": LABELS, "pretraining_steps": 1}},
+    "DPSD": {"class_path": "DPSD", "model": {"mechanism": {"smallest": 3}}},
+    "LabelDP": {"class_path": "LabelDP", "model": {"mechanism": LABELS, "pretraining_steps": 1}},
     "DGD": {
         "class_path": "DGD",
         "model": {
@@ -40,13 +40,13 @@ METHODS: dict[str, dict[str, Any]] = {
             "vae": {"name": "ConvVAE", "arguments": {"width": 4, "latent_dim": 8}},
             "queries": 12,  # of which the second batch is half full
             "vae_steps": 1,
-            "annotator": VOTES,
+            "mechanism": VOTES,
         },
         "epochs": 2,
     },
     "Distillation": {
         "class_path": "Distillation",
-        "model": {"teacher": "teachers/ensemble.ckpt", "annotator": MEANS, "pool_size": 12, "queries": 20},
+        "model": {"teacher": "teachers/ensemble.ckpt", "mechanism": MEANS, "pool_size": 12, "queries": 20},
     },
 }
 SLOW: dict[str, dict[str, Any]] = {
@@ -54,10 +54,10 @@ SLOW: dict[str, dict[str, Any]] = {
         "class_path": "DPDFD",
         "model": {"replay": {"capacity": 20}},
     },
-    "DPSD teacher": {"class_path": "DPSD", "annotator": {"top_k": 3}, "model": {"discriminator": "teacher"}},
+    "DPSD teacher": {"class_path": "DPSD", "mechanism": {"top_k": 3}, "model": {"discriminator": "teacher"}},
     "LabelDP union": {
         "class_path": "LabelDP",
-        "model": {"annotator": LABELS, "train_on": "union", "images": "prior"},
+        "model": {"mechanism": LABELS, "train_on": "union", "images": "prior"},
         "epochs": 2,
     },
     "DGD baseline": {
@@ -83,7 +83,7 @@ def settings(name: str, folder: str, **changes: Any) -> dict[str, Any]:
 
 def charges(folder: str, path: Path) -> Counter[str]:
     """What a run of a ledger was charged for: releases, claims, queries, and how often."""
-    run = checkpoint(folder)["distillation"]["annotator"]["run"]
+    run = checkpoint(folder)["distillation"]["charged"]["run"]
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     used = {line["block"]: line["used"] for line in lines if line["event"] == "settle"}
     found: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def test_a_refusal_ends_every_process_with_one_message(place: Path) -> None:
         config = settings("DPDFD", "run")
         refused("fsdp", config, "--trainer.strategy=fsdp")
         refused("batch", config, "--data.batch_size=7")
-        refused("budget", config, "--model.annotator.budget.target_epsilon=0.01")
+        refused("budget", config, "--model.budget.target_epsilon=0.01")
         config["model"]["init_args"]["teacher"]["path"] += os.environ["LOCAL_RANK"].strip("0")  # of one process alone
         refused("teacher", config)
 

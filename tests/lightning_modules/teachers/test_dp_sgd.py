@@ -23,7 +23,8 @@ from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy import Budget, BudgetExceeded, GradientAnnotator
+from privacy import Budget, BudgetExceeded
+from privacy.mechanisms import NoisyGradients
 
 REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
 
@@ -236,15 +237,15 @@ def test_a_student_inherits_the_smaller_epsilon() -> None:
     fit(configuration("teacher", epochs=2, steps=5, noise_multiplier=None, target_epsilon=3.0))
     teacher = "teacher/checkpoints/last.ckpt"
     # Much noise: the answers alone are cheaper than the teacher.
-    distil("noisy", model={"teacher": teacher}, annotator={"noise_multiplier": 1e4, "release": "per_sample_full"})
+    distil("noisy", model={"teacher": teacher}, mechanism={"noise_multiplier": 1e4, "release": "per_sample_full"})
     assert guarantee("noisy")["epsilon"] < 0.1
-    distil("student", model={"teacher": teacher}, annotator={"target_epsilon": 3.0, "noise_multiplier": 0.0})
+    distil("student", model={"teacher": teacher}, mechanism={"target_epsilon": 3.0, "noise_multiplier": 0.0})
     stated = guarantee("student")
     assert 2.98 < stated["epsilon"] <= 3.0 and "DP-SGD" in stated["source"]
     assert result("student")["epsilon_record"] == stated["epsilon"]
     # Below the teacher's own epsilon nothing helps but noise.
     with pytest.raises(BudgetExceeded):
-        distil("refused", model={"teacher": teacher}, annotator={"target_epsilon": 2.0})
+        distil("refused", model={"teacher": teacher}, mechanism={"target_epsilon": 2.0})
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -258,7 +259,7 @@ def test_a_student_of_cheaper_answers_has_no_weight_of_its_teacher(
         module = DPDFD(
             num_classes=10, image_shape=(1, 8, 8), batch_size=8, student=StudentConfig(network=SMALL), images="prior",
             teacher=TeacherConfig(path="teacher.ckpt", network=SMALL),
-            annotator=GradientAnnotator(noise_multiplier=noise, release="per_sample_full", budget=Budget(scope="run")),
+            mechanism=NoisyGradients(noise_multiplier=noise, release="per_sample_full"), budget=Budget(scope="run"),
         )  # fmt: skip
         module.student.load_state_dict(teacher.network.state_dict())
         fit_script(module, steps=1)

@@ -209,4 +209,4 @@ def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
     assert module.steps_done == 3
     healthy = distil(model={"images": "prior"}).model
-    assert module.annotator.account.epsilon() == healthy.annotator.account.epsilon() > 0
+    assert module.session.account.epsilon() == healthy.session.account.epsilon() > 0

@@ -32,8 +32,8 @@ def training(unit: str, *, epochs: int = 1, folder: str = "", dataset: Any = FOL
 
 
 def student(folder: str, teacher: str, **budget: Any) -> dict[str, Any]:
-    annotator = {"class_path": "ResponseAnnotator", "init_args": {"budget": {"delta": 1e-3, **budget}}}
-    given = {"teacher": f"{teacher}/checkpoints/last.ckpt", "annotator": annotator, "pool_size": 8}
+    mechanism, own = {"class_path": "RawResponses"}, {"delta": 1e-3, **budget}
+    given = {"teacher": f"{teacher}/checkpoints/last.ckpt", "mechanism": mechanism, "budget": own, "pool_size": 8}
     config = configuration(folder, class_path="Distillation", steps=1, model=given)
     config["data"]["init_args"]["dataset"] = FOLDER
     return config

@@ -56,7 +56,7 @@ def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tens
     after.require_usable(num_classes=10, image_shape=SHAPE)
 
 
-class RecordingAnnotator:
+class RecordingSession:
     """Notes what is asked for."""
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class RecordingAnnotator:
 def test_a_teacher_itself_is_charged_first(trained_ensemble: Path) -> None:
     from lightning_modules.networks import logits_and_statistics
 
-    ensemble, annotator = load(trained_ensemble), RecordingAnnotator()
+    ensemble, session = load(trained_ensemble), RecordingSession()
     images = torch.randn(8, *SHAPE, requires_grad=True)
-    network = ensemble.unprotected(annotator, teacher=2, reason="statistics")  # type: ignore[arg-type]
+    network = ensemble.unprotected(session, teacher=2, reason="statistics")  # type: ignore[arg-type]
     _, distance = logits_and_statistics(network, images)
     distance.backward()
     assert isinstance(ensemble.training, Training)
     assert (
-        annotator.reasons == [f"statistics of {ensemble.training.id}"]
+        session.reasons == [f"statistics of {ensemble.training.id}"]
         and images.grad is not None
         and float(images.grad.abs().max()) > 0
     )

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.private_run import PrivateRun
 from lightning_modules.teachers import trial
 from lightning_modules.teachers.config import TeacherConfig
-from privacy import GradientAnnotator
+from privacy.mechanisms import NoisyGradients, Shape
+from privacy.session import PrivacySession
 
 SHAPE = (1, 8, 8)
 
@@ -25,9 +25,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
     teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
-    run = PrivateRun(GradientAnnotator())
-    trial.try_external(teacher, run, image_shape=SHAPE, prior=None, named=named)
-    assert run.uncharged_queries == [trial.TRIAL_ACCESS]
+    session = PrivacySession(NoisyGradients(), Shape(8, 10))
+    trial.try_external(teacher, session, image_shape=SHAPE, prior=None, named=named)
+    assert session.uncharged_queries == [trial.TRIAL_ACCESS]
 
 
 class Constant(nn.Module):

@@ -12,9 +12,11 @@ from support.runs import distil
 
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
-from privacy import Budget, GradientAnnotator
+from privacy import Budget
 from privacy import account as accounts
 from privacy.guarantee import Guarantee
+from privacy.mechanisms import NoisyGradients, Shape
+from privacy.session import PrivacySession
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
@@ -28,13 +30,13 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
     """One run that asks until its budget of all runs is used up."""
     teacher = TeacherConfig(path=path, network=SmallCNN, **given).load(**SHAPE)
-    annotator = GradientAnnotator(release="per_sample_full", noise_multiplier=30.0, budget=Budget(target_epsilon=3.0))
-    annotator.bind(batch_size=32, num_classes=10)
-    annotator.open(private_data=teacher.private_data, ledger=teacher.ledger_place(), training=teacher.training)
-    while annotator.affordable(limit=1):
-        annotator.annotate(torch.randn(32, 10))
-    annotator.close()
-    return annotator.guarantee(artefacts=["student"], planned=None), teacher.assumptions
+    mechanism = NoisyGradients(release="per_sample_full", noise_multiplier=30.0)
+    session = PrivacySession(mechanism, Shape(32, 10, "DPDFD"), budget=Budget(target_epsilon=3.0))
+    session.open(private_data=teacher.private_data, ledger=teacher.ledger_place(), training=teacher.training)
+    while session.affordable(limit=1):
+        session.release(mechanism, torch.randn(32, 10))
+    session.close()
+    return session.guarantee(artefacts=["student"]), teacher.assumptions
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -70,7 +72,7 @@ def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.Monk
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
     # As it reaches the page of a run.
     model = {"teacher": "weights.pt", "teacher_network": "SmallCNN"}
-    distil("run", model=model, annotator={"noise_multiplier": 100.0}, steps=1)
+    distil("run", model=model, mechanism={"noise_multiplier": 100.0}, steps=1)
     page = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["assumptions"]
     assert sum("UNNAMED DATA" in text for text in page) == 1
 

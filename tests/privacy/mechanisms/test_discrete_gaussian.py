@@ -21,9 +21,10 @@ from support.closed_forms import rdp_compose
 from support.seeded import Seeded
 
 import privacy.mechanisms.discrete_gaussian as module
-from privacy import Gaussian, NoiseSource, SystemNoise, compose
+from privacy import Gaussian, compose
 from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
+from privacy.mechanisms.noise import NoiseSource, SystemNoise
 
 Array = NDArray[np.float64]
 DRAWS = 200_000

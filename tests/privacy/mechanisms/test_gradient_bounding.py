@@ -11,38 +11,40 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
-from support.short_names import budgeted
 from support.threads import in_threads
 
-import privacy.annotators.gradient
-from privacy import Gaussian, GradientAnnotator
+import privacy.mechanisms.noisy_gradients
+from privacy import Gaussian
 from privacy.events.discrete import DiscreteGaussian
+from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.bounding import normalize_per_sample
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
+from privacy.mechanisms.gradients import GRADIENT_RELEASES
 from privacy.plan import Charge
 from privacy.processes import Processes
+from privacy.session import PrivacySession
 
 C, SIGMA = 1e-3, 20.0
-RELEASES = tuple(GRADIENT_MECHANISMS)
+RELEASES = tuple(GRADIENT_RELEASES)
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 
 
-class Scattered(GradientAnnotator):
+class Scattered(NoisyGradients):
     """The mutant that bounds each sample by itself and charges for a batch that is bounded as a whole."""
 
-    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        return normalize_per_sample(super()._bounded(gradients), norm_bound=self.norm_bound, stability=0.0)
+    def bounded(self, gradients: torch.Tensor, **settings: Any) -> torch.Tensor:
+        rows = super().bounded(gradients, **settings).flatten(0, -2)
+        return normalize_per_sample(rows, norm_bound=self.norm_bound, stability=0.0).view(gradients.shape)
 
 
-class PricedPerSample(GradientAnnotator):
+class PricedPerSample(NoisyGradients):
     """The mutant that charges for samples that are bounded by themselves."""
 
     priced = "normalize"
 
-    def _charge_for(self, batch_size: int, num_classes: int) -> Charge:
-        mu = self.mechanism.mu(batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS[self.priced])
-        return Charge(release=Gaussian(mu=mu), claim=super()._charge_for(batch_size, num_classes).claim)
+    def charge(self, shape: Shape) -> Charge:
+        mu = self.way.mu(shape.batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS[self.priced])
+        return Charge(release=Gaussian(mu=mu), claim=super().charge(shape).claim)
 
 
 class PricedAsWhole(PricedPerSample):
@@ -51,39 +53,37 @@ class PricedAsWhole(PricedPerSample):
     priced = "normalize_batch"
 
 
-class Loose(GradientAnnotator):
+class Loose(NoisyGradients):
     """The mutant that bounds nothing."""
 
-    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
+    def bounded(self, gradients: torch.Tensor, **settings: Any) -> torch.Tensor:
         return gradients.double()
 
 
-class MeanFirst(GradientAnnotator):
+class MeanFirst(NoisyGradients):
     """The mutant that bounds the teachers' mean in place of each teacher's gradients."""
 
-    def _bounded(self, gradients: torch.Tensor) -> torch.Tensor:
-        teachers = gradients.unflatten(0, (-1, self.shape[0]))
-        return super()._bounded(teachers.mean(dim=0)).repeat(len(teachers), 1)
+    def bounded(self, gradients: torch.Tensor, **settings: Any) -> torch.Tensor:
+        return super().bounded(gradients.mean(dim=0), **settings).expand_as(gradients)
 
 
-def annotator(
-    release: str, *, batch_size: int, num_classes: int, kind: type[GradientAnnotator] = GradientAnnotator, **more: Any
-) -> GradientAnnotator:
-    made = kind(
-        **budgeted(
-            {
-                "release": release,
-                "bounding": "normalize_batch",
-                "norm_bound": C,
-                "noise_multiplier": SIGMA,
-                "noise": Seeded(factor=0.0),
-                **more,
-            }
-        )
-    )
-    made.bind(batch_size=batch_size, num_classes=num_classes)
+def mechanism(release: str, *, kind: type[NoisyGradients] = NoisyGradients, **more: Any) -> NoisyGradients:
+    settings: dict[str, Any] = {
+        "release": release,
+        "bounding": "normalize_batch",
+        "norm_bound": C,
+        "noise_multiplier": SIGMA,
+        "noise": Seeded(factor=0.0),
+        **more,
+    }
+    return kind(**settings)
+
+
+def asked(release: str, rows: torch.Tensor, **more: Any) -> torch.Tensor:
+    """What a new session releases of such rows."""
+    made = PrivacySession(mechanism(release, **more), Shape(*rows.shape[-2:]))
     made.open(private_data="digits/train")
-    return made
+    return made.release(made.mechanism, rows)
 
 
 def changed_teacher(pair: Neighbours) -> int:
@@ -96,11 +96,9 @@ def moved(release: str, pair: Neighbours, **more: Any) -> float:
 
     Of the releases of one vector that vector counts once, and the noise of a mean of samples is that of the mean.
     """
-    teachers, batch_size, num_classes = pair[0].shape
+    teachers, batch_size, _ = pair[0].shape
     only = changed_teacher(pair) if release != "ensemble" else slice(None)
-    one, other = (
-        annotator(release, batch_size=batch_size, num_classes=num_classes, **more).annotate(rows[only]) for rows in pair
-    )
+    one, other = (asked(release, rows[only], **more) for rows in pair)
     difference = one - other
     scale = SIGMA * more.get("norm_bound", C)
     deviation = {
@@ -116,8 +114,7 @@ def moved(release: str, pair: Neighbours, **more: Any) -> float:
 
 
 def charged(release: str, pair: Neighbours, **more: Any) -> float:
-    _, batch_size, num_classes = pair[0].shape
-    mu = annotator(release, batch_size=batch_size, num_classes=num_classes, **more).charge.release.gaussian_mu
+    mu = PrivacySession(mechanism(release, **more), Shape(*pair[0].shape[1:])).cost.release.gaussian_mu
     assert mu is not None
     return mu
 
@@ -171,32 +168,30 @@ def test_what_is_not_bounded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert holds((first, second)) and holds((first, broken))
     assert not holds((first, second), kind=Loose) and not holds((first, second), kind=MeanFirst)
     assert not holds(worst_neighbours(changed=2))  # shards that overlap
-    monkeypatch.setattr(privacy.annotators.gradient, "zero_non_finite_samples", torch.Tensor.double)
+    monkeypatch.setattr(privacy.mechanisms.noisy_gradients, "zero_non_finite_samples", torch.Tensor.double)
     assert not holds((first, broken))
 
 
 def test_the_batch_has_the_printed_norm() -> None:
     rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    out = annotator("per_sample", batch_size=2, num_classes=2, stability=0.05).annotate(rows)
+    out = asked("per_sample", rows, stability=0.05)
     assert torch.allclose(out, C * rows / 5.05, rtol=1e-12, atol=0)
     both = torch.stack([rows, 100 * rows])  # each teacher by its own norm
-    mean = annotator("ensemble", batch_size=2, num_classes=2, stability=0.0).annotate(both)
+    mean = asked("ensemble", both, stability=0.0)
     assert torch.allclose(mean, C * rows / 5, rtol=1e-9, atol=0)
 
 
 def shift_on_lattice_is_covered(pair: Neighbours, bounding: str) -> bool:
     """Whether the L2 norm of the shift, in whole numbers of lattice points and without any rounding, is at most 2C."""
     _, batch_size, num_classes = pair[0].shape
-    made = annotator(
-        "ensemble", batch_size=batch_size, num_classes=num_classes, granularity=1e-3, bounding=bounding, stability=0.0
-    )
-    event = made.charge.release
+    made = mechanism("ensemble", granularity=1e-3, bounding=bounding, stability=0.0)
+    event = made.charge(Shape(batch_size, num_classes)).release
     assert isinstance(event, DiscreteGaussian) and event.mu == charged("ensemble", pair, bounding=bounding)
-    assert made._lattice is not None
-    first, second = (made._bounded(rows.flatten(0, -2)) / made._lattice for rows in pair)
+    assert made.lattice is not None
+    first, second = (made.bounded(rows, batch_size=batch_size) / made.lattice for rows in pair)
     assert torch.equal(first, first.round()) and torch.equal(second, second.round())
     squares = sum(int(steps) ** 2 for steps in (first - second).flatten().tolist())
-    return squares <= (2 * C / made._lattice) ** 2
+    return squares <= (2 * C / made.lattice) ** 2
 
 
 @settings(max_examples=60)
@@ -216,12 +211,9 @@ def test_the_norm_is_of_all_processes_rows() -> None:
     rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
 
     def act(processes: Processes) -> torch.Tensor:
-        made = GradientAnnotator(
-            bounding="normalize_batch", norm_bound=C, stability=0.0, noise=Seeded(factor=0.0), noise_multiplier=SIGMA
-        )
-        made.bind(batch_size=2, num_classes=2)
+        made = PrivacySession(mechanism("per_sample", stability=0.0), Shape(2, 2))
         made.open(private_data="digits/train", processes=processes)
-        return made.annotate(rows[processes.rank : processes.rank + 1])
+        return made.release(made.mechanism, rows[processes.rank : processes.rank + 1])
 
     shares = torch.cat(in_threads(act))
     assert torch.allclose(shares, C * rows / 5, rtol=1e-9, atol=0)

@@ -10,21 +10,15 @@ import pytest
 import torch
 from support.plans import plan_of
 from support.seeded import Seeded
-from support.short_names import budgeted
+from support.sessions import session_of
 from torch.nn import functional as F
 
-from privacy import (
-    BudgetExceeded,
-    Gaussian,
-    LabelOnly,
-    RandomizedResponse,
-    ReproducibleNoise,
-    SampledGaussian,
-    Unbounded,
-    compose,
-)
-from privacy.annotators import DirectGradientAnnotator, DirectLabelAnnotator
+from privacy import BudgetExceeded, Gaussian, LabelOnly, RandomizedResponse, SampledGaussian, Unbounded, compose
+from privacy.mechanisms import DirectGradients, DirectLabels, Shape
+from privacy.mechanisms.gradients import GRADIENT_RELEASES
+from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.neighbours import Relation, Unit
+from privacy.session import PrivacySession
 
 DELTA = 1e-5
 OF_LABEL: dict[str, Any] = {"unit": Unit.LABEL, "relation": Relation.REPLACE_ONE}
@@ -34,19 +28,28 @@ def gradients_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
 
 
-def of_gradients(*, batch: int = 4, rate: float = 0.01, **settings: Any) -> DirectGradientAnnotator:
-    annotator = DirectGradientAnnotator(**budgeted({"release": "per_sample_full", "noise_multiplier": 2.0, **settings}))
-    annotator.bind(batch_size=batch, num_classes=10, paper="DPDFD")
-    annotator.bind_sampling(sample_rate=rate)
-    annotator.open(private_data="digits/train")
-    return annotator
+def of_gradients(*, batch: int = 4, rate: float = 0.01, secure: bool = True, **settings: Any) -> PrivacySession:
+    shape = Shape(batch, 10, "DPDFD", rate, secure)
+    return session_of(DirectGradients, shape, **{"release": "per_sample_full", "noise_multiplier": 2.0, **settings})
 
 
-def of_labels(*, records: int = 100, classes: int = 10, **settings: Any) -> DirectLabelAnnotator:
-    annotator = DirectLabelAnnotator(**budgeted(settings))
-    annotator.bind(batch_size=records, num_classes=classes, paper="DPSD")
-    annotator.open(private_data="digits/train")
-    return annotator
+def of_labels(**settings: Any) -> PrivacySession:
+    return session_of(DirectLabels, Shape(100, 10, "DPSD"), **settings)
+
+
+def asked(made: PrivacySession, *tensors: torch.Tensor) -> torch.Tensor:
+    return made.release(made.mechanism, *tensors)
+
+
+def label_mu(made: PrivacySession) -> float:
+    assert isinstance(made.mechanism, DirectGradients)
+    return made.mechanism.label_mu(made.shape.batch_size)
+
+
+def epsilon_label(made: PrivacySession, *, steps: int) -> float:
+    """Of a plan of so many steps."""
+    made.plan = plan_of(made, steps)
+    return made.account.epsilon_label(counts=made.covering())
 
 
 def numbers(*values: int) -> torch.Tensor:
@@ -56,7 +59,7 @@ def numbers(*values: int) -> torch.Tensor:
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])
 @pytest.mark.parametrize("bounding", ["normalize", "clip"])
 def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release: str, bounding: str) -> None:
-    annotator = of_gradients(release=release, bounding=bounding, norm_bound=0.3, noise=Seeded(factor=0.0))
+    made = of_gradients(release=release, bounding=bounding, norm_bound=0.3, noise=Seeded(factor=0.0))
     torch.manual_seed(0)
     logits = torch.randn(4, 10) * 5
     # The worst case: two classes of probability 1/2, whose gradients are opposite.
@@ -64,15 +67,15 @@ def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release:
     labels = torch.tensor([0, 3, 4, 5])
 
     def noised(labels: torch.Tensor) -> torch.Tensor:
-        released = annotator.annotate(gradients_of(logits, labels), torch.arange(4)).double()
+        released = asked(made, gradients_of(logits, labels), torch.arange(4)).double()
         # The mean of a batch is what noise was added to, divided by the number of rows.
         return released[0] * 4 if release.startswith("batch_mean") else released
 
     furthest = max(float((noised(labels) - noised(torch.tensor([other, 3, 4, 5]))).norm()) for other in range(1, 10))
-    std = annotator.mechanism.noise_std(4, 2.0) * 0.3
+    std = GRADIENT_RELEASES[release].noise_std(4, 2.0) * 0.3
     if release == "batch_mean_rows":
         std *= math.sqrt(4)  # of the sum of four rows
-    charged = annotator.label_mu * std
+    charged = label_mu(made) * std
     assert furthest <= charged * (1 + 1e-5)
     if release != "batch_mean_rows":  # charged as if a batch had one row
         # Negative control: a charge for a bound of C and not of 2C would be noticed.
@@ -80,11 +83,11 @@ def test_a_label_moves_what_is_noised_by_no_more_than_it_is_charged_for(release:
 
 
 def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
-    annotator = of_gradients(noise=Seeded(factor=0.0))
+    made = of_gradients(noise=Seeded(factor=0.0))
     torch.manual_seed(0)
     logits = torch.randn(4, 10)
     first, second = (
-        annotator.annotate(gradients_of(logits, torch.tensor([label, 1, 2, 3])), torch.arange(4)) for label in (0, 9)
+        asked(made, gradients_of(logits, torch.tensor([label, 1, 2, 3])), torch.arange(4)) for label in (0, 9)
     )
     assert torch.equal(first[1:], second[1:])
     assert not torch.equal(first[0], second[0])
@@ -97,38 +100,36 @@ def test_other_rows_do_not_move_and_a_common_norm_would_move_them() -> None:
 
 @pytest.mark.parametrize(("steps", "expected"), [(1000, 23.391), (1, 3.1387)])
 def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: float) -> None:
-    annotator = of_gradients(batch=10)
-    assert annotator.label_mu == 1.0
-    assert annotator.epsilon_label(plan_of(annotator, steps)) == pytest.approx(expected, abs=1e-3)
-    assert annotator.covered_epsilon(plan_of(annotator, steps)) == math.inf
+    made = of_gradients(batch=10)
+    assert label_mu(made) == 1.0
+    assert epsilon_label(made, steps=steps) == pytest.approx(expected, abs=1e-3)
+    assert made.covered_epsilon() == math.inf
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])
 def test_an_empty_poisson_batch_is_charged_and_gives_nothing(release: str) -> None:
-    annotator = of_gradients(release=release)
-    assert annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
-    assert sum(annotator.account.counts().values()) == 1
+    made = of_gradients(release=release)
+    assert asked(made, torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)).shape == (0, 10)
+    assert sum(made.account.counts().values()) == 1
 
 
 def test_coins_or_noise_with_a_seed_void_both_statements() -> None:
-    annotator = of_gradients()
-    annotator.bind_sampling(sample_rate=0.01, secure=False)
-    assert annotator.epsilon_label(plan_of(annotator, 1)) == math.inf
-    for settings in ({"noise": ReproducibleNoise(seed=1)}, {"noise_multiplier": 0.0}):
-        annotator = of_gradients(**settings)
-        assert annotator.epsilon_label(plan_of(annotator, 1)) == math.inf
+    assert epsilon_label(of_gradients(), steps=1) < math.inf
+    for settings in ({"secure": False}, {"noise": ReproducibleNoise(seed=1)}, {"noise_multiplier": 0.0}):
+        assert epsilon_label(of_gradients(**settings), steps=1) == math.inf
 
 
 def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() -> None:
-    annotator = of_gradients(batch=256, rate=0.256, norm_bound=1e-3, noise_multiplier=100.0)
+    made = of_gradients(batch=256, rate=0.256, norm_bound=1e-3, noise_multiplier=100.0)
     for _ in range(200):
-        annotator.annotate(torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
-    assert annotator.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
-    guarantee = annotator.guarantee(artefacts=["model"], planned=plan_of(annotator, 200))
+        asked(made, torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
+    assert made.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
+    expected = epsilon_label(made, steps=200)
+    guarantee = made.guarantee(artefacts=["model"])
     assert guarantee.epsilon == math.inf
     assert guarantee.labels is not None
     assert guarantee.labels.unit == "the label of one training record"
-    assert guarantee.labels.epsilon == annotator.epsilon_label(plan_of(annotator, 200))
+    assert guarantee.labels.epsilon == expected
     written = guarantee.to_dict()
     assert written["guarantee"]["epsilon"] == "inf"
     assert written["label_guarantee"]["unit"] == "the label of one training record"
@@ -149,99 +150,87 @@ def test_settings_without_a_proof_are_refused(settings: dict[str, Any], words: s
 
 
 def test_bad_calls_are_refused_before_anything_is_charged() -> None:
-    annotator = of_gradients()
+    made = of_gradients()
     with pytest.raises(ValueError, match="distinct"):
-        annotator.annotate(torch.randn(2, 10), numbers(3, 3))
+        asked(made, torch.randn(2, 10), numbers(3, 3))
     with pytest.raises(ValueError, match="gradients must be"):
-        annotator.annotate(torch.randn(2, 9), numbers(3, 4))
+        asked(made, torch.randn(2, 9), numbers(3, 4))
     with pytest.raises(ValueError, match="numbers of their records"):
-        annotator.annotate(torch.randn(2, 10))
+        asked(made, torch.randn(2, 10), numbers(3))
+    with pytest.raises(ValueError, match="not enough values"):
+        asked(made, torch.randn(2, 10))
     labels = of_labels()
-    with pytest.raises(ValueError, match="distinct"):
-        labels.annotate(numbers(1, 1), numbers(0, 0))
-    assert not annotator.account.counts() and not labels.account.counts()
+    for given in (LABELS[1:], torch.cat([LABELS, LABELS[:1]]), LABELS[None]):
+        with pytest.raises(ValueError, match="labels must be those of all 100 records"):
+            asked(labels, given)
+    assert not made.account.counts() and not labels.account.counts()
 
 
 def test_the_target_is_kept_before_noise_is_drawn() -> None:
-    annotator = of_gradients(batch=256, rate=0.1, noise_multiplier=10.0, target_epsilon=1.0, accounting="published")
-    allowed = annotator.affordable(limit=10**6)
+    made = of_gradients(batch=256, rate=0.1, noise_multiplier=10.0, target_epsilon=1.0, accounting="published")
+    allowed = made.affordable(limit=10**6)
     none = torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64)
     for _ in range(allowed):
-        annotator.annotate(*none)
+        asked(made, *none)
     with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: private images"):
-        annotator.annotate(*none)
-    assert sum(annotator.account.counts().values()) == allowed
+        asked(made, *none)
+    assert sum(made.account.counts().values()) == allowed
 
 
 # --- the label switch ---
 
 
-def test_a_label_is_drawn_once_and_costs_epsilon_for_the_whole_run() -> None:
-    annotator = of_labels(epsilon=1.0)
-    labels, everybody = torch.randint(10, (100,)), torch.arange(100)
-    first = annotator.annotate(labels, everybody)
-    for _ in range(5):
-        again = annotator.annotate(labels, everybody)
-        assert torch.equal(again, first)
-    assert annotator.account.epsilon_label() == pytest.approx(1.0, abs=1e-4)
-    assert annotator.account.epsilon_label() <= 1.0
-    assert annotator.account.epsilon() == math.inf
-    assert annotator.account.epsilon_published() == 1.0
-    assert annotator.complete
+LABELS = torch.zeros(100, dtype=torch.int64)
+
+
+def test_all_labels_in_one_call_cost_epsilon_for_the_whole_run() -> None:
+    made = of_labels(epsilon=1.0)
+    assert asked(made, LABELS).shape == (100,)
+    assert made.account.epsilon_label() == pytest.approx(1.0, abs=1e-4)
+    assert made.account.epsilon_label() <= 1.0
+    assert made.account.epsilon() == math.inf
+    assert made.account.epsilon_published() == 1.0
 
 
 def test_labels_that_are_drawn_again_cost_again() -> None:
-    annotator = of_labels(epsilon=1.0)
-    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
-    annotator.annotate(labels[:50], everybody[:50])
-    state, kept = annotator.account.state(), annotator.kept()
-    annotator.annotate(labels[50:], everybody[50:])  # lost with a crash
-    resumed = DirectLabelAnnotator(epsilon=1.0)
-    resumed.bind(batch_size=100, num_classes=10, paper="DPSD")
-    resumed.open(private_data="digits/train", state=state)
-    assert kept is not None
-    resumed.keep(kept)
-    resumed.annotate(labels[:50], everybody[:50])
+    first = of_labels(epsilon=1.0)
+    asked(first, LABELS)  # lost with a crash
+    resumed = of_labels(epsilon=1.0, opened=False)
+    resumed.load(first.state())
+    resumed.open(private_data="digits/train")
     assert resumed.account.epsilon_label() <= 1.0
-    resumed.annotate(labels, everybody)
+    asked(resumed, LABELS)
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
     assert resumed.account.epsilon_label() == twice > 1.5
-    with pytest.raises(ValueError, match="same private records"):
-        of_labels(records=99).keep(kept)
 
 
 def test_labels_that_an_older_checkpoint_takes_back_cost_again_in_one_process_too() -> None:
     """A script that fits once more from an earlier file has the same object, which knows that it was charged."""
-    annotator = of_labels(epsilon=1.0)
-    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
-    annotator.annotate(labels[:50], everybody[:50])
-    kept = annotator.kept()
-    assert kept is not None
-    first = annotator.annotate(labels, everybody)
-    annotator.keep(kept)
-    second = annotator.annotate(labels, everybody)
-    assert not torch.equal(first[50:], second[50:]), "drawn twice"
+    made = of_labels(epsilon=1.0)
+    before = made.state()
+    first = asked(made, LABELS)
+    made.load(before)
+    made.open(private_data="digits/train")
+    second = asked(made, LABELS)
+    assert not torch.equal(first, second), "drawn twice"
     twice = compose({RandomizedResponse(1.0, 10, **OF_LABEL): 2}, DELTA).epsilon
-    assert annotator.account.epsilon_label() == twice
+    assert made.account.epsilon_label() == twice
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_draws_of_a_copy_or_at_another_epsilon_cost_again(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    annotator = of_labels(epsilon=1.0)
-    labels, everybody = torch.zeros(100, dtype=torch.int64), torch.arange(100)
-    annotator.annotate(labels[:1], everybody[:1])
+    made = of_labels(epsilon=1.0)
+    first = asked(made, LABELS)
+    copied = copy.deepcopy(made)
     if broken:  # as if what was charged once were charged for good
-        monkeypatch.setattr(DirectLabelAnnotator, "_charge_once", lambda _: None)
-    copied = copy.deepcopy(annotator)
-    annotator.annotate(labels[:99], everybody[:99])
-    copied.annotate(labels[:99], everybody[:99])
-    annotator.epsilon = 8.0
-    annotator.annotate(labels[99:], everybody[99:])
+        monkeypatch.setattr(PrivacySession, "charge", lambda *_: None)
+    second = asked(copied, LABELS)
+    made.release(DirectLabels(epsilon=8.0), LABELS)
     released = compose({RandomizedResponse(8.0, 10, **OF_LABEL): 1}, DELTA).epsilon
-    assert (annotator.account.epsilon_label() < released) is broken
+    assert (made.account.epsilon_label() < released) is broken
     found = {charge.release: count for charge, count in copied.account.counts().items()}
     twice = LabelOnly(RandomizedResponse(1.0, 10, **OF_LABEL))
-    assert (found[twice] < 2) is broken and not torch.equal(annotator.responses, copied.responses)  # type: ignore[arg-type]
+    assert (found[twice] < 2) is broken and not torch.equal(first, second)
 
 
 # --- one event for both statements ---

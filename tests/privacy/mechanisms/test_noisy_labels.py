@@ -1,4 +1,4 @@
-"""Labels through the annotator: released with the probabilities that are charged for, and charged before."""
+"""Labels through the session: released with the probabilities that are charged for, and charged before."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from support.short_names import budgeted
+from support.sessions import session_of
 
 from privacy.accounting.composition import compose
-from privacy.annotators import Annotator, GradientAnnotator
-from privacy.annotators.label import LabelAnnotator
 from privacy.events import RandomizedResponse, Repeated
+from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.session import PrivacySession
 
 B, CLASSES = 4000, 10
 
 
-def annotator(*, rows: int = B, paper: str = "DPSD", **settings: Any) -> LabelAnnotator:
-    made = LabelAnnotator(**budgeted(settings))
-    made.bind(batch_size=rows, num_classes=CLASSES, paper=paper)
-    made.open(private_data="digits/train", ledger=settings.get("ledger"))
-    return made
+def session(kind: type[Mechanism] = NoisyLabels, *, rows: int = B, **settings: Any) -> PrivacySession:
+    return session_of(kind, Shape(rows, CLASSES, "DPSD"), **settings)
+
+
+def asked(
+    made: PrivacySession, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None
+) -> torch.Tensor:
+    return made.release(made.mechanism, logits, candidates, size=size)
 
 
 def teacher(rows: int = B) -> torch.Tensor:
@@ -60,16 +63,16 @@ def answers_fit(answers: torch.Tensor, candidates: torch.Tensor, *, epsilon: flo
 def test_answers_have_the_frequencies_that_are_charged_for(k: int, epsilon: float) -> None:
     """Accepted as they are; answers given at 3/2 of ε are refused."""
     candidates = sets(k, 100_000)
-    right = annotator(rows=100_000, epsilon=epsilon).annotate(teacher(100_000), candidates)
+    right = asked(session(rows=100_000, epsilon=epsilon), teacher(100_000), candidates)
     assert answers_fit(right, candidates, epsilon=epsilon)
     for factor in (2 / 3, 3 / 2):
-        wrong = annotator(rows=100_000, epsilon=factor * epsilon).annotate(teacher(100_000), candidates)
+        wrong = asked(session(rows=100_000, epsilon=factor * epsilon), teacher(100_000), candidates)
         assert not answers_fit(wrong, candidates, epsilon=epsilon)
 
 
 def test_a_batch_is_charged_as_that_many_answers() -> None:
-    made = annotator(rows=100, epsilon=1.0, smallest=3)
-    made.annotate(teacher(100), sets(3, 100), size=3)
+    made = session(rows=100, epsilon=1.0, smallest=3)
+    asked(made, teacher(100), sets(3, 100), size=3)
     assert made.account.epsilon() == pytest.approx(67.9245, abs=5e-5)
     assert made.account.epsilon_published() == 1.0
     assert made.account.queries() == 100
@@ -77,47 +80,45 @@ def test_a_batch_is_charged_as_that_many_answers() -> None:
 
 
 def test_sizes_fixed_beforehand_are_charged_for_themselves_and_others_for_the_smallest() -> None:
-    fixed = annotator(rows=50, smallest=2)
-    fixed.annotate(teacher(50), sets(10, 50), size=10)
-    fixed.annotate(teacher(50), sets(2, 50), size=2)
+    fixed = session(rows=50, smallest=2)
+    asked(fixed, teacher(50), sets(10, 50), size=10)
+    asked(fixed, teacher(50), sets(2, 50), size=2)
     assert fixed.account.epsilon() == pytest.approx(58.7973, abs=5e-5)
-    varying = annotator(rows=50, smallest=2)
+    varying = session(rows=50, smallest=2)
     for k in (10, 2):
-        varying.annotate(teacher(50), sets(k, 50))
+        asked(varying, teacher(50), sets(k, 50))
     assert varying.account.epsilon() == pytest.approx(79.8413, abs=5e-5)
     assert compose({Repeated(RandomizedResponse(1.0, 2), 50): 2}, 1e-5).epsilon == varying.account.epsilon()
 
 
 @pytest.mark.parametrize(("k", "size"), [(2, None), (2, 3), (4, 3), (2, 2)])
 def test_sets_that_are_not_what_is_charged_for_are_refused(k: int, size: int | None) -> None:
-    made = annotator(smallest=3)
+    made = session(smallest=3)
     with pytest.raises(ValueError, match="candidates must hold"):
-        made.annotate(teacher(), sets(k), size=size)
+        asked(made, teacher(), sets(k), size=size)
     assert not made.account.counts()
 
 
 def test_another_shape_is_refused_and_not_charged() -> None:
-    made = annotator()
+    made = session()
     for logits, candidates in ((teacher(5), sets(3)), (teacher(), sets(3, 5))):
         with pytest.raises(ValueError, match=r"shape \(B, c\) = \(4000, 10\)"):
-            made.annotate(logits, candidates)
+            asked(made, logits, candidates)
     assert not made.account.counts()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_teacher_that_fails_is_charged_and_answers_all_the_same(value: float) -> None:
-    made = annotator()
-    answers = made.annotate(torch.full((B, CLASSES), value), sets(3))
+    made = session()
+    answers = asked(made, torch.full((B, CLASSES), value), sets(3))
     assert bool(sets(3).gather(1, answers[:, None]).all())
     assert made.calls_made() == 1
 
 
-@pytest.mark.parametrize("kind", [GradientAnnotator, LabelAnnotator])
-def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Annotator]) -> None:
-    made = kind()
-    made.bind(batch_size=8, num_classes=CLASSES, paper="DPSD")
-    made.open(private_data="digits/train")
-    before = made.account.epsilon_published(counts={made.charge: 5})
+@pytest.mark.parametrize("kind", [NoisyGradients, NoisyLabels])
+def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Mechanism]) -> None:
+    made = session(kind, rows=8)
+    before = made.account.epsilon_published(counts={made.cost: 5})
     for _ in range(3):
         made.charge_nonprivate_access("the generator was trained against the teacher")
     assert sum(made.account.counts().values()) == 1
@@ -125,7 +126,7 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
     assert made.account.epsilon() == math.inf
     assert made.account.unbounded() == ["the generator was trained against the teacher"]
     # DPSD counts it for nothing.
-    assert made.account.epsilon_published(counts={**made.account.counts(), made.charge: 5}) == before
+    assert made.account.epsilon_published(counts={**made.account.counts(), made.cost: 5}) == before
 
 
 @pytest.mark.parametrize(
@@ -139,4 +140,4 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Anno
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        annotator(**settings)
+        session(**settings)

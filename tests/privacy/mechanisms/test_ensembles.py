@@ -1,6 +1,6 @@
 """Sums over teachers on disjoint shards: what one teacher, all that a record changes, can move; noise and price.
 
-Of the directions of logits (`MeanResponseAnnotator`); of bounded gradients (`GradientAnnotator`, DPDFD Algorithm 2)
+Of the directions of logits (`NoisyMeanResponse`); of bounded gradients (`NoisyGradients`, DPDFD Algorithm 2)
 only what their own tests leave out.
 """
 
@@ -17,25 +17,28 @@ from scipy import stats
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.plans import plan_of
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
-from support.short_names import budgeted
+from support.sessions import session_of
 
-import privacy.annotators.mean_response
-from privacy import Gaussian, GradientAnnotator
-from privacy.annotators import Annotator, MeanResponseAnnotator
+import privacy.mechanisms.noisy_mean_response
+from privacy import Gaussian
+from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
+from privacy.session import PrivacySession
 
 B, CLASSES, SIGMA, N = 16, 10, 20.0, 7
-GRADIENTS, DIRECTIONS = GradientAnnotator, MeanResponseAnnotator
+GRADIENTS, DIRECTIONS = NoisyGradients, NoisyMeanResponse
 KINDS = pytest.mark.parametrize("kind", [GRADIENTS, DIRECTIONS])
 
 
-def annotator(
-    kind: type[Annotator] = DIRECTIONS, *, batch_size: int = B, num_classes: int = CLASSES, **more: Any
-) -> Any:
+def session(
+    kind: type[Mechanism] = DIRECTIONS, *, batch_size: int = B, num_classes: int = CLASSES, **more: Any
+) -> PrivacySession:
     own = {"release": "ensemble"} if kind is GRADIENTS else {}
-    made: Any = kind(**budgeted({"noise_multiplier": SIGMA, "noise": Seeded(), **own, **more}))
-    made.bind(batch_size=batch_size, num_classes=num_classes, paper="DPDFD")
-    made.open(private_data="digits/train")
-    return made
+    settings = {"noise_multiplier": SIGMA, "noise": Seeded(), **own, **more}
+    return session_of(kind, Shape(batch_size, num_classes, "DPDFD"), **settings)
+
+
+def asked(made: PrivacySession, rows: torch.Tensor) -> torch.Tensor:
+    return made.release(made.mechanism, rows)
 
 
 def answers(teachers: int = N, seed: int = 0) -> torch.Tensor:
@@ -48,45 +51,44 @@ def directions(rows: torch.Tensor) -> torch.Tensor:
     return centred / centred.norm(dim=2, keepdim=True)
 
 
-def added(made: Any, *, teachers: int = N, calls: int = 60) -> torch.Tensor:
+def added(made: PrivacySession, *, teachers: int = N, calls: int = 60) -> torch.Tensor:
     """What was added to the mean of the teachers' directions, (calls, B, c)."""
     rows = answers(teachers)
-    return torch.stack([made.annotate(rows) - directions(rows).mean(dim=0) for _ in range(calls)])
+    return torch.stack([asked(made, rows) - directions(rows).mean(dim=0) for _ in range(calls)])
 
 
 @pytest.mark.parametrize("teachers", [2, 100])
 def test_the_noise_is_the_sums_divided_by_the_number_of_teachers(teachers: int) -> None:
-    draws, right = added(annotator(), teachers=teachers), SIGMA / teachers
+    draws, right = added(session(), teachers=teachers), SIGMA / teachers
     assert has_deviation(draws, right)
     assert stats.kstest(draws.flatten().numpy() / right, "norm").pvalue > 1e-6
     # Not divided; noise on each teacher's rows by itself; and the source's own noise, changed a little.
     for wrong in (right * teachers, right * math.sqrt(teachers), right * 0.95, right * 1.05):
         assert not has_deviation(draws, wrong)
-    assert not has_deviation(added(annotator(noise=Seeded(factor=0.95)), teachers=teachers), right)
+    assert not has_deviation(added(session(noise=Seeded(factor=0.95)), teachers=teachers), right)
 
 
 def test_each_row_and_each_call_has_noise_of_its_own() -> None:
-    draws = added(annotator(), calls=100)
+    draws = added(session(), calls=100)
     assert not any(correlated(draws[:, 0], draws[:, row]) for row in range(1, B))
     assert not correlated(draws[1:], draws[:-1])
-    shared = added(annotator(noise=SharedRow()), calls=100)
+    shared = added(session(noise=SharedRow()), calls=100)
     assert correlated(shared[:, 0], shared[:, 1])
 
 
-def silent(rows: torch.Tensor, kind: type[Annotator] = DIRECTIONS) -> torch.Tensor:
+def silent(rows: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> torch.Tensor:
     """What is released, noise left out."""
-    made = annotator(kind, batch_size=rows.shape[1], num_classes=rows.shape[2], noise=Seeded(factor=0.0))
-    released: torch.Tensor = made.annotate(rows)
+    released = asked(session(kind, batch_size=rows.shape[1], num_classes=rows.shape[2], noise=Seeded(factor=0.0)), rows)
     assert torch.isfinite(released).all()
     return released
 
 
-def moved(first: torch.Tensor, second: torch.Tensor, kind: type[Annotator] = DIRECTIONS) -> float:
+def moved(first: torch.Tensor, second: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> float:
     """How far an image's row of the sum moves at most between two ensembles."""
     return max(len(first) * math.hypot(*row) for row in (silent(first, kind) - silent(second, kind)).tolist())
 
 
-def bounded(first: torch.Tensor, second: torch.Tensor, kind: type[Annotator] = DIRECTIONS) -> bool:
+def bounded(first: torch.Tensor, second: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> bool:
     return moved(first, second, kind) <= 2 * (1 + 1e-12)
 
 
@@ -138,15 +140,16 @@ MUTANTS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
 def test_what_is_not_bounded_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holds()
     for function, mutant in MUTANTS[name].items():
-        monkeypatch.setattr(privacy.annotators.mean_response, function, mutant)
+        monkeypatch.setattr(privacy.mechanisms.noisy_mean_response, function, mutant)
     assert not holds()
 
 
-class MeanFirst(MeanResponseAnnotator):
+class MeanFirst(NoisyMeanResponse):
     """The mutant that bounds the teachers' mean in place of each teacher's row."""
 
-    def annotate(self, logits: torch.Tensor) -> torch.Tensor:
-        return super().annotate(logits.mean(dim=0, keepdim=True).expand_as(logits))
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        (logits,) = tensors
+        return super().answer(shape, logits.mean(dim=0, keepdim=True).expand_as(logits))
 
 
 def test_rows_are_bounded_before_they_are_added_up() -> None:
@@ -168,19 +171,19 @@ def test_only_directions_of_logits_count() -> None:
 
 @KINDS
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_a_broken_teacher_is_left_out_of_the_sum_and_counted_in_the_mean(kind: type[Annotator], broken: float) -> None:
+def test_a_broken_teacher_is_left_out_of_the_sum_and_counted_in_the_mean(kind: type[Mechanism], broken: float) -> None:
     """Dividing by those that work would tell how many do."""
     given = answers()
     given[3] = broken
     zeros = answers()
     zeros[3] = 0.0
-    one, other = (annotator(kind).annotate(rows) for rows in (given, zeros))
+    one, other = (asked(session(kind), rows) for rows in (given, zeros))
     assert torch.isfinite(one).all() and torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("batch_size", "sigma"), [(1, 5.0), (16, 20.0), (256, 100.0)])
 def test_the_charge(batch_size: int, sigma: float) -> None:
-    charge = annotator(batch_size=batch_size, noise_multiplier=sigma).charge
+    charge = session(batch_size=batch_size, noise_multiplier=sigma).cost
     assert charge.release == Gaussian(mu=math.sqrt(batch_size) * 2 / sigma) and charge.queries == batch_size
     assert charge.claim is None
 
@@ -197,14 +200,14 @@ SHAPES = [
 
 
 @KINDS
-def test_another_shape_is_refused_and_not_charged(kind: type[Annotator]) -> None:
-    made = annotator(kind)
+def test_another_shape_is_refused_and_not_charged(kind: type[Mechanism]) -> None:
+    made = session(kind)
     for shape in SHAPES:
         with pytest.raises(ValueError, match=r"shape \(n, B, c\) with \(B, c\) = \(16, 10\) that is charged for, got"):
-            made.annotate(torch.zeros(shape))
-    single = annotator(GRADIENTS, release="per_sample")
+            asked(made, torch.zeros(shape))
+    single = session(GRADIENTS, release="per_sample")
     with pytest.raises(ValueError, match=r"shape \(B, c\) = \(16, 10\)"):
-        single.annotate(answers())
+        asked(single, answers())
     assert not made.account.counts() and not single.account.counts()
 
 
@@ -220,21 +223,23 @@ def test_another_shape_is_refused_and_not_charged(kind: type[Annotator]) -> None
         (DIRECTIONS, "one record moves one teacher's direction on each image by up to 2"),
     ],
 )
-def test_the_guarantee_is_about_a_record_of_one_teacher(kind: type[Annotator], words: str) -> None:
-    made = annotator(kind)
-    made.annotate(answers())
-    guarantee = made.guarantee(artefacts=["student"], planned=plan_of(made, 1))
+def test_the_guarantee_is_about_a_record_of_one_teacher(kind: type[Mechanism], words: str) -> None:
+    made = session(kind)
+    asked(made, answers())
+    made.plan = plan_of(made, 1)
+    guarantee = made.guarantee(artefacts=["student"])
     page = guarantee.to_markdown()
     assert guarantee.unit == "one training record of one teacher"
     assert guarantee.epsilon == made.account.epsilon() < math.inf and "VOID" not in page
     assert all(part in page for part in (words, "a record's id alone decides its shard", "share nothing"))
-    single = annotator(GRADIENTS, release="per_sample")
-    single.annotate(answers()[0])
-    other = single.guarantee(artefacts=["student"], planned=plan_of(single, 1))
+    single = session(GRADIENTS, release="per_sample")
+    asked(single, answers()[0])
+    single.plan = plan_of(single, 1)
+    other = single.guarantee(artefacts=["student"])
     assert other.unit == "one training record of the teacher" and words not in other.to_markdown()
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, 1e-31, 1e31, math.inf, math.nan])
 def test_noise_without_a_meaning_is_refused(noise_multiplier: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
-        MeanResponseAnnotator(noise_multiplier=noise_multiplier)
+        NoisyMeanResponse(noise_multiplier=noise_multiplier)

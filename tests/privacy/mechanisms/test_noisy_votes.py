@@ -1,4 +1,4 @@
-"""Votes through the annotator: the noise that is charged for, charged before, and covered by their plan."""
+"""Votes through the session: the noise that is charged for, charged before, and covered by their plan."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import pytest
 import torch
 from scipy import stats
 from support.plans import plan_of
-from support.short_names import budgeted
+from support.sessions import session_of
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
-from privacy.annotators.votes import VoteAnnotator
 from privacy.events import LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.ledger import Ledger
+from privacy.mechanisms import NoisyVotes, Shape
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.published import published_dgd_epsilon
+from privacy.session import PrivacySession
 
 CLASSES = 10
 
 
-def annotator(kind: type[VoteAnnotator] = VoteAnnotator, **settings: Any) -> VoteAnnotator:
-    made = kind(**budgeted(settings))
-    made.bind(batch_size=8, num_classes=CLASSES, paper="DGD")
-    made.open(private_data="digits/train", ledger=settings.get("ledger"))
-    return made
+def session(*, num_classes: int = CLASSES, **settings: Any) -> PrivacySession:
+    return session_of(NoisyVotes, Shape(8, num_classes, "DGD"), **settings)
+
+
+def voted(made: PrivacySession, votes: torch.Tensor) -> torch.Tensor:
+    return made.release(made.mechanism, votes)
 
 
 def counts(queries: int, *first: int) -> torch.Tensor:
@@ -47,26 +49,24 @@ def winner_probability(kind: str, scale: float) -> float:
     return 1 - math.exp(-gap) * (2 + gap) / 4  # the difference of two Laplace draws
 
 
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_answers_have_the_noise_that_is_charged_for(mechanism: Any) -> None:
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_answers_have_the_noise_that_is_charged_for(kind: Any) -> None:
     """Accepted at its scale; at 2/3 and at 3/2 of it the same test refuses them."""
-    made = VoteAnnotator(mechanism=mechanism, scale=40.0)
-    made.bind(batch_size=8, num_classes=2, paper="DGD")
-    made.open(private_data="digits/train")
+    made = session(num_classes=2, kind=kind, scale=40.0)
     draws = 20_000
-    wins = int((made.annotate(torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())
-    release = made.charge.release
+    wins = int((voted(made, torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())
+    release = made.cost.release
     charged = release.scale if isinstance(release, LaplaceVotes) else math.sqrt(2) / release.mu  # type: ignore[attr-defined]
 
     def p_value(scale: float) -> float:
-        return float(stats.binomtest(wins, draws, winner_probability(mechanism, scale)).pvalue)
+        return float(stats.binomtest(wins, draws, winner_probability(kind, scale)).pvalue)
 
     assert p_value(charged) > 1e-8
     assert p_value(2 / 3 * charged) < 1e-12 and p_value(3 / 2 * charged) < 1e-12
 
 
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_queries_are_charged_before_noise_is_drawn(mechanism: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_queries_are_charged_before_noise_is_drawn(kind: str, tmp_path: Path) -> None:
     class Failing(ReproducibleNoise):
         secure = True
 
@@ -74,9 +74,9 @@ def test_queries_are_charged_before_noise_is_drawn(mechanism: str, tmp_path: Pat
             raise OSError("no noise")
 
     path = tmp_path / "ledger.jsonl"
-    made = annotator(mechanism=mechanism, ledger=str(path), noise=Failing(seed=0))
+    made = session(kind=kind, ledger=str(path), noise=Failing(seed=0))
     with pytest.raises(OSError, match="no noise"):
-        made.annotate(counts(7, 200, 30))
+        voted(made, counts(7, 200, 30))
     # As another process reads it: nothing is settled, so at least the 7 count.
     assert sum(Ledger(path=path, private_data="digits/train", run="reader").counts().values()) >= 7
 
@@ -84,17 +84,18 @@ def test_queries_are_charged_before_noise_is_drawn(mechanism: str, tmp_path: Pat
 BASELINE_ID = new_training_id()
 
 
-def reveal(made: VoteAnnotator, releases: dict[Release, int] | None, *, reason: str) -> None:
+def reveal(made: PrivacySession, releases: dict[Release, int] | None, *, reason: str) -> None:
     """Uses a second model, a baseline, beside the ensemble."""
     made.charge_nonprivate_access(reason, training=made.admit(Training(BASELINE_ID, releases=releases)))
 
 
 def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_paper() -> None:
-    made = annotator(latent_epsilon=0.01)
+    made = session(latent_epsilon=0.01)
     for _ in range(2):
         reveal(made, None, reason="the generator was trained against it")
-    made.annotate(counts(27, 200))
-    assert made.account.epsilon() == math.inf == made.covered_epsilon(plan_of(made, 27))
+    voted(made, counts(27, 200))
+    made.plan = plan_of(made, 27)
+    assert made.account.epsilon() == math.inf == made.covered_epsilon()
     assert made.account.unbounded() == ["the generator was trained against it"]
     assert made.account.epsilon_published() == published_dgd_epsilon(27, 0.05, 1e-5, 0.01)
     assert made.calls_made() == 27
@@ -103,22 +104,22 @@ def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_pap
 BASELINE: dict[Release, int] = {SampledGaussian(1.0, 0.01): 1000}
 
 
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_a_baseline_by_dp_sgd_composes_with_the_votes(mechanism: Any) -> None:
-    made = annotator(mechanism=mechanism)
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_a_baseline_by_dp_sgd_composes_with_the_votes(kind: Any) -> None:
+    made = session(kind=kind)
     for _ in range(2):  # one model: one release, however often it is used
         reveal(made, BASELINE, reason="x")
-    made.annotate(counts(400, 200))
-    together = compose({made.charge.release: 400, **BASELINE}, 1e-5).epsilon
+    voted(made, counts(400, 200))
+    together = compose({made.cost.release: 400, **BASELINE}, 1e-5).epsilon
     assert made.account.epsilon() == pytest.approx(together, rel=1e-9)
-    votes, baseline = (compose(each, 1e-5).epsilon for each in ({made.charge.release: 400}, BASELINE))
+    votes, baseline = (compose(each, 1e-5).epsilon for each in ({made.cost.release: 400}, BASELINE))
     assert max(votes, baseline) < together < votes + baseline
     assert made.account.epsilon_published() < math.inf
     assert made.calls_made() == 400
 
 
 def test_the_baselines_bound_covers_no_use_of_the_ensemble_itself() -> None:
-    made = annotator()
+    made = session()
     reveal(made, BASELINE, reason="x")
     assert made.account.epsilon() == compose(BASELINE, 1e-5).epsilon
     made.charge_nonprivate_access("a teacher of the ensemble trained the generator")
@@ -126,7 +127,7 @@ def test_the_baselines_bound_covers_no_use_of_the_ensemble_itself() -> None:
 
 
 def test_nothing_is_revealed_under_a_target_that_it_exceeds() -> None:
-    made = annotator(target_epsilon=0.5)
+    made = session(target_epsilon=0.5)
     for releases in (None, BASELINE):
         with pytest.raises(BudgetExceeded):
             reveal(made, releases, reason="x")
@@ -146,20 +147,20 @@ def test_nothing_is_revealed_under_a_target_that_it_exceeds() -> None:
     ids=["float", "one row", "fewer classes", "negative", "two votes each", "none"],
 )
 def test_what_are_no_votes_is_refused_and_not_charged(votes: torch.Tensor) -> None:
-    made = annotator()
+    made = session()
     with pytest.raises(ValueError, match="counts must"):
-        made.annotate(votes)
+        voted(made, votes)
     assert not made.account.counts()
 
 
 def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> None:
     codes = torch.zeros(400, 32)
-    silent = annotator().perturb_latents(codes.requires_grad_())
+    silent = NoisyVotes().perturb_latents(codes.requires_grad_())
     assert torch.equal(silent, codes) and not silent.requires_grad
-    loud = annotator(latent_epsilon=0.01).perturb_latents(codes)
+    loud = NoisyVotes(latent_epsilon=0.01).perturb_latents(codes)
     assert float(loud.abs().max()) <= 1.0 and float(loud.abs().mean()) > 0.1
     # Where the noise is small against the code, nothing is scaled back: its size is seen.
-    size = float(annotator(latent_epsilon=6.4e5).perturb_latents(codes).abs().mean())
+    size = float(NoisyVotes(latent_epsilon=6.4e5).perturb_latents(codes).abs().mean())
     assert size == pytest.approx(2 * 32 / 6.4e5, rel=0.05)
     assert size != pytest.approx(2 / 3 * 2 * 32 / 6.4e5, rel=0.1)
 
@@ -167,7 +168,7 @@ def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mechanism": "majority"}, "mechanism must be one of"),
+        ({"kind": "majority"}, "kind must be one of"),
         ({"scale": 0.0}, "scale must be above 0"),
         ({"scale": True}, "scale must be a number, got True"),
         ({"latent_epsilon": -1.0}, "latent_epsilon must be above 0"),
@@ -175,4 +176,4 @@ def test_latent_noise_has_the_papers_scale_and_stays_in_the_decoders_range() -> 
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        VoteAnnotator(**budgeted(settings))
+        NoisyVotes(**settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
-from support.short_names import budgeted
+from support.sessions import session_of
 
-from privacy import Budget
-from privacy.account import BudgetExceeded
-from privacy.annotators.gradient import GradientAnnotator, GradientBoundings, GradientReleases
+from privacy.account import Budget, BudgetExceeded
 from privacy.events import Gaussian, Unbounded
 from privacy.events.discrete import DiscreteGaussian
 from privacy.journal import LedgerError
+from privacy.mechanisms import Mechanism, Shape
 from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_MECHANISMS
+from privacy.mechanisms.gradients import GRADIENT_RELEASES
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
+from privacy.mechanisms.noisy_gradients import GradientBoundings, GradientReleases, NoisyGradients
+from privacy.session import PrivacySession
 
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
@@ -39,14 +41,13 @@ DEVIATION = {
 RELEASES = tuple(DEVIATION)
 
 
-def annotator(
-    *, ready: bool = True, batch_size: int = B, num_classes: int = CLASSES, **settings: Any
-) -> GradientAnnotator:
-    made = GradientAnnotator(**budgeted({"norm_bound": C, "noise_multiplier": SIGMA, **settings}))
-    made.bind(batch_size=batch_size, num_classes=num_classes)
-    if ready:
-        made.open(private_data="digits/train")
-    return made
+def session(*, ready: bool = True, batch_size: int = B, paper: str = "", **settings: Any) -> PrivacySession:
+    shape, given = Shape(batch_size, CLASSES, paper), {"norm_bound": C, "noise_multiplier": SIGMA, **settings}
+    return session_of(NoisyGradients, shape, opened=ready, **given)
+
+
+def asked(made: PrivacySession, rows: torch.Tensor) -> torch.Tensor:
+    return made.release(made.mechanism, rows)
 
 
 def gradients(seed: int = 0, batch_size: int = B) -> torch.Tensor:
@@ -58,15 +59,15 @@ def answers(release: str, rows: torch.Tensor) -> torch.Tensor:
     return rows if release != "ensemble" else torch.stack([rows, torch.zeros_like(rows), torch.zeros_like(rows)])
 
 
-def residuals(made: GradientAnnotator, calls: int) -> torch.Tensor:
+def residuals(release: str, noise: NoiseSource, calls: int) -> torch.Tensor:
     """What was added to the bounded gradients, shape (calls, B, c)."""
-    rows = gradients().double()
-    bounded = C * rows / (rows.norm(dim=1, keepdim=True) + made.stability)
-    if made.release in ONE_VECTOR:
+    made, rows = session(release=release, noise=noise), gradients().double()
+    bounded = C * rows / (rows.norm(dim=1, keepdim=True) + 1e-4)
+    if release in ONE_VECTOR:
         bounded = bounded.mean(dim=0, keepdim=True).expand(B, CLASSES)
-    if made.release == "ensemble":
+    if release == "ensemble":
         bounded = bounded / TEACHERS
-    return torch.stack([made.annotate(answers(made.release, rows)) - bounded for _ in range(calls)])
+    return torch.stack([asked(made, answers(release, rows)) - bounded for _ in range(calls)])
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -75,7 +76,7 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
 
     def draws(noise: NoiseSource) -> torch.Tensor:
         calls = 400 if release in ONE_VECTOR else 7
-        added = residuals(annotator(release=release, noise=noise), calls)
+        added = residuals(release, noise, calls)
         return added[:, :1] if release in ONE_VECTOR else added
 
     right = draws(SystemNoise())
@@ -91,7 +92,7 @@ def test_noise_has_the_scale_that_is_charged_for(release: str) -> None:
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "ensemble"])
 def test_each_row_has_noise_of_its_own(release: str) -> None:
     for noise, shared in ((SystemNoise(), False), (SharedRow(), True)):
-        added = residuals(annotator(release=release, noise=noise), 100)
+        added = residuals(release, noise, 100)
         assert correlated(added[:, 0], added[:, 1]) is shared
 
 
@@ -99,52 +100,52 @@ def test_each_row_has_noise_of_its_own(release: str) -> None:
 def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str) -> None:
     """Which entries are kept depends on the teacher: noise on those alone would tell them."""
     rows = gradients().double()
-    kept = annotator(release=release, top_k=3, noise=Seeded(factor=0.0), stability=0.0).annotate(answers(release, rows))
+    silent = session(release=release, top_k=3, noise=Seeded(factor=0.0), stability=0.0)
+    kept = asked(silent, answers(release, rows))
     share = 1 / TEACHERS if release == "ensemble" else 1.0
     assert ((kept != 0).sum(dim=1) == 3).all()
     assert torch.allclose(kept.norm(dim=1), torch.tensor(C * share, dtype=torch.float64))
     weakest = rows.abs().masked_fill(kept == 0, math.inf).amin(dim=1)
     assert (weakest >= rows.abs().masked_fill(kept != 0, 0).amax(dim=1)).all()
-    made = annotator(release=release, top_k=3, stability=0.0)
-    added = torch.stack([made.annotate(answers(release, rows)) - kept for _ in range(7)])
+    made = session(release=release, top_k=3, stability=0.0)
+    added = torch.stack([asked(made, answers(release, rows)) - kept for _ in range(7)])
     for entries in (added, added[:, kept == 0]):
         assert has_deviation(entries, DEVIATION[release])
     masked = added * (kept != 0)  # the mutant, whose noise is masked as well
     assert not has_deviation(masked, DEVIATION[release])
-    assert made.charge == annotator(release=release).charge
+    assert made.cost == session(release=release).cost
 
 
 def test_the_claim_is_the_paper_s_that_calls() -> None:
     sources = {}
     for paper in ("DPDFD", "DPSD"):
-        made = annotator(ready=False)
-        made.bind(batch_size=B, num_classes=CLASSES, paper=paper)
-        assert made.charge.claim is not None
-        sources[paper] = made.charge.claim.source
+        made = session(ready=False, paper=paper)
+        assert made.cost.claim is not None
+        sources[paper] = made.cost.claim.source
         assert made.describe().published_source.startswith(f"{paper} (")
     assert sources == {"DPDFD": "DPDFD Theorem 3", "DPSD": "DPSD Theorem 1"}
 
 
 def test_reproducible_noise_voids_what_the_ledger_says(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    void = annotator(ready=False, noise=ReproducibleNoise(seed=1), ledger=str(path))
+    void = session(ready=False, noise=ReproducibleNoise(seed=1), ledger=str(path))
     void.open(private_data="digits/train")
     assert void.affordable(limit=5) == 5
-    void.annotate(gradients())
+    asked(void, gradients())
     assert void.account.epsilon() == math.inf
     assert void.account.epsilon_published() < 1
     void.close()
-    later = annotator(ready=False, ledger=str(path))
+    later = session(ready=False, ledger=str(path))
     later.open(private_data="digits/train")
     assert later.account.epsilon() == math.inf
     assert later.account.epsilon(scope="run") == 0
 
 
 def test_a_source_changed_on_the_way_changes_the_charge() -> None:
-    made = annotator()
-    assert isinstance(made.charge.release, Gaussian)
-    made.noise = ReproducibleNoise(seed=1)
-    assert isinstance(made.charge.release, Unbounded)
+    made = session()
+    assert isinstance(made.cost.release, Gaussian)
+    made.mechanism = replace(made.mechanism, noise=ReproducibleNoise(seed=1))
+    assert isinstance(made.cost.release, Unbounded)
 
 
 class Watching(SystemNoise):
@@ -160,45 +161,39 @@ class Watching(SystemNoise):
         return super().words(count)
 
 
-class Careless(GradientAnnotator):
+class Careless(PrivacySession):
     """The mutant that charges after it has drawn."""
 
-    def annotate(self, gradients: torch.Tensor) -> torch.Tensor:
-        account, self._account = self._account, None
-        other = GradientAnnotator(noise=self.noise, budget=Budget(ledger_block=1))
-        other.bind(batch_size=B, num_classes=CLASSES)
-        other.open(private_data="somewhere else")
-        out = other.annotate(gradients)
-        self._account = account
-        self.account.charge(self.charge)
+    def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        out = mechanism.answer(self.shape, *tensors, **settings)
+        self.charge(mechanism, *tensors, **settings)
         return out
 
 
-def charged_on_disk_before_each_draw(kind: type[GradientAnnotator], path: Path) -> bool:
+def charged_on_disk_before_each_draw(kind: type[PrivacySession], path: Path) -> bool:
     noise = Watching(path)
-    made = kind(noise=noise, budget=Budget(ledger=str(path), ledger_block=1))
-    made.bind(batch_size=B, num_classes=CLASSES)
+    made = kind(NoisyGradients(noise=noise), Shape(B, CLASSES), budget=Budget(ledger=str(path), ledger_block=1))
     made.open(private_data="digits/train")
     for _ in range(5):
-        made.annotate(gradients())
+        asked(made, gradients())
     assert len(noise.reserved) == 5
     return all(reserved > drawn for drawn, reserved in enumerate(noise.reserved))
 
 
 def test_each_charge_is_on_disk_before_its_noise_is_drawn(tmp_path: Path) -> None:
-    assert charged_on_disk_before_each_draw(GradientAnnotator, tmp_path / "right.jsonl")
+    assert charged_on_disk_before_each_draw(PrivacySession, tmp_path / "right.jsonl")
     assert not charged_on_disk_before_each_draw(Careless, tmp_path / "careless.jsonl")
 
 
 def test_nothing_is_released_where_the_charge_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     noise = Watching(path)
-    made = annotator(ready=False, ledger=str(path), noise=noise, ledger_block=1)
+    made = session(ready=False, ledger=str(path), noise=noise, ledger_block=1)
     made.open(private_data="digits/train")
-    made.annotate(gradients())
+    asked(made, gradients())
     path.unlink()
     with pytest.raises(LedgerError):
-        made.annotate(gradients())
+        asked(made, gradients())
     assert len(noise.reserved) == 1
 
 
@@ -223,13 +218,14 @@ BROKEN = {
 def test_broken_teachers_are_charged_and_released_like_any_other(
     rows: torch.Tensor, release: str, bounding: str
 ) -> None:
-    working, failing = (annotator(release=release, bounding=bounding) for _ in range(2))
-    working.annotate(answers(release, gradients()))
-    out = failing.annotate(answers(release, rows))
+    working, failing = (session(release=release, bounding=bounding) for _ in range(2))
+    asked(working, answers(release, gradients()))
+    out = asked(failing, answers(release, rows))
     assert torch.isfinite(out).all()
     assert out.shape == (B, CLASSES)
     assert failing.account.counts() == working.account.counts()
-    silent = annotator(release=release, bounding=bounding, noise=Seeded(factor=0.0)).annotate(answers(release, rows))
+    quiet = session(release=release, bounding=bounding, noise=Seeded(factor=0.0))
+    silent = asked(quiet, answers(release, rows))
     assert torch.isfinite(silent).all()
     if release not in ONE_VECTOR:
         assert (silent[~torch.isfinite(rows).all(dim=1)] == 0).all()
@@ -240,7 +236,7 @@ def test_released_detached_in_the_callers_dtype(dtype: torch.dtype) -> None:
     rows = gradients().to(dtype).requires_grad_()
     before = rows.detach().clone()
     for release in RELEASES:
-        out = annotator(release=release).annotate(answers(release, rows))
+        out = asked(session(release=release), answers(release, rows))
         assert out.dtype == dtype
         assert not out.requires_grad
         out.add_(1)
@@ -249,19 +245,19 @@ def test_released_detached_in_the_callers_dtype(dtype: torch.dtype) -> None:
 
 def test_autocast_does_not_reach_inside() -> None:
     rows = gradients()
-    plain = annotator(noise=ReproducibleNoise(seed=3)).annotate(rows)
+    plain = asked(session(noise=ReproducibleNoise(seed=3)), rows)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = annotator(noise=ReproducibleNoise(seed=3)).annotate(rows)
+        mixed = asked(session(noise=ReproducibleNoise(seed=3)), rows)
     assert torch.equal(plain, mixed)
 
 
 def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
-    made = annotator(noise_multiplier=0.0)
-    out = made.annotate(gradients().double())
+    made = session(noise_multiplier=0.0)
+    out = asked(made, gradients().double())
     assert float(out.norm(dim=1).max()) <= C
     assert made.account.epsilon() == made.account.epsilon_published() == math.inf
-    assert annotator(noise_multiplier=0, release="batch_mean").charge.release == Gaussian(mu=math.inf)
-    refused = annotator(noise_multiplier=0.0, target_epsilon=1e9)
+    assert session(noise_multiplier=0, release="batch_mean").cost.release == Gaussian(mu=math.inf)
+    refused = session(noise_multiplier=0.0, target_epsilon=1e9)
     with pytest.raises(BudgetExceeded, match="no noise was added"):
         refused.require_affordable()
 
@@ -280,12 +276,12 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
 def test_settings_without_meaning_or_price_are_refused(setting: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=setting):
-            GradientAnnotator(**{setting.split()[0]: value})
+            NoisyGradients(**{setting.split()[0]: value})
 
 
 @pytest.mark.parametrize(("records", "fits"), [(99_999, True), (100_000, False), (200_000, False), (None, True)])
 def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bool) -> None:
-    made = annotator(ready=False)
+    made = session(ready=False)
     if fits:
         made.open(private_data="digits/train", num_records=records)
         assert made.is_open
@@ -296,57 +292,75 @@ def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bo
 
 
 def test_a_run_in_which_nothing_fits_is_refused_before_its_first_step() -> None:
-    made = annotator(noise_multiplier=100.0, batch_size=256, target_epsilon=10.0)
+    made = session(noise_multiplier=100.0, batch_size=256, target_epsilon=10.0)
     with pytest.raises(BudgetExceeded, match=r"target_epsilon=10 .*spent .*: 0; with one more step: 3703\.85"):
         made.require_affordable()
     assert made.affordable(limit=10) == 0
-    annotator(
-        noise_multiplier=100.0, batch_size=256, release="per_sample_full", target_epsilon=10.0
-    ).require_affordable()
+    session(noise_multiplier=100.0, batch_size=256, release="per_sample_full", target_epsilon=10.0).require_affordable()
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["ledger kept", "ledger lost"])
 def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
     path = tmp_path / "ledger.jsonl"
 
-    def run(state: Any = None) -> GradientAnnotator:
-        made = annotator(ready=False, ledger=str(path), ledger_block=4)
-        made.open(private_data="digits/train", state=state)
+    def run(state: Any = None) -> PrivacySession:
+        made = session(ready=False, ledger=str(path), ledger_block=4)
+        if state is not None:
+            made.load(state)
+        made.open(private_data="digits/train")
         return made
 
     first = run()
     for _ in range(3):
-        first.annotate(gradients())
-    state = json.loads(json.dumps(first.account.state()))
+        asked(first, gradients())
+    state = json.loads(json.dumps(first.state()))
     for _ in range(3):
-        first.annotate(gradients())
+        asked(first, gradients())
     if lost:
         path.unlink()
     # The crash left two blocks of four; the checkpoint remembers three.
     second = run(state)
     assert second.account.ledger.run == first.account.ledger.run
-    assert second.account.counts(scope="run") == {second.charge: 3 if lost else 8}
+    assert second.account.counts(scope="run") == {second.cost: 3 if lost else 8}
     assert run().account.counts(scope="run") == {}
+
+
+def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_changed(tmp_path: Path) -> None:
+    """The ledger alone knows of calls with the first noise, and no words for them."""
+
+    def run(sigma: float, state: Any) -> PrivacySession:
+        made = session(ready=False, ledger=str(tmp_path / "ledger.jsonl"), noise_multiplier=sigma)
+        made.load(state)
+        made.open(private_data="digits/train")
+        made.fix_plan(lambda: 2)
+        asked(made, gradients())
+        return made
+
+    state = session().state()
+    run(SIGMA, state)
+    assert not run(SIGMA, state).noise_changed
+    changed = run(SIGMA / 2, state)
+    assert changed.noise_changed and "which no checkpoint describes" in changed.description().mechanism
 
 
 def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="top_k must be at most the number of classes 10, got 11"):
-        annotator(ready=False, top_k=11)
+        session(ready=False, top_k=11)
 
 
 def test_every_way_has_a_price_and_is_tested() -> None:
-    assert set(get_args(GradientReleases)) == set(GRADIENT_MECHANISMS) == set(RELEASES)
+    assert set(get_args(GradientReleases)) == set(GRADIENT_RELEASES) == set(RELEASES)
     assert set(get_args(GradientBoundings)) == set(GRADIENT_BOUNDINGS)
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_discrete_noise_lies_on_its_lattice_and_has_the_same_scale(release: Any) -> None:
-    made, plain = (annotator(release=release, granularity=spacing) for spacing in (1e-3, None))
-    event = made.charge.release
-    assert isinstance(event, DiscreteGaussian) and event.mu == plain.charge.release.gaussian_mu
-    assert made.account.epsilon_after(made.charge, 3) > plain.account.epsilon_after(plain.charge, 3)
+    made, plain = (session(release=release, granularity=spacing) for spacing in (1e-3, None))
+    event = made.cost.release
+    assert isinstance(event, DiscreteGaussian) and event.mu == plain.cost.release.gaussian_mu
+    assert made.account.epsilon_after(made.cost, 3) > plain.account.epsilon_after(plain.cost, 3)
     zeros = answers(release, torch.zeros(B, CLASSES, dtype=torch.float64))
-    released = torch.cat([made.annotate(zeros) for _ in range(400 if release in ONE_VECTOR else 7)])
+    released = torch.cat([asked(made, zeros) for _ in range(400 if release in ONE_VECTOR else 7)])
     rows = released[::B] if release in ONE_VECTOR else released
     divided = B if release in ONE_VECTOR else TEACHERS if release == "ensemble" else 1
     whole = rows * divided * 2.0**20

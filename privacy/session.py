@@ -1,0 +1,539 @@
+"""The one object through which private data are asked: budget, ledger, plan, identity and guarantee of a run."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted
+from privacy.checks import check_count
+from privacy.description import MechanismDescription
+from privacy.events import Unbounded
+from privacy.guarantee import Guarantee
+from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.ledger import Ledger
+from privacy.ledger_place import LedgerPlace
+from privacy.mechanisms.base import Mechanism, Shape
+from privacy.neighbours import Relation, Unit
+from privacy.plan import Charge, Plan, unmade
+from privacy.processes import ALONE, Processes, require_same
+from privacy.shared_ledger import SharedLedger
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+# With the type annotation that torch leaves out.
+_uncompiled: Callable[[_F], _F] = torch.compiler.disable
+
+
+class PrivacySession(SharedLedger):
+    """A run's use of private data. After `open`, `release` is the only way to a private row.
+
+    Releases are charged before noise is drawn, and refused where they would overspend. The guarantee covers the plan,
+    which is fixed before the first release and never shrinks: resuming with fewer calls, other noise or another target
+    may depend on what the first releases showed.
+
+    With several processes each must make every call that charges or releases; process 0 acts for all of them, and its
+    result or error reaches all.
+
+    Args:
+        mechanism: The mechanism of the run's calls, for its plan and its guarantee.
+        shape: What the cost of a call depends on besides; it may change until `open`.
+        budget: What the run may spend.
+        unit: What one neighbouring change touches. For `CLIENT` every cost is stated for a client whose data are
+            replaced. The cost for a record assumes that one record may turn one teacher into any other; replacing all
+            data of a client does no more, if its teacher is trained on nothing else. No bound on a training by DP-SGD
+            holds for a whole client, and none must be given to `open`.
+
+    Attributes:
+        plan: All calls that the run plans to make.
+        training: Identity of the training of the teacher that answers; None until `open`, or if unknown.
+        uncharged_queries: Descriptions of unaccounted accesses to private data, for the guarantee.
+        partitions: Which records of the teachers' data are private; a student's test data are checked against them.
+        assumptions: Assumptions of the data module, for the guarantee.
+        loaded: Whether a checkpoint's state was loaded.
+
+    Raises:
+        ValueError: Mechanism, shape and budget do not fit each other.
+    """
+
+    _followed: ClassVar[tuple[str, ...]] = ("num_records", "training", "ledger_was_replaced")
+
+    def __init__(
+        self, mechanism: Mechanism, shape: Shape, *, budget: Budget = Budget(), unit: Unit = Unit.RECORD
+    ) -> None:
+        super().__init__()
+        mechanism.require(shape)
+        if mechanism.source_of_labels and budget.target_epsilon is not None and budget.accounting != "published":
+            raise ValueError(
+                f"target_epsilon={budget.target_epsilon:g} needs accounting='published' in direct training, got "
+                f"{budget.accounting!r}: nothing bounds a record there. For labels choose the noise"
+            )
+        self.mechanism = mechanism
+        self.shape = shape
+        self.budget = budget
+        self.unit = unit
+        self.plan = Plan()
+        self.training: str | None = None
+        self.num_records: int | None = None
+        self.uncharged_queries: list[str] = []
+        self.partitions: list[Mapping[str, Any] | None] = []
+        self.assumptions: Sequence[str] = ()
+        self.loaded = False
+        self._account: PrivacyAccount | None = None
+        #: Charges of a checkpoint.
+        self._before: Mapping[str, Any] | None = None
+        #: Descriptions of what this run was charged for.
+        self._words: dict[Charge, str] = {}
+
+    # --- release ---
+
+    @_uncompiled
+    @torch.no_grad()
+    def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Charges a call, syncs the charge, bounds and noises; the only way to a private row.
+
+        The rows of all processes are charged as one call and get one noise: sensitivity, cost and distribution of the
+        noise are those of a single process. Each process gets its own released rows.
+
+        Args:
+            mechanism: What is released, and at which cost.
+            tensors: See `charge_of_call` and `answer` of the mechanism. **Private.**
+            settings: See the same.
+
+        Returns:
+            What is released, detached.
+
+        Raises:
+            ValueError: The tensors are not what is charged for: nothing is charged.
+            BudgetExceeded: The target does not allow it: nothing is charged or released.
+            LedgerError: The charge could not be synced: nothing is released.
+        """
+        if self.processes.size == 1:
+            self.charge(mechanism, *tensors, **settings)
+            return mechanism.answer(self.shape, *tensors, **settings)
+        gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
+        whole = [torch.cat(parts, dim=mechanism.samples) for parts in zip(*gathered, strict=True)]
+
+        def act() -> torch.Tensor:
+            self.charge(mechanism, *whole, **settings)
+            return mechanism.answer(self.shape, *whole, **settings).cpu()
+
+        shares = [parts[0].shape[mechanism.samples] for parts in gathered]
+        own: torch.Tensor = self.on_rank_zero(act).split(shares)[self.processes.rank].to(tensors[0].device)
+        return own
+
+    def charge(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> None:
+        """Charges a call before it is answered, here or (without tensors) by clients of a federation.
+
+        Raises:
+            ValueError: The tensors are not what is charged for: nothing is charged.
+            BudgetExceeded: The target does not allow all of it: nothing is charged.
+        """
+        if tensors:
+            charge, calls = mechanism.charge_of_call(self.shape, *tensors, **settings)
+        else:
+            charge, calls = mechanism.charge(self.shape, **settings), 1
+        charge = self._honest(mechanism, charge)
+        if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
+            raise BudgetExceeded(self.account.refusal(charge))
+        for _ in range(calls):
+            self.account.charge(charge)
+        if charge not in self._words:
+            self._words[charge] = mechanism.describe(self.shape).mechanism
+
+    def charge_nonprivate_access(self, reason: str, *, training: str | None = None) -> None:
+        """Charges, once per run, a use of a teacher that no noise covers, before it is made.
+
+        The bound of that teacher's own training covers such a use like any other.
+
+        Args:
+            reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
+            training: Identity of the teacher's training, if it is not the one that answers (see `admit`); `RECORDS` for
+                private records themselves, whose use no teacher's guarantee covers.
+
+        Raises:
+            BudgetExceeded: The target does not allow it: nothing may be used.
+        """
+        # No queries: the teacher itself is used, not its responses.
+        charge = Charge(
+            release=Unbounded(reason=reason),
+            claim=self.mechanism.claim_of_nonprivate_access(self.shape),
+            queries=0,
+            training=training or self.training,
+        )
+        if not self.account.counts(scope="run")[charge]:
+            self.on_rank_zero(lambda: self.account.charge(charge))
+
+    def note(self, query: str) -> None:
+        """Notes an unaccounted query, before it is made."""
+        if query not in self.uncharged_queries:
+            self.uncharged_queries.append(query)
+
+    def keep_partitions(self, partitions: Sequence[Mapping[str, Any] | None]) -> None:
+        """Remembers which records are private, in checkpoints as well."""
+        self.partitions += [one for one in partitions if one not in self.partitions]
+
+    # --- costs ---
+
+    @property
+    def cost(self) -> Charge:
+        """Cost of one call of the run's mechanism."""
+        return self._honest(self.mechanism, self.mechanism.charge(self.shape))
+
+    def _honest(self, mechanism: Mechanism, charge: Charge) -> Charge:
+        """Returns the charge as the ledger records it: with its training, and unbounded if its noise is insecure."""
+        release = charge.release
+        if not mechanism.source.secure:  # in the ledger too: whoever reads it next must know
+            release = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
+        elif self.unit is Unit.CLIENT:
+            release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
+        return replace(charge, release=release, training=self.training)
+
+    def price(self, calls: int) -> Counter[Charge]:
+        """Most that `calls` further calls may be charged."""
+        return +Counter({self.cost: calls})
+
+    def calls_made(self) -> int:
+        """Number of calls of this run so far, whatever each was charged."""
+        return sum(count for charge, count in self.account.counts(scope="run").items() if charge.queries)
+
+    def affordable(self, *, limit: int) -> int:
+        """Number of further calls, up to `limit`, that stay within the target."""
+        return self.account.affordable(self.cost, limit=limit)
+
+    def is_used_up(self, calls: int) -> bool:
+        """Whether the target does not allow this many further calls."""
+        return self.budget.target_epsilon is not None and self.affordable(limit=calls) < calls
+
+    def require_affordable(self, calls: int = 1) -> None:
+        """Refuses calls that exceed the target.
+
+        Raises:
+            BudgetExceeded: They do; the message says what could be changed.
+        """
+        self.account.require_one_unit(self.cost)
+        if self.affordable(limit=calls) < calls:
+            raise BudgetExceeded(self.account.refusal(self.cost, calls=calls))
+
+    def require_calls(self, calls: int, *, steps_done: int) -> bool:
+        """Refuses a budget in which the calls of the next step do not fit.
+
+        Returns:
+            Whether there is anything left to do; False in a run that is resumed after it has used up its target.
+
+        Raises:
+            BudgetExceeded: With the figures and what could be changed.
+        """
+        target = self.budget.target_epsilon
+        if not calls:
+            return True
+        kept = target is None or self.account.epsilon_after(self.cost, 0) <= target
+        if self.is_used_up(calls) and kept and 0 < steps_done == self.calls_made():
+            return False
+        self.require_affordable(calls)
+        return True
+
+    # --- ledger ---
+
+    def open(
+        self,
+        *,
+        private_data: str,
+        ledger: LedgerPlace | str | Path | None = None,
+        num_records: int | None = None,
+        training: Training | UnnamedTraining | None = None,
+        run: str | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        """Opens the ledger of the private data, and restores the charges that `load` has read.
+
+        Args:
+            private_data: Public name of the data that the teacher was trained on.
+            ledger: The ledger unless the setting `ledger` names another file; None keeps it in memory.
+            num_records: Number of private records N, public by assumption.
+            training: The teacher's training; None if unknown, so that only their own noise bounds the responses.
+            run: Identity of the run; None is a new one, or the checkpoint's.
+            processes: Processes of the run.
+
+        Raises:
+            ValueError: δ is not below 1/N, or another setting is invalid.
+            CheckpointError: The state is of a run that queried another teacher.
+            LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
+            RuntimeError: It is already open: the charges of two runs could not be told apart.
+        """
+        if self.is_open:
+            raise RuntimeError("this session is open already; build another one for another run")
+        self.processes = processes
+        # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
+        require_same(processes, repr(training), "teachers")
+
+        def act() -> None:
+            if num_records is not None and check_count("num_records", num_records, minimum=1) * self.budget.delta >= 1:
+                raise ValueError(
+                    f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
+                    f"{private_data}, got {self.budget.delta:g}: a mechanism that publishes one record "
+                    "outright would meet it"
+                )
+            identity = run or (self._before["run"] if self._before else uuid.uuid4().hex)
+            place = ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(None if ledger is None else Path(ledger))
+            block = self.mechanism.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block
+            opened = place.open(private_data=private_data, run=identity, block=block, chosen=self.budget.ledger)
+            head = training.head if isinstance(training, Training) else None
+            same = opened.verify_head(head, whose="the teacher's training")
+            self._begin(opened, training, replaced=not same)
+            self.num_records = num_records
+
+        self.on_rank_zero(act)
+
+    def _begin(self, ledger: Ledger, training: Training | UnnamedTraining | None, *, replaced: bool) -> None:
+        """Begins a run in an open ledger, or goes on with it."""
+        if self.budget.filters is not None:
+            ledger.go_by_filters(self.budget.filters)
+        identity = admitted(training, ledger)
+        self.ledger_was_replaced |= replaced or (isinstance(training, Training) and training.ledger_was_replaced)
+        self._restore(ledger, training=identity)
+        self._ledger, self.training = ledger, identity
+
+    def require_open_for(self, training: Training | UnnamedTraining | None) -> None:
+        """Refuses a session that is open for another teacher, or for another run than the checkpoint's.
+
+        Raises:
+            CheckpointError: It is open for another run.
+            ValueError: It is open for another teacher, whose bound does not hold for this one.
+        """
+        if self._before is not None:
+            if self._before["run"] != self.ledger.run:
+                raise CheckpointError(
+                    f"this session is open for run {self.ledger.run}, and the checkpoint is of run "
+                    f"{self._before['run']}: build another one to resume it"
+                )
+            self.on_rank_zero(lambda: self._restore(self.ledger, training=self.training))
+        identity = self.admit(training)
+        if identity != self.training:
+            raise ValueError(
+                f"this session is open for the teacher of training {self.training}, and was given to a run "
+                f"of training {identity}: build another one for another teacher"
+            )
+
+    def admit(self, training: Training | UnnamedTraining | None) -> str | None:
+        """Records a second teacher in the ledger, before its non-private use is charged; returns its identity.
+
+        Raises:
+            LedgerError: It could not be recorded: nothing may be used.
+        """
+        require_same(self.processes, repr(training), "teachers")
+        return self.on_rank_zero(lambda: admitted(training, self.ledger))
+
+    @property
+    def account(self) -> PrivacyAccount:
+        """What has been spent.
+
+        Raises:
+            RuntimeError: `open` has not been called.
+        """
+        if self._account is None:
+            self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
+        return self._account
+
+    def close(self) -> None:
+        """Settles the ledger at a proper end. Process 0 does so without the others."""
+        if self._ledger is not None:
+            self._ledger.settle()
+
+    # --- plan and guarantee ---
+
+    def fix_plan(self, ahead: Callable[[], int | None]) -> None:
+        """Fixes the plan and writes it into the ledger, before the first release of a fit.
+
+        Args:
+            ahead: Returns the number of calls yet to make; None for no limit.
+
+        Raises:
+            LedgerError: It could not be written: nothing may be released.
+        """
+
+        def make(written: Plan | None) -> Plan:
+            calls, made = ahead(), self.calls_made()
+            plan = self.plan.joined(written).fixed(
+                None if calls is None else made + calls,
+                made=made,
+                charged=self.account.counts(scope="run"),
+                price=self.price,
+            )
+            self._words = {**dict.fromkeys(self.price(calls or 0), self.describe().mechanism), **self._words}
+            return plan
+
+        self.plan = self.on_rank_zero(lambda: self.ledger.write_plan(make))
+
+    def covering(self) -> Counter[Charge]:
+        """What a guarantee has to cover: all charges, and the rest of this run's plan."""
+        return self.account.spent() + unmade(self.plan.charges, self.account.counts(scope="run"))
+
+    def covered_epsilon(self) -> float:
+        """Record-level ε of `covering`."""
+        return self.account.epsilon(counts=self.covering())
+
+    def epsilons(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+        """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
+
+        And the published one of the releases so far, unless it is infinite, which is no claim; and that for labels,
+        where the mechanism has one. `counts` replace both.
+        """
+        account = self.account
+        planned = self.covering() if counts is None else counts
+        published = account.epsilon_published(counts=counts)
+        name, stated = epsilon_metric(account.neighbours(counts=planned)[0]), account.epsilon(counts=planned)
+        return {
+            name: account.epsilon(counts=counts),
+            f"{name}_planned": account.stated(stated),
+            **({"privacy/epsilon_published": published} if math.isfinite(published) else {}),
+            **(
+                {"privacy/epsilon_label": account.epsilon_label(counts=counts)}
+                if self.mechanism.source_of_labels
+                else {}
+            ),
+        }
+
+    def describe(self) -> MechanismDescription:
+        """Description of the mechanism as currently set."""
+        return self.mechanism.describe(self.shape)
+
+    def description(self) -> MechanismDescription:
+        """Description of the mechanism as this run was charged for it, since resuming may have changed its noise.
+
+        As currently set if nothing was charged.
+        """
+        calls: Counter[str] = Counter()
+        for charge, count in self.account.counts(scope="run").items():
+            if _noised(charge):
+                calls[self._words_of(charge)] += count if charge.queries else 0
+        descriptions = [f"{n:,} call{'' if n == 1 else 's'}: {words}" if n else words for words, n in calls.items()]
+        if len(calls) < 2:
+            descriptions = list(calls) or [self.describe().mechanism]
+        return replace(self.describe(), mechanism="; ".join(descriptions))
+
+    def _words_of(self, charge: Charge) -> str:
+        alike = [words for other, words in self._words.items() if charge.covers(other) or other.covers(charge)]
+        return self._words.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
+
+    @property
+    def noise_changed(self) -> bool:
+        """Whether this run's releases were made, or planned, with several noises."""
+        charges = {*self.account.counts(scope="run"), *self.plan.charges}
+        return len({self._words_of(charge) for charge in charges if _noised(charge)}) > 1
+
+    def guarantee(
+        self, *, artefacts: Sequence[str], assumptions: Sequence[str] = (), not_covered: Sequence[str] = ()
+    ) -> Guarantee:
+        """Guarantee of what was computed only from this run's releases and public information; see `Guarantee.of`.
+
+        Raises:
+            LedgerError: The ledger cannot be read: nothing can be said.
+        """
+        self.ledger.refresh()
+        own, plan = self.account.counts(scope="run"), self.plan
+        return Guarantee.of(
+            self.account,
+            self.description(),
+            artefacts=artefacts,
+            covered=self.covering(),
+            of_run=own + unmade(plan.charges, own),
+            planned=plan.covered is not None
+            and not plan.changed
+            and (plan.calls is None or self.calls_made() <= plan.calls),
+            noise_changed=self.noise_changed,
+            secure=self.mechanism.source.secure,
+            num_records=self.num_records,
+            replaced=self.ledger_was_replaced,
+            uncharged_queries=self.uncharged_queries,
+            assumptions=list(dict.fromkeys([*assumptions, *self.assumptions])),
+            not_covered=not_covered,
+            of_teacher=not self.mechanism.source_of_labels,
+            source_of_labels=self.mechanism.source_of_labels,
+        )
+
+    # --- checkpoints ---
+
+    @property
+    def resumed(self) -> str | None:
+        """Identity of the resumed checkpoint's run, if any."""
+        return None if self._before is None else self._before["run"]
+
+    def state(self) -> dict[str, Any]:
+        """Plan, accesses and charges of this run, as plain values for a checkpoint."""
+        return {
+            "plan": self.plan.to_dict(),
+            "uncharged_queries": list(self.uncharged_queries),
+            "partitions": list(self.partitions),
+            "charged": self._charged() if self.is_open else self._before,
+        }
+
+    def _charged(self) -> dict[str, Any]:
+        counts, head = self.account.counts(scope="run"), self.ledger.head
+        return {
+            "run": self.ledger.run,
+            "private_data": self.ledger.private_data,
+            "training": self.training,
+            "charges": [[charge.to_dict(), count] for charge, count in counts.items()],
+            "mechanisms": [self._words.get(charge) for charge in counts],
+            "ledger_head": None if head is None else list(head),
+            "ledger_was_replaced": self.ledger_was_replaced,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`; the charges are merged with the ledger's by `open`."""
+        self.loaded, self._before = True, state["charged"]
+        self.plan = Plan.from_dict(state["plan"])
+        # What was accessed once cannot be taken back by resuming without it.
+        for query in state["uncharged_queries"]:
+            self.note(query)
+        self.keep_partitions(state["partitions"])
+
+    def _restore(self, ledger: Ledger, *, training: str | None) -> None:
+        """Takes the larger of what the ledger and a checkpoint hold.
+
+        Raises:
+            CheckpointError: The run queried the teacher of another training.
+            ValueError: The charges are of another run, or of other private data.
+            LedgerError: The ledger was cut, edited or replaced since.
+        """
+        if (state := self._before) is None:
+            return
+        before = state["training"]
+        # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
+        if before is not None and ledger.durable and before != training:
+            raise CheckpointError(
+                f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
+                f"{training}: what bounds one says nothing of the other. Resume with the teacher that the run "
+                "began with, or start a new run without --ckpt_path"
+            )
+        # The data's name may be another one since: two ledgers of the same data become one.
+        if state["run"] != ledger.run or not (
+            state["private_data"] == ledger.private_data or state["run"] in ledger.runs()
+        ):
+            raise ValueError(
+                f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
+                f"the ledger's is run {ledger.run} on {ledger.private_data}"
+            )
+        head = state["ledger_head"]
+        same = ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
+        self.ledger_was_replaced |= not same or bool(state["ledger_was_replaced"])
+        charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
+        ledger.restore(charges)
+        self._words |= {charge: words for charge, words in zip(charges, state["mechanisms"], strict=True) if words}
+
+
+def epsilon_metric(unit: Unit) -> str:
+    """Name of ε in logs, which tells person-level from record-level figures."""
+    return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
+
+
+def _noised(charge: Charge) -> bool:
+    """Whether a charge is for a noisy response, and not for a non-private use of a teacher."""
+    return bool(charge.queries) or charge.release.bounded
