@@ -28,7 +28,6 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
-from torch import nn
 from torch.nn import functional as F
 
 from datamodules.mapped import one_thread
@@ -37,7 +36,7 @@ from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.images.source import Images
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import Network, SmallCNN
+from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
@@ -66,11 +65,6 @@ class PlainDistillation(DPDFD):
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Return the teacher's probabilities without bounding, noise or charge."""
         return Annotation(F.softmax(self.teacher.logits(images), dim=1))
-
-
-def _group_norm(**settings: Any) -> nn.Module:
-    """The student for the comparison with Opacus, which refuses batch normalisation."""
-    return SmallCNN(norm="group", **settings)
 
 
 CLASSES = 10
@@ -125,13 +119,11 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
         num_classes=CLASSES,
         image_shape=shape,
         batch_size=size.batch_size,
-        teacher=TeacherConfig(
-            path=str(file), network="SmallCNN", private_data=f"benchmark {name} {time.monotonic_ns()}"
-        ),
+        teacher=TeacherConfig(path=str(file), network=SmallCNN, private_data=f"benchmark {name} {time.monotonic_ns()}"),
         mechanism=mechanism,
         budget=BUDGET,
         images=Images(source="prior", prior=StrokePrior()),
-        student=StudentConfig(network=Network(name=_group_norm)) if name == GROUP_NORM else StudentConfig(),
+        student=StudentConfig(network=partial(SmallCNN, norm="group")) if name == GROUP_NORM else StudentConfig(),
     )
     # Figures are only drawn at the end of a fit, and are no part of a step.
     module.configure_callbacks = lambda: []  # type: ignore[method-assign]
@@ -150,7 +142,7 @@ def seconds_of_opacus(size: Size) -> float:
     shape = (1, size.side, size.side)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed_everything(0, verbose=False)
-    student = GradSampleModule(_group_norm(num_classes=CLASSES, image_shape=shape).to(device))
+    student = GradSampleModule(SmallCNN(CLASSES, shape, norm="group").to(device))
     optimizer = DPOptimizer(
         torch.optim.Adam(student.parameters(), lr=1e-3),
         noise_multiplier=1.0,

@@ -48,17 +48,22 @@ __all__ = [
 quiet()
 
 # Lightning takes seconds to import, and the command line's help and its answer to a mistyped command do not need it.
-_MODULES = (
-    *("base", "baselines", "dgd", "direct_training", "distillation", "dpdfd", "dpsd", "feddpsd", "labeldp"),
-    *("publishing", "student", "teachers", "teachers.config", "teachers.record_clipping"),
-)
+_MODULES = {
+    "DataFreeDistillation": "base",
+    **dict.fromkeys(("DPMERF", "FedAvg", "FedDistillation"), "baselines"),
+    **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "FedDPSD", "LabelDP")},
+    "DirectTraining": "direct_training",
+    "load_student": "publishing",
+    "StudentConfig": "student",
+    **dict.fromkeys(("DPSGDTeacher", "Teacher", "TeacherEnsemble"), "teachers"),
+    "TeacherConfig": "teachers.config",
+    "Clipping": "teachers.record_clipping",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        # All of them: the command line resolves the short names of imported classes only.
-        modules = [importlib.import_module(f"{__name__}.{module}") for module in _MODULES]
-        return next(vars(module)[name] for module in modules if name in vars(module))
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

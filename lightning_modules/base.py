@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
-from lightning import Callback, LightningModule
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.nn import functional
 
-from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
+from lightning_modules.evaluation import Evaluated, Evaluation, validation_names
 from lightning_modules.images.pool import PoolSource
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.manual_optimization import ManualOptimization, OptimizedGroup
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.private_fit import (
-    begin_step,
-    meaning,
-    open_session,
-    require_public,
-    require_public_fit,
-    state_of_run,
-    steps_of_run,
-    warn_of_changed_noise,
-    write_statement,
-)
+from lightning_modules.private_fit import state_of_run
 from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
-from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters, settings_of
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
 from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.publication import public_folder
 from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.runs import datamodule_of, is_dev_run
+from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.learning import LearnsFromTeacher
 from privacy.account import Budget
-from privacy.guarantee import Guarantee
 from privacy.mechanisms.base import Mechanism, Shape
-from privacy.plan import Charge
-from privacy.processes import by_all
 from privacy.session import PrivacySession
 
 
-class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, GuardedLoading, LightningModule):
+class DataFreeDistillation(Evaluated, ManualOptimization, LearnsFromTeacher):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
     Nothing about the teacher is used except through the privacy session, which `on_fit_start` opens and whose plan
@@ -87,9 +73,9 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         batch_size: int,
         mechanism: Mechanism,
         budget: Budget = Budget(),
-        teacher: TeacherConfig | str | nn.Module,
-        student: StudentConfig | str = StudentConfig(),
-        images: Images | str = Images(),
+        teacher: TeacherConfig,
+        student: StudentConfig = StudentConfig(),
+        images: Images = Images(),
     ) -> None:
         super().__init__()
         if not isinstance(mechanism, self.mechanisms):
@@ -124,8 +110,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         self.steps_done = 0
         self.draw_seed: int | None = None
         self._steps_before_batch = -1
-        #: Whether a fit has begun, so that its networks are those of the run and not of a refused checkpoint.
-        self._begun = False
 
     # --- hooks that a method implements ---
 
@@ -139,7 +123,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
 
     @property
     def next_calls(self) -> int:
-        """Number of calls of the mechanism that the next step makes."""
         return 1
 
     def calls_of(self, steps: int) -> int:
@@ -147,13 +130,11 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         return steps
 
     def calls_ahead(self, steps: int | None) -> int | None:
-        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
         if steps is None:
             return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
         return self.session.affordable(limit=max(0, steps - self.steps_done))
 
     def assumptions(self) -> list[str]:
-        """Assumptions of this run's guarantee besides the session's."""
         return self.images.assumptions()
 
     # --- the two updates ---
@@ -273,29 +254,8 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                 raise ValueError("images.pool must be public, and its train part is the private data: give another")
 
     def on_fit_start(self) -> None:
-        """Opens the session, refuses a budget that allows no step, and fixes the seed of the draws once per run.
-
-        Raises:
-            ValueError: The validation data may be private, or a callback monitors what is not logged.
-            BudgetExceeded: Not one step fits.
-        """
-        teacher, data, session = self.teacher, datamodule_of(self.trainer), self.session
-        require_public_fit(self.trainer, session.partitions)
-        rank_zero_info(meaning(self.image_shape, data))
-        open_session(
-            session,
-            self.trainer,
-            private_data=teacher.private_data,
-            ledger=teacher.ledger_place(data),
-            training=teacher.training,
-            num_records=teacher.num_records,
-            processes=self.processes,
-        )
-        require_monitored(self.trainer, self.logged_names() | {*self.spent({session.cost: 1})})
-        by_all(
-            self.processes,
-            lambda: begin_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
-        )
+        """See `LearnsFromTeacher.on_fit_start`; also fixes the seed of the draws, once per run."""
+        super().on_fit_start()
         if self.draw_seed is None:
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
             never = self.images.reset_every is None and "images.reset_every" not in self.unused
@@ -305,22 +265,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
                     "settings that work are in docs/generators.md"
                 )
 
-    def on_train_start(self) -> None:
-        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
-
-        Raises:
-            TeacherError: The student has received a weight of the teacher since the teacher was loaded.
-        """
-        by_all(self.processes, lambda: self.require_unlike(self.teacher))
-        self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
-        warn_of_changed_noise(self.session)
-        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
-            for page in public_folder(self.trainer).glob(
-                "guarantee.*"
-            ):  # images beside it will be of more than it covers
-                page.unlink()
-        self._begun = True
-
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where the step starts, to detect an interrupted one, and resets the generator when due."""
         self._steps_before_batch = self.steps_done
@@ -328,35 +272,7 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
-    def on_test_start(self) -> None:
-        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
-        require_public(self.trainer, self.session.partitions)
-
-    on_predict_start = on_test_start
-
-    def on_validation_start(self) -> None:
-        """Does the same; see `ManualOptimization`."""
-        require_public(self.trainer, self.session.partitions)
-        super().on_validation_start()
-
-    def on_fit_end(self) -> None:
-        """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
-        self.session.close()
-        self._begun = False
-        ledger = self.session.ledger.path
-        if self.trainer.is_global_zero:
-            write_statement(self.trainer, self.guarantee(), self.published_networks(), ledger=ledger)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
-        if self._begun and self.session.account.counts(scope="run"):
-            self.on_fit_end()
-
     # --- evaluation, figures and the guarantee ---
-
-    def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
-        """Figures of privacy by their names in logs; see `PrivacySession.epsilons`."""
-        return {**self.session.epsilons(counts), "privacy/queries": float(self.session.account.queries())}
 
     def logged_names(self) -> set[str]:
         """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
@@ -367,12 +283,6 @@ class DataFreeDistillation(LearnsFromTeacher, Evaluated, ManualOptimization, Gua
         """The student's logits, (N, C, H, W) → (N, c)."""
         logits: torch.Tensor = self.student(images)
         return logits
-
-    def guarantee(self) -> Guarantee:
-        """Current guarantee for this run's artefacts."""
-        of_teacher = () if self._teacher is None else self._teacher.assumptions
-        assumptions = [*self.assumptions(), *of_teacher]
-        return self.session.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
 
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""

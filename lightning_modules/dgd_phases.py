@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.tangent_normal import distort
-from lightning_modules.networks import ConvVAE, Network
+from lightning_modules.networks import ConvVAE
+from lightning_modules.networks.network import VAECallable, built, factory_of
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
@@ -33,13 +34,13 @@ class GeneratorPhase(GeneratorLoss):
 
     setting = "generator_phase"
 
-    baseline: TeacherConfig | str | None = None
+    baseline: TeacherConfig | Literal["student"] | None = None
     steps: int = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.baseline not in (None, "student"):
-            config = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline")
+            config: Any = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline")
             object.__setattr__(self, "baseline", config.held())
         check_whole_number("generator_phase.steps", self.steps, least=0)
         check_number("generator_phase.student_loss_weight", self.student_loss_weight, least=0, most=0)
@@ -50,25 +51,19 @@ class VAEPhase:
     """The variational autoencoder, trained on synthetic images.
 
     Attributes:
-        network: A `ConvVAE` with its arguments, see `Network`. Default: codes of 32 numbers.
+        network: Builds the VAE.
         steps: Length of this phase; 0 leaves out the VAE and its loss terms.
     """
 
-    network: Network | str | None = None
+    network: VAECallable = ConvVAE
     steps: int = 500
 
     def __post_init__(self) -> None:
         check_whole_number("vae_phase.steps", self.steps, least=0)
 
     def build(self, image_shape: tuple[int, int, int]) -> ConvVAE:
-        """Builds the VAE, for images (C, H, W).
-
-        Raises:
-            ValueError: The network is of another class.
-        """
-        vae = Network.of(self.network or "ConvVAE").build(setting="model.vae_phase.network", image_shape=image_shape)
-        if not isinstance(vae, ConvVAE):
-            raise ValueError(f"vae_phase.network must be a ConvVAE, got {type(vae).__name__}")
+        """Builds the VAE, for images (C, H, W)."""
+        vae: ConvVAE = built(factory_of(self.network, VAECallable), image_shape, name="model.vae_phase.network")
         return vae
 
 

@@ -71,12 +71,13 @@ class DirectTraining(Teacher):
     """
 
     paper = "DPDFD"
+    mechanisms = (DirectGradients, DirectLabels)
 
     def __init__(
         self,
         *,
         batch_size: int,
-        mechanism: DirectGradients | DirectLabels | None = None,
+        mechanism: DirectLabels | DirectGradients | None = None,
         budget: Budget = Budget(),
         gamma: float | None = None,
         **shared: Any,

@@ -14,7 +14,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images.source import Images, SyntheticSource
 from lightning_modules.losses.functional import class_weights, informativeness, joined, kd, logit_distance
 from lightning_modules.losses.regression import fit_noisy_responses
-from lightning_modules.networks import build_network, logits_and_features
+from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors import ImagePrior
 from lightning_modules.runtime.processes import share_of
@@ -212,7 +212,7 @@ class Distillation(DataFreeDistillation):
         teacher, mechanism = self.teacher, self.mechanism
         assert isinstance(teacher, PrivateEnsemble) and isinstance(mechanism, NoisyMeanResponse)
         describe = build_network(
-            "LinearOnFeatures", num_classes=self.num_classes, image_shape=self.image_shape, name="features"
+            LinearOnFeatures, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
         answers, parts = [], []
         if self.noisy_answers is None:

@@ -66,7 +66,7 @@ class DPSD(DataFreeDistillation):
         self,
         *,
         num_classes: int,
-        mechanism: NoisyGradients | NoisyLabels | None = None,
+        mechanism: NoisyLabels | NoisyGradients | None = None,
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),

@@ -7,6 +7,7 @@ figure left to report.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,8 +20,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.networks.batchnorm import evaluating
+from lightning_modules.runtime.hyperparameters import load_guarded
 from lightning_modules.runtime.predictions import images_of
-from lightning_modules.runtime.runs import MixinBase, callbacks_of, datamodule_of
+from lightning_modules.runtime.runs import callbacks_of, datamodule_of
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
@@ -79,10 +81,19 @@ class Evaluation(nn.Module):
             module.log(f"{name.rpartition('/')[0]}/{AUROC}", area)
 
 
-class Evaluated(MixinBase):
-    """Mixin for validation, test and prediction of a module that maps images (N, C, H, W) to logits (N, c)."""
+class Evaluated(LightningModule, ABC):
+    """Mixin for loading, validation, test and prediction of a module from images (N, C, H, W) to logits (N, c)."""
 
     evaluation: Evaluation
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **settings: Any) -> Any:
+        """See `load_guarded`: builds only known classes and those given in the call."""
+        return load_guarded(cls, super().load_from_checkpoint, checkpoint_path, *arguments, **settings)
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, (N, C, H, W) → (N, c)."""
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Logs accuracy: a student's on public images, a teacher's on held-out private ones."""

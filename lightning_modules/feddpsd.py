@@ -28,6 +28,7 @@ from lightning_modules.losses.targets import Annotation, GradientTargets, LabelT
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.events import Gaussian
 from privacy.identity import Training
@@ -54,7 +55,7 @@ _STATED = "each client's teacher was trained by DP-SGD as the client states, whi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FederationConfig:
-    """Settings of the clients as a whole; a plain string is read as the `name`.
+    """Settings of the clients as a whole.
 
     Attributes:
         name: Public name that identifies the server's ledger. Clients of one `TeacherEnsemble` file use that of its
@@ -127,8 +128,8 @@ class FedDPSD(DataFreeDistillation):
         self,
         *,
         clients: ClientConnection,
-        mechanism: NoisyGradients | NoisyLabels | None = None,
-        federation: FederationConfig | str = FederationConfig(),
+        mechanism: NoisyLabels | NoisyGradients | None = None,
+        federation: FederationConfig = FederationConfig(),
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         generator_loss: GeneratorLoss = GeneratorLoss(),
@@ -137,7 +138,7 @@ class FedDPSD(DataFreeDistillation):
         mechanism = mechanism or NoisyGradients(release="ensemble")
         if isinstance(mechanism, NoisyGradients):
             check_choice("mechanism.release", mechanism.release, ("ensemble", "per_sample_full", "per_sample"))
-        super().__init__(mechanism=mechanism, teacher="at the clients", **shared)
+        super().__init__(mechanism=mechanism, teacher=TeacherConfig(path="at the clients"), **shared)
         if not isinstance(clients, ClientConnection):
             raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -15,7 +17,7 @@ from torch import nn
 from lightning_modules.losses.functional import joined
 from lightning_modules.private_fit import steps_planned
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
-from lightning_modules.runtime.runs import MixinBase, datamodule_of
+from lightning_modules.runtime.runs import datamodule_of
 from privacy.processes import Processes
 
 #: Most steps of a schedule that are tried, also if the end of the fit is unknown; they take half a second.
@@ -76,14 +78,14 @@ def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
 
 
-class ManualOptimization(MixinBase):
-    """Mixin that trains several networks, each with its own optimizer and schedule."""
+class ManualOptimization(LightningModule, ABC):
+    """Base that trains several networks, each with its own optimizer and schedule."""
 
     _schedules: Mapping[str, Any] = {}
 
+    @abstractmethod
     def optimized_groups(self) -> dict[str, OptimizedGroup]:
         """Returns the parameters that are trained, by name."""
-        raise NotImplementedError
 
     @property
     def processes(self) -> Processes:
@@ -146,6 +148,8 @@ class ManualOptimization(MixinBase):
 
     def on_validation_start(self) -> None:
         """Gives all processes the BatchNorm statistics of process 0, which are the ones saved."""
+        super().on_validation_start()
         broadcast_tensors(self.buffers(), self.processes)
 
-    on_train_end = on_validation_start
+    def on_train_end(self) -> None:
+        broadcast_tensors(self.buffers(), self.processes)

@@ -8,17 +8,17 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
 from lightning_modules.images.replay import Replay
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentConfig:
-    """Settings of the student and its training; a plain string is read as the `network`.
+    """Settings of the student and its training.
 
     Attributes:
-        network: Its name, or name and arguments; see `Network`. Default: `SmallCNN`.
+        network: Builds the student.
         balance: Exponent b of the weight n_y^-b that a sample of class y has in the loss, where n_y samples of the
             batch (of this process's share) have targets of that class: 0 weighs all samples alike, 1 all classes.
             Otherwise classes that a prior seldom draws are learnt late. It costs no privacy. Not for noisy labels: rare
@@ -28,7 +28,7 @@ class StudentConfig:
         lr_scheduler: Builds the schedule, stepped once per student step; null is none.
     """
 
-    network: Network | str | None = None
+    network: NetworkCallable = SmallCNN
     balance: float = 0.0
     replay: Replay = Replay()
     optimizer: OptimizerCallable | None = None
@@ -46,5 +46,5 @@ class StudentConfig:
             ValueError: It does not return c finite logits for such images.
         """
         return build_network(
-            self.network or "SmallCNN", num_classes=num_classes, image_shape=image_shape, name="model.student.network"
+            self.network, num_classes=num_classes, image_shape=image_shape, name="model.student.network"
         )

@@ -26,6 +26,9 @@ from privacy.plan import Charge, Plan, unmade
 from privacy.processes import ALONE, Processes, require_same
 from privacy.shared_ledger import SharedLedger
 
+OWN = "own"
+"""Stands for the training of the teacher that answers."""
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 # With the type annotation that torch leaves out.
 _uncompiled: Callable[[_F], _F] = torch.compiler.disable
@@ -88,6 +91,8 @@ class PrivacySession(SharedLedger):
         self._account: PrivacyAccount | None = None
         #: Charges of a checkpoint.
         self._before: Mapping[str, Any] | None = None
+        #: Number of further calls that are known to be affordable, for a version of the ledger.
+        self._left: tuple[Any, int] = (None, 0)
         #: Descriptions of what this run was charged for.
         self._words: dict[Charge, str] = {}
 
@@ -110,10 +115,12 @@ class PrivacySession(SharedLedger):
             What is released, detached.
 
         Raises:
-            ValueError: The tensors are not what is charged for: nothing is charged.
+            ValueError: There are no tensors, or they are not what is charged for: nothing is charged.
             BudgetExceeded: The target does not allow it: nothing is charged or released.
             LedgerError: The charge could not be synced: nothing is released.
         """
+        if not tensors:
+            raise ValueError("release needs the private tensors that are to be released, got none")
         if self.processes.size == 1:
             self.charge(mechanism, *tensors, **settings)
             return mechanism.answer(self.shape, *tensors, **settings)
@@ -144,18 +151,20 @@ class PrivacySession(SharedLedger):
             raise BudgetExceeded(self.account.refusal(charge))
         for _ in range(calls):
             self.account.charge(charge)
+        self._left = (self._left[0], self._left[1] - calls)
         if charge not in self._words:
             self._words[charge] = mechanism.describe(self.shape).mechanism
 
-    def charge_nonprivate_access(self, reason: str, *, training: str | None = None) -> None:
+    def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
         """Charges, once per run, a use of a teacher that no noise covers, before it is made.
 
         The bound of that teacher's own training covers such a use like any other.
 
         Args:
             reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
-            training: Identity of the teacher's training, if it is not the one that answers (see `admit`); `RECORDS` for
-                private records themselves, whose use no teacher's guarantee covers.
+            training: Identity of the teacher's training, `OWN` for the one that answers; see `admit` for another. None
+                if unknown, so that nothing bounds it; `RECORDS` for private records themselves, whose use no teacher's
+                guarantee covers.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be used.
@@ -165,7 +174,7 @@ class PrivacySession(SharedLedger):
             release=Unbounded(reason=reason),
             claim=self.mechanism.claim_of_nonprivate_access(self.shape),
             queries=0,
-            training=training or self.training,
+            training=self.training if training == OWN else training,
         )
         if not self.account.counts(scope="run")[charge]:
             self.on_rank_zero(lambda: self.account.charge(charge))
@@ -208,8 +217,14 @@ class PrivacySession(SharedLedger):
         return self.account.affordable(self.cost, limit=limit)
 
     def is_used_up(self, calls: int) -> bool:
-        """Whether the target does not allow this many further calls."""
-        return self.budget.target_epsilon is not None and self.affordable(limit=calls) < calls
+        """Whether the target does not allow this many further calls, as far as this process has read the ledger."""
+        if self.budget.target_epsilon is None:
+            return False
+        known = (self.ledger.version, self.mechanism)
+        # Other processes do not see each charge, and all must come to the same answer.
+        if self.processes.size > 1 or self._left[0] != known or self._left[1] < calls:
+            self._left = (known, self.affordable(limit=max(calls, self.ledger.block)))
+        return self._left[1] < calls
 
     def require_affordable(self, calls: int = 1) -> None:
         """Refuses calls that exceed the target.

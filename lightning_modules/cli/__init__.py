@@ -15,7 +15,7 @@ from lightning_modules.cli.errors import expected, message_of
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
 
-__all__ = ["COMMANDS", "main", "run"]
+__all__ = ["COMMANDS", "main"]
 
 FIT = {
     "fit": "train a teacher or a student",
@@ -40,30 +40,52 @@ COMMANDS = {
 """Modules, each with a function named like the command, and help texts. Modules are imported on first use."""
 
 
-def run(args: Sequence[str]) -> TranscriptionCLI | None:
-    """Runs one command in this process and lets its errors through.
+def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
+    """Runs one command in this process and lets its errors through; entry point of the console script.
+
+    Args:
+        args: Command-line arguments; None takes those of the process, and ends it with a message instead of a traceback
+            if an error is expected.
 
     Raises:
         ValueError: The command does not exist.
     """
-    command = next((argument for argument in args if not argument.startswith("-")), None)
-    if command in COMMANDS:
-        function = getattr(importlib.import_module(COMMANDS[command][0]), command)
-        # For commands that make fits, which do not import this module: `run` runs a command, `build` makes the model
-        # and the data from the arguments of `fit` without running anything.
-        offered = {"run": run, "build": lambda rest: _fit_cli(rest, run=False)}
-        wanted = inspect.signature(function).parameters
-        function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
+    if args is None:
+        _of_process()
         return None
-    if command is None or command not in FIT:
-        _help(command, asked="--help" in args or "-h" in args)
-    return _fit_cli(args, run=True)
+    command = next((argument for argument in args if not argument.startswith("-")), None)
+    asked = "--help" in args or "-h" in args
+    if command not in COMMANDS and (command is None or command not in FIT):
+        _help(command, asked=asked)
+    if command not in COMMANDS:
+        from lightning_modules.cli.fit import command_line, show_settings
+
+        if asked and (model := _chosen(args)):
+            show_settings(str(command), model)
+            return None
+        return command_line(args)
+    function = getattr(importlib.import_module(COMMANDS[command][0]), command)
+    # For commands that make fits, which do not import this module: `run` runs a command, `build` makes the model
+    # and the data from the arguments of `fit` without running anything.
+    offered = {"run": main, "build": _built}
+    wanted = inspect.signature(function).parameters
+    function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
+    return None
 
 
-def _fit_cli(args: Sequence[str], *, run: bool) -> TranscriptionCLI:
+def _built(args: Sequence[str]) -> TranscriptionCLI:
     from lightning_modules.cli.fit import command_line
 
-    return command_line(args, run=run)
+    return command_line(args, run=False)
+
+
+def _chosen(args: Sequence[str]) -> str | None:
+    """The class that `--model NAME` or `--model=NAME` names."""
+    pairs = zip(args, [*args[1:], ""], strict=True)
+    given = (
+        value if one == "--model" else one.removeprefix("--model=") for one, value in pairs if one.startswith("--model")
+    )
+    return next((name for name in given if name.isidentifier()), None)
 
 
 def _help(command: str | None, *, asked: bool) -> None:
@@ -77,21 +99,13 @@ def _help(command: str | None, *, asked: bool) -> None:
     sys.exit(0 if asked else 2)
 
 
-def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
-    """Entry point of the console script.
-
-    Args:
-        args: Command-line arguments; None takes those of the process, and ends it with a message instead of a traceback
-            if an error is expected.
-    """
-    if args is not None:
-        return run(args)
+def _of_process() -> None:
     given = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(given) < len(sys.argv) - 1
     if debug:
         os.environ["JSONARGPARSE_DEBUG"] = "true"  # makes its errors show their origin as well
     try:
-        run(given)
+        main(given)
     except Exception as error:
         if debug or not expected(error):
             raise
@@ -102,7 +116,6 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         from lightning_modules.runtime.outcome import exit_status
 
         sys.exit(exit_status(error))
-    return None
 
 
 def _last_words(error: Exception) -> str | int:

@@ -26,7 +26,7 @@ from privacy.guarantee import about_place
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.published.claims import published_epsilon
-from privacy.session import PrivacySession
+from privacy.session import OWN, PrivacySession
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 _BY_TRAINING = "which nothing but that teacher's own training bounds"
@@ -141,7 +141,7 @@ def cost_in_ledger(cli: Any) -> str:
     session = PrivacySession(given.mechanism, given.shape, budget=budget, unit=given.unit)
     session.open(private_data=teacher.private_data, num_records=teacher.num_records, training=teacher.training)
     if reason := _without_noise(cli):
-        session.charge_nonprivate_access(reason[0], training=reason[1])
+        session.charge_nonprivate_access(reason[0], training=reason[1] or OWN)
     account = session.account
     planned = session.price(planned_calls(cli)) + account.counts(scope="run")
     own = account.epsilon(counts=planned)

@@ -8,7 +8,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from lightning_modules.federated import Node, serve
-from lightning_modules.networks import Network
+from lightning_modules.networks import NetworkCallable
 from lightning_modules.setting_checks import check_number
 from privacy.checks import check_delta
 
@@ -33,7 +33,7 @@ def _client(
     name: str,
     teacher: str,
     target_epsilon: float | None,
-    teacher_network: Network | str | None = None,
+    teacher_network: NetworkCallable | None = None,
     folder: str = "clients",
     delta: float = 1e-5,
     fully_adaptive: bool = False,
@@ -53,7 +53,7 @@ def _client(
         teacher: File of the classifier that was trained on this client's records.
         target_epsilon: Epsilon, for the unit of this client's guarantee, that all runs together may spend; null for no
             limit, which is required if the server adds the noise.
-        teacher_network: The classifier's architecture, if its file does not say.
+        teacher_network: Builds the classifier that the file is of, if it does not say.
         folder: Folder for guarantees, which are written to NAME/RUN in it.
         delta: Delta of this client's guarantees, below one over the number of its records.
         fully_adaptive: Let target_epsilon hold also against a server that chooses later runs by earlier answers.

@@ -14,9 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_calls, planned_cost
 from lightning_modules.cli.export import add_export_options, export_and_say
-from lightning_modules.networks import Network
+from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import texts_in, unknown_code
 from lightning_modules.publishing import ExportError, check_options
+from lightning_modules.publishing.loading import name_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from privacy.accounting.composition import compose
@@ -75,12 +76,13 @@ def configuration(
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
         "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
-    teacher = {"path": options.teacher, **({"network": options.network} if options.network else {})}
+    teacher = {"path": options.teacher, **({"network": named_network(options.network)} if options.network else {})}
+    student = named_network(options.student) if options.student else None
     common: dict[str, Any] = {"teacher": teacher, "budget": {"delta": options.delta}}
     if bounded is not None:
         method = "Distillation"
         special = {
-            "student": {"network": options.student or network or "SmallCNN", **training},
+            "student": {"network": student or network or named_network("SmallCNN"), **training},
             **images,
             "pool_size": min(50_000, steps * options.batch_size),  # few steps need no more
         }
@@ -93,7 +95,7 @@ def configuration(
         # Of a prior's images some classes have few; pictures of the teacher's kind have them as it met them.
         training["balance"] = 0.0 if options.pictures else 1.0
         special = {
-            "student": {"network": options.student or "SmallCNN", "replay": again, **training},
+            "student": {"network": student or named_network("SmallCNN"), "replay": again, **training},
             "images": {**source, **images},
             "gradient_targets": {"student_target": "gradients"},
             "mechanism": {"release": "per_sample", **gradients},
@@ -187,7 +189,7 @@ def _announcement(config: Mapping[str, Any], training: Training | None, *, delta
     steps = settings["student"]["lr_scheduler"]["init_args"]["T_max"]
     size = config["data"]["init_args"]["batch_size"]
     lines = [
-        f"Student {Network.of(settings['student']['network']).name}, by {config['model']['class_path']}, in {steps:,} "
+        f"Student {name_of(settings['student']['network'])}, by {config['model']['class_path']}, in {steps:,} "
         f"steps of {size} {f'public pictures of {pool}' if pool else f'procedural images of {prior}'} (--prior and "
         "--pictures choose others).",
         f"Run folder: {config['trainer']['default_root_dir']}; the same command continues it.",
@@ -216,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="LightningCLI distill",
         description=__doc__,
         epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "
-        "--model.teacher.network.arguments.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
+        "--model.teacher.network.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
         "probabilities.",
     )
     add = parser.add_argument

@@ -21,6 +21,11 @@ _WORDS = (
     (r"^Expected a dot import path string: (\S+)", r"there is no class \1 that fits here"),
     (r"^unrecognized arguments: --([^\s=]+).*", r"there is no setting \1"),
     (r"^(?:Option|Key) '([^']+)' is not (?:accepted|expected).*", r"there is no setting \1"),
+    (r"^Unexpected import path format: (\S+)", r"there is no class \1 (networks of others: External, with its name)"),
+    (
+        r"^Expected '([^']+)' to be a function that returns <class 'ImageClassifier'>.*",
+        r"there is no class \1 that fits here (networks of others: External, with its name)",
+    ),
     (r"\. Got value: ", ", got "),
 )
 

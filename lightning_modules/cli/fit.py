@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import set_parsing_settings
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
@@ -17,14 +19,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instant
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-# Imports register the short class names of configuration files.
-import privacy.mechanisms  # noqa: F401
-from lightning_modules import *  # noqa: F403
+import lightning_modules
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli.arguments import PARSER_MODE, checked_classes, merged, prepare_arguments
+from lightning_modules.cli.changes import refuse_texts, say_changes, sources
 from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, find_checkpoint, flat, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
@@ -38,6 +38,7 @@ from lightning_modules.runtime.checkpoint_io import (
 )
 from lightning_modules.runtime.hyperparameters import require_known_checkpoint
 from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
+from lightning_modules.runtime.paths import find_configs
 from lightning_modules.runtime.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
@@ -47,6 +48,11 @@ from lightning_modules.runtime.processes import (
 from lightning_modules.runtime.runs import LAST, first_process, fixed_folder, own_folder, run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
 from privacy.identity import CheckpointError
+from privacy.mechanisms import DirectLabels, NoisyLabels, NoisyMeanResponse
+
+# Written with their class, by which jsonargparse tells them from a method's other mechanism.
+_SECOND = (NoisyLabels, NoisyMeanResponse, DirectLabels)
+set_parsing_settings(subclasses_enabled=list(_SECOND))
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 """Weights are float32, like images and the mechanisms' arithmetic; autocast is allowed."""
@@ -56,7 +62,7 @@ class UsageParser(LightningArgumentParser):
     """Lightning's parser with one-line errors and no abbreviations, whose meaning a new setting could change."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "parser_mode": PARSER_MODE, **settings})
+        super().__init__(**{"allow_abbrev": False, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with status 2, or raise if jsonargparse is being debugged."""
@@ -86,10 +92,14 @@ class TranscriptionCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and merge options for parts of networks' arguments."""
-        with checked_classes():
-            super().parse_arguments(parser, args)
-        self.config = merged(self.config)
+        """Parse, and state what becomes of settings of a class that another one replaces."""
+        refuse_texts(args)
+        plain = [one for one in args if not one.startswith("--print_config")]  # which ends the command
+        parsed = parser.parse_args(plain)
+        say_changes(plain, parsed.get(parsed.get("subcommand") or "", parsed).as_dict())
+        if plain != args:
+            parser.parse_args(args)
+        self.config = parsed
 
     def _parse_ckpt_path(self) -> None:
         """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
@@ -223,11 +233,15 @@ class TranscriptionCLI(LightningCLI):
             super()._run_subcommand(subcommand)
             return
         logger = self.trainer.logger
-        if isinstance(logger, WandbLogger) and logger.version is None:
-            self._fit()  # W&B only names the folder when the fit begins
-        else:
-            with own_folder(run_folder(self.trainer)):
-                self._fit()
+        unnamed = isinstance(logger, WandbLogger) and logger.version is None  # W&B names the folder as the fit begins
+        with nullcontext() if unnamed else own_folder(run_folder(self.trainer)):
+            try:
+                super()._run_subcommand("fit")
+            except BaseException as error:
+                last = self._saved() or self.config["fit"].get("ckpt_path")
+                if last and Path(last).is_file():
+                    say_how_to_resume(error, how_to_resume(run_folder(self.trainer), Path(last)))
+                raise
         recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
         if (written := recorder.file_of(self.trainer)).is_file():
             record = json.loads(written.read_text(encoding="utf-8"))
@@ -236,15 +250,6 @@ class TranscriptionCLI(LightningCLI):
 
     def _saved(self) -> str:
         return getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
-
-    def _fit(self) -> None:
-        try:
-            super()._run_subcommand("fit")
-        except BaseException as error:
-            last = self._saved() or self.config["fit"].get("ckpt_path")
-            if last and Path(last).is_file():
-                say_how_to_resume(error, how_to_resume(run_folder(self.trainer), Path(last)))
-            raise
 
 
 def _listed(value: Any) -> list[Any]:
@@ -275,12 +280,30 @@ def _place(settings: Any) -> Path | None:
     return None if first is True else fixed_folder(instantiate_class((), first.as_dict()), root or Path.cwd())
 
 
+def show_settings(command: str, model: str) -> None:
+    """Prints every setting of a model, with those of the mechanisms that it has a choice of."""
+    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ())
+    choice = [
+        [f"--model={model}", f"--model.mechanism.help={kind.__name__}"]
+        for kind in kinds
+        if len(kinds) > 1 or kind in _SECOND
+    ]
+    for options in ([f"--model.help={model}"], *choice):
+        with suppress(SystemExit):
+            command_line([command, *options])
+
+
 def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
     """Parse the arguments of one of Lightning's commands, build the objects that they name, and run it.
 
     Arguments begin with the command, which is left out if nothing is run.
     """
     look_in_current_folder()  # for the user's own methods, data sets and priors
+    args = find_configs(args)
+    # jsonargparse resolves the short names of imported classes only.
+    texts = {str(text).rpartition(".")[2] for given in sources(args) for text in given.values()}
+    for name in texts.intersection(lightning_modules.__all__) or lightning_modules.__all__:
+        getattr(lightning_modules, name)
     # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
     return copy_context().run(
         TranscriptionCLI,
@@ -294,6 +317,6 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         # Methods make their own optimizers, which `--optimizer` would replace by a single one.
         auto_configure_optimizers=False,
         parser_class=UsageParser,
-        args=prepare_arguments(args),
+        args=args,
         run=run,
     )

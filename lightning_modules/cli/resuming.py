@@ -123,7 +123,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
         if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
             found |= flat(value, key)
-        elif not name.startswith("_"):
+        elif not str(name).startswith("_"):
             found[key] = str(value).rpartition(".")[2] if name == "class_path" else _plain(value)
     return found
 

@@ -16,7 +16,7 @@ from torch import nn
 from datamodules.partition import disjoint
 from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
-from lightning_modules.networks import Network
+from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, require_own_weights
@@ -116,7 +116,7 @@ class LocalClients(ClientConnection):
         *,
         teachers: str | Sequence[str] | Sequence[nn.Module],
         names: Sequence[str] | None = None,
-        teacher_network: Network | str | None = None,
+        teacher_network: NetworkCallable | None = None,
         target_epsilon: float | None = None,
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ from lightning_modules.federated.messages import (
     to_bytes,
     unpack,
 )
-from lightning_modules.networks import Network
+from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
 from privacy.formatting import round_up
@@ -46,7 +46,7 @@ class Node:
         name: str,
         teacher: str,
         folder: Path,
-        teacher_network: Network | str | None = None,
+        teacher_network: NetworkCallable | None = None,
         **settings: Any,
     ) -> None:
         self.name = name

@@ -5,12 +5,11 @@ None of them reads private data; only queries cost privacy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from torch.optim.swa_utils import update_bn
@@ -18,8 +17,9 @@ from torch.optim.swa_utils import update_bn
 from datamodules import ImageDataModule
 from lightning_modules.images.base import ImageSource
 from lightning_modules.images.pool import PoolSource
-from lightning_modules.networks import Network, ScaledOutput
+from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.network import GeneratorCallable, built, factory_of
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws, key, stream
 from lightning_modules.setting_checks import check_choice, check_whole_number
@@ -33,14 +33,13 @@ _Source = Literal["generator", "prior", "both", "pool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Settings of the image source; a plain string is read as the `source`.
+    """Settings of the image source.
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
-        prior: Procedural images, for `prior` and `both`: an object, a class, or plain values (`class_path`,
-            `init_args`). Default: `StrokePrior`.
-        generator: The generator; see `Network`. Default: `DAFLGenerator`. If its attribute `standardised` is true, its
-            pixels get the mean and standard deviation of the prior's images.
+        prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
+        generator: Builds the generator. If it is `standardised`, its pixels get the mean and standard deviation of the
+            prior's images.
         reset_every: Number of steps after which the generator is reset to new random weights; null is never. A
             generator trained for long collapses to a few kinds of images; fresh ones show the student more. The
             optimizer's state is cleared; the learning-rate schedule continues.
@@ -56,7 +55,7 @@ class Images:
 
     source: _Source = "generator"
     prior: ImagePrior | None = None
-    generator: Network | str | None = None
+    generator: GeneratorCallable = DAFLGenerator
     reset_every: int | None = None
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
@@ -65,14 +64,8 @@ class Images:
     pool_varied: bool = False
 
     def __post_init__(self) -> None:
-        given: Any = self.prior
-        if isinstance(given, type):  # as in `StudentConfig(network=ResNet18)`; the type is for the command line
-            object.__setattr__(self, "prior", given())
-        elif isinstance(given, Mapping):
-            parser = ArgumentParser(exit_on_error=False)
-            parser.add_subclass_arguments(ImagePrior, "prior")
-            made = parser.instantiate_classes(parser.parse_object({"prior": dict(given)}))
-            object.__setattr__(self, "prior", made.prior)
+        if self.prior is not None and not isinstance(self.prior, ImagePrior):
+            raise ValueError(f"images.prior must be an ImagePrior, got {self.prior!r}")
         check_choice("images.source", self.source, get_args(_Source))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
@@ -114,17 +107,17 @@ class SyntheticSource(ImageSource):
         if self.kind == "prior":
             return None
         generator = self._built()
-        if not hasattr(generator, "latent_dim"):
-            raise ValueError(f"images.generator must have a latent_dim, {type(generator).__name__} has none")
-        # `is True`, since a layer of that name is truthy.
-        if getattr(generator, "standardised", False) is not True:
+        if not generator.standardised:
             return generator
         mean, std = self._prior_statistics()
         return ScaledOutput(generator, scale=std, shift=mean)
 
-    def _built(self) -> nn.Module:
-        given = Network.of(self._settings.generator or "DAFLGenerator")
-        return given.build(setting="model.images.generator", image_shape=self.image_shape)
+    def _built(self) -> ImageGenerator:
+        factory = factory_of(self._settings.generator, GeneratorCallable)
+        generator = built(factory, self.image_shape, name="model.images.generator")
+        if not isinstance(generator, ImageGenerator):
+            raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")
+        return generator
 
     def _prior_statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of the prior's pixels per channel, the same in every run."""

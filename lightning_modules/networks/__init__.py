@@ -11,11 +11,12 @@ from lightning_modules.networks.classifiers import (
     TwoConvNet,
     logits_and_features,
 )
+from lightning_modules.networks.external import External
 from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
-from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ScaledOutput
+from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.mean_embedding import MeanEmbedding
-from lightning_modules.networks.network import Network, build_network, check_network
+from lightning_modules.networks.network import NetworkCallable, build_network, check_network, described, network_of
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
 
@@ -23,11 +24,13 @@ __all__ = [
     "ConvVAE",
     "DAFLGenerator",
     "DataLensClassifier",
+    "External",
     "ImageClassifier",
+    "ImageGenerator",
     "Kernels",
     "LinearOnFeatures",
     "MeanEmbedding",
-    "Network",
+    "NetworkCallable",
     "Patches",
     "ResNet18",
     "ResNet34",
@@ -39,6 +42,8 @@ __all__ = [
     "Whitening",
     "build_network",
     "check_network",
+    "described",
     "logits_and_features",
     "logits_and_statistics",
+    "network_of",
 ]

@@ -15,7 +15,7 @@ from lightning_modules.setting_checks import check_choice, check_whole_number
 
 
 class ImageClassifier(nn.Module):
-    """Base class of networks whose last layer is the linear `head`.
+    """Base class of networks whose last layer is the linear `head`, built from num_classes and image_shape.
 
     Losses on features (DPDFD Eq. 5, DGD Eq. 2) need the head's input, which `forward_features` returns. A derived class
     sets `features` or overrides `forward_features`.
@@ -100,7 +100,7 @@ class DataLensClassifier(ImageClassifier):
         ValueError: for an image smaller than 8x8 pixels.
     """
 
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+    def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, height, width = checked_shape(
             "DataLensClassifier", num_classes=num_classes, image_shape=image_shape, least=8
@@ -134,7 +134,7 @@ class TwoConvNet(ImageClassifier):
         ValueError: for an image smaller than 4x4 pixels.
     """
 
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+    def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, height, width = checked_shape("TwoConvNet", num_classes=num_classes, image_shape=image_shape, least=4)
         layers: list[nn.Module] = []
@@ -173,9 +173,9 @@ class SmallCNN(ImageClassifier):
 
     def __init__(
         self,
-        *,
         num_classes: int = 10,
         image_shape: tuple[int, int, int] = (1, 28, 28),
+        *,
         width: int = 16,
         depth: int = 2,
         hidden: int = 128,
@@ -220,7 +220,7 @@ class TanhCNN(ImageClassifier):
         ValueError: for an image smaller than 16x16 pixels.
     """
 
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+    def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, height, width = checked_shape("TanhCNN", num_classes=num_classes, image_shape=image_shape, least=16)
         rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
@@ -251,7 +251,7 @@ class ResNet18(ImageClassifier):
 
     blocks = (2, 2, 2, 2)
 
-    def __init__(self, *, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
+    def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
         channels, _, _ = checked_shape(type(self).__name__, num_classes=num_classes, image_shape=image_shape, least=4)
         self.body = ResNet(BasicBlock, list(self.blocks))

@@ -258,9 +258,9 @@ class LinearOnFeatures(ImageClassifier):
 
     def __init__(
         self,
-        *,
         num_classes: int = 10,
         image_shape: tuple[int, int, int] = (1, 28, 28),
+        *,
         features: Callable[[tuple[int, int, int], ImagePrior], nn.Module] | None = None,
         whitening: Whitening | None = None,
         prior: ImagePrior | None = None,

@@ -12,7 +12,19 @@ from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.setting_checks import check_whole_number
 
 
-class DAFLGenerator(nn.Module):
+class ImageGenerator(nn.Module):
+    """Base class of generators, built from image_shape, which map latents (N, latent_dim) to images (N, C, H, W).
+
+    Attributes:
+        latent_dim: Width of the input.
+        standardised: Whether pixels have mean 0 and standard deviation 1 in each channel.
+    """
+
+    latent_dim: int
+    standardised = False
+
+
+class DAFLGenerator(ImageGenerator):
     """The generator of DAFL (Chen et al. 2019), which the papers use.
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
@@ -29,15 +41,12 @@ class DAFLGenerator(nn.Module):
 
     Raises:
         ValueError: if a size is not positive or `width` is odd.
-
-    Attributes:
-        standardised: Pixels have mean 0 and standard deviation 1 in each channel.
     """
 
     standardised = True
 
     def __init__(
-        self, *, image_shape: tuple[int, int, int] = (1, 28, 28), latent_dim: int = 100, width: int = 128
+        self, image_shape: tuple[int, int, int] = (1, 28, 28), *, latent_dim: int = 100, width: int = 128
     ) -> None:
         super().__init__()
         channels, height, columns = checked_shape("DAFLGenerator", image_shape=image_shape)
@@ -78,7 +87,7 @@ class ScaledOutput(nn.Module):
     deviation and `shift` to their mean. Both are buffers and part of a checkpoint.
 
     Args:
-        network: Returns images (N, C, H, W).
+        network: The generator.
         scale: C factors.
         shift: C summands.
     """
@@ -86,7 +95,7 @@ class ScaledOutput(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, *, scale: Sequence[float], shift: Sequence[float]) -> None:
+    def __init__(self, network: ImageGenerator, *, scale: Sequence[float], shift: Sequence[float]) -> None:
         super().__init__()
         self.network = network
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
@@ -95,7 +104,7 @@ class ScaledOutput(nn.Module):
     @property
     def latent_dim(self) -> int:
         """Width of the network's input."""
-        return int(getattr(self.network, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+        return self.network.latent_dim
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map the network's inputs (N, …) to scaled images (N, C, H, W)."""
@@ -121,7 +130,7 @@ class ConvVAE(nn.Module):
     """
 
     def __init__(
-        self, *, image_shape: tuple[int, int, int] = (1, 28, 28), latent_dim: int = 32, width: int = 32
+        self, image_shape: tuple[int, int, int] = (1, 28, 28), *, latent_dim: int = 32, width: int = 32
     ) -> None:
         super().__init__()
         channels, height, columns = checked_shape("ConvVAE", image_shape=image_shape)

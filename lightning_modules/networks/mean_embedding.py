@@ -34,9 +34,9 @@ class MeanEmbedding(ImageClassifier):
 
     def __init__(
         self,
-        *,
         num_classes: int = 10,
         image_shape: tuple[int, int, int] = (1, 28, 28),
+        *,
         features: int = 10_000,
         length: float = 20.5,
     ) -> None:

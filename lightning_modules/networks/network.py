@@ -1,128 +1,138 @@
-"""A network as a setting: a name and arguments, from which it is built and checked before any privacy is spent."""
+"""Networks as settings: factories, the plain values that describe them, and the checks before any privacy is spent."""
 
 from __future__ import annotations
 
 import inspect
-import typing
-from argparse import ArgumentError
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_parsing_settings
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lightning_modules.networks.names import look_in_current_folder, named_object
+from lightning_modules.networks.classifiers import ImageClassifier
+from lightning_modules.networks.generators import ConvVAE, ImageGenerator
+from lightning_modules.networks.names import look_in_current_folder
+
+NetworkCallable: TypeAlias = Callable[[int, tuple[int, int, int]], ImageClassifier]
+"""Builds a classifier for num_classes and image_shape: a class of `lightning_modules.networks`, `External`, or a
+partial of either. In files `class_path` and `init_args`, or the name of the class alone."""
+GeneratorCallable: TypeAlias = Callable[[tuple[int, int, int]], ImageGenerator]
+"""Builds a generator for image_shape, likewise."""
+VAECallable: TypeAlias = Callable[[tuple[int, int, int]], ConvVAE]
+"""Builds a VAE for image_shape, likewise."""
 
 DRY_RUN_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What a network raises on input or arguments that it does not support."""
 
-_OURS = "lightning_modules.networks"
+# Arguments of an external network stay plain values.
+set_parsing_settings(instantiate_subclass_spec_in_any=False)
 #: Weights and buffers of this process's networks that still exist.
 _handed_out = WeakTensorKeyDictionary()
-_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """A network as a name and arguments; a plain string is read as the `name`.
+def network_of(spec: Any) -> NetworkCallable:
+    """The factory of a classifier that plain values describe; see `factory_of`."""
+    factory: NetworkCallable = factory_of(spec, NetworkCallable)
+    return factory
 
-    Attributes:
-        name: A class of `lightning_modules.networks` (`SmallCNN`), any other class or function (`torchvision.models.
-            resnet18`, `my.Net` with `my.py` in the current folder, `path/to/my.py:Net`), or, in a script, the class or
-            function itself.
-        arguments: Keyword arguments. `num_classes` and `image_shape` come from the data if the network takes them and
-            they are not given here. Dotted names of classes or functions are resolved unless the parameter is a string
-            (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` is built.
+
+def factory_of(spec: Any, kind: Any) -> Any:
+    """The factory, of a kind such as `GeneratorCallable`, that plain values describe; a factory is returned unchanged.
+
+    Raises:
+        ValueError: They describe none.
     """
+    if not isinstance(spec, (str, Mapping)):
+        return spec
+    look_in_current_folder()
+    return _parser(kind).instantiate(_parsed(spec, kind)).network
 
-    name: str | Callable[..., nn.Module]
-    arguments: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", nested(self.arguments or {}))
-        if not isinstance(self.name, str):
-            # Kept by name if it has one, so that a checkpoint says which network it holds.
-            name = f"{getattr(self.name, '__module__', '')}.{getattr(self.name, '__qualname__', '')}"
-            try:
-                if named_object(name) is self.name:
-                    object.__setattr__(self, "name", name)
-            except ValueError:
-                pass
+def described(spec: Any) -> dict[str, Any] | None:
+    """Plain values for a factory, `class_path` and all `init_args`; None for a function that only a script has.
 
-    @classmethod
-    def of(cls, given: Any) -> Network:
-        """Makes a network description from a name, plain values, a class or a function."""
-        if isinstance(given, Network):
-            return given
-        return cls(**given) if isinstance(given, Mapping) else cls(name=given)
+    Raises:
+        ValueError: Plain values that describe no network.
+    """
+    kind: Any = NetworkCallable
+    plain = isinstance(spec, (str, Mapping))
+    if not plain:
+        target: Any = spec
+        settings: dict[str, Any] = {}
+        while isinstance(target, partial):
+            # Of jsonargparse's own partials the class is the last argument.
+            target, settings = (target.args[-1] if target.args else target.func), {**target.keywords, **settings}
+        if not inspect.isclass(target) or "<locals>" in target.__qualname__:
+            return None
+        kinds = {ImageGenerator: GeneratorCallable, ConvVAE: VAECallable}
+        kind = next((kinds[base] for base in kinds if issubclass(target, base)), NetworkCallable)
+        spec = {"class_path": f"{target.__module__}.{target.__qualname__}", "init_args": settings}
+    try:
+        found: dict[str, Any] = _parsed(spec, kind).network.as_dict()
+    except ValueError:
+        if plain:
+            raise
+        return None  # it has objects of the script
+    return found
 
-    @property
-    def target(self) -> Callable[..., Any]:
-        """The class or function that `name` stands for.
 
-        Raises:
-            ValueError: It does not exist.
-        """
-        if not isinstance(self.name, str):
-            return self.name
-        if self.name.isidentifier():
-            ours = import_module(_OURS)
-            if self.name not in ours.__all__:
-                raise ValueError(
-                    f"there is no network {self.name} in {_OURS}: give package.Name, or path/to/file.py:Name"
-                )
-            return getattr(ours, self.name)  # type: ignore[no-any-return]
-        look_in_current_folder()
-        found = named_object(self.name)
-        if not callable(found):
-            raise ValueError(f"{self.name} must be a class or a function, got {type(found).__name__}")
-        return found  # type: ignore[no-any-return]
+def _parser(kind: Any) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=kind)
+    return parser
 
-    def build(self, *, setting: str, **of_data: Any) -> nn.Module:
-        """Build the network with new weights; values of `of_data` that it takes are added to its arguments.
 
-        Raises:
-            ValueError: The name does not exist, an argument is unknown or missing, or the result is not a new module.
-        """
-        try:
-            target = self.target
-        except ValueError as error:
-            raise ValueError(f"{setting}: {error}") from error
-        parameters = inspect.signature(target).parameters
-        open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        named = {key for key, one in parameters.items() if one.kind not in _OPEN}
-        for key in self.arguments:
-            if key not in named and not open_ended:
-                raise ValueError(
-                    f"{setting}.arguments: {self.name} takes no argument {key!r}, but {', '.join(parameters) or 'none'}"
-                )
-        given = {**{key: value for key, value in of_data.items() if key in named}, **self.arguments}
-        if missing := sorted(key for key in named - given.keys() if parameters[key].default is inspect.Parameter.empty):
-            raise ValueError(
-                f"{self.name} needs {', '.join(missing)}: add to {setting}.arguments, for example "
-                f"--{setting}.arguments.{missing[0]} ..."
-            )
-        if inspect.isclass(target) and target.__module__.startswith(_OURS):
-            given = _parsed(target, given, f"{setting}.arguments")
-        else:
-            types = _types(target)
-            given = {
-                key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
-                for key, value in given.items()
-            }
-        first = [given.pop(key) for key in named if parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY]
-        offered = {key: value for key, value in of_data.items() if key not in given and open_ended}
-        built = _called(target, first, given, offered)
-        if not isinstance(built, nn.Module):
-            raise ValueError(f"{setting} must build a torch.nn.Module, got {type(built).__name__}")
-        _refuse_shared(built, f"{setting}: {self.name}")
-        return built
+def _parsed(spec: str | Mapping[str, Any], kind: Any) -> Any:
+    try:
+        return _parser(kind).parse_object({"network": dict(spec) if isinstance(spec, Mapping) else spec})
+    except Exception as error:  # argparse's own
+        raise ValueError(f"no network is described by {spec}: {' '.join(str(error).split())}") from error
+
+
+def build_network(
+    given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = False
+) -> nn.Module:
+    """Build and check a classifier for the data, in train mode. See `check_network`.
+
+    Args:
+        given: A factory, or plain values that describe one.
+        num_classes: c.
+        image_shape: (C, H, W).
+        name: Of the setting, for messages.
+        any_outputs: Whether it may give anything but logits.
+
+    Raises:
+        ValueError: It cannot be built, cannot take such images, or does not return finite logits (N, c).
+    """
+    try:
+        factory = network_of(given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    network: nn.Module = built(factory, num_classes, tuple(image_shape), name=name)
+    check_network(network, num_classes=num_classes, image_shape=image_shape, name=name, any_outputs=any_outputs)
+    return network.train()
+
+
+def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
+    """Calls the factory of a network, of which no weight may belong to another.
+
+    Raises:
+        ValueError: It fails, or does not return a new module.
+    """
+    if str(getattr(factory, "__module__", "")).startswith("torchvision."):  # whose first argument is `weights`
+        raise ValueError(f"{name}: give torchvision's networks by External and their name")
+    try:
+        network = factory(*of_data)
+    except DRY_RUN_ERRORS as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{name} must build a torch.nn.Module, got {type(network).__name__}")
+    _refuse_shared(network, name)
+    return network
 
 
 def _refuse_shared(network: nn.Module, what: str) -> None:
@@ -146,20 +156,6 @@ def hand_out(network: nn.Module) -> None:
 
 def _address(tensor: Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.untyped_storage().data_ptr()
-
-
-def build_network(
-    given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = False
-) -> nn.Module:
-    """Build and check a classifier for the data, in train mode. See `check_network`.
-
-    Raises:
-        ValueError: It cannot be built, cannot take such images, or does not return finite logits (N, c).
-    """
-    network = Network.of(given).build(setting=name, num_classes=num_classes, image_shape=tuple(image_shape))
-    of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": image_shape}
-    check_network(network, **of_data, name=name, any_outputs=any_outputs)
-    return network.train()
 
 
 def check_network(
@@ -200,69 +196,3 @@ def dry_run(network: nn.Module, images: Tensor) -> Any:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Move values of options, "/part/of/it": value, to their places in the arguments."""
-    found = {key: value for key, value in values.items() if not key.startswith("/")}
-    for key, value in values.items():
-        if key.startswith("/"):
-            *above, last = key[1:].split("/")
-            inner = found
-            for name in above:
-                whole = inner.get(name) or {}
-                inner[name] = {"class_path": whole} if isinstance(whole, str) else dict(whole)
-                inner = inner[name]
-            inner[last] = None if value == "None" else value  # which is how jsonargparse 4.53 reads null
-    return found
-
-
-def _parsed(target: type, given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """Parse the arguments of one of our classes into the types that it declares."""
-    parser = _parser(target, setting)
-    try:
-        built: Any = parser.instantiate(parser.parse_object({setting: dict(given)}))
-    except ArgumentError as error:
-        raise ValueError(str(error)) from error
-    return dict(vars(built[setting]))
-
-
-@cache
-def _parser(target: type, setting: str) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(target, setting, instantiate=False)
-    return parser
-
-
-def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
-    """Call a function that takes `**kwargs`, dropping the offered arguments that its errors reject by name."""
-    try:
-        return target(*first, **given, **offered)
-    except TypeError as error:
-        refused = next((key for key in offered if f"unexpected keyword argument '{key}'" in str(error)), None)
-        if refused is None:
-            raise
-        return _called(target, first, given, {key: value for key, value in offered.items() if key != refused})
-
-
-def _types(target: Any) -> dict[str, Any]:
-    """Types of a function's parameters, as far as they can be resolved."""
-    try:
-        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # annotations of other packages may name types that do not exist
-        return {}
-
-
-def _meant(value: Any, annotation: Any = None, default: Any = None) -> Any:
-    """Resolve a plain value: build a `class_path` mapping, look up a dotted name; others are returned unchanged."""
-    if isinstance(value, Mapping) and "class_path" in value and not value.keys() - {"class_path", "init_args"}:
-        inner = {key: _meant(item) for key, item in (value.get("init_args") or {}).items()}
-        return named_object(value["class_path"])(**inner)
-    text = annotation is str or str in typing.get_args(annotation) or isinstance(default, str)
-    if text or not isinstance(value, str) or "." not in value:
-        return value
-    try:
-        found = named_object(value)
-    except ValueError:
-        return value
-    return found if callable(found) else value

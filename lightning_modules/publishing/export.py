@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def _description(run: FinishedRun) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": 1,
-        "architecture": without_folders(_without_paths(asdict(run.architecture))),
+        "architecture": without_folders(_without_paths(run.architecture)),
         "num_classes": run.num_classes,
         "image_shape": list(run.image_shape),
         "class_names": list(run.class_names),

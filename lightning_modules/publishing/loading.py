@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import build_network
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.publishing.folder import ExportError, read_description
 
@@ -34,10 +36,10 @@ def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
         require_known_code(() if trust_code else spec)
     except ValueError as error:
         raise ExportError(f"{where}: {error}. Pass trust_code=True if you know where the folder comes from") from error
-    return load_as(where, Network.of(spec))
+    return load_as(where, spec)
 
 
-def load_as(where: Path, spec: Network) -> nn.Module:
+def load_as(where: Path, spec: Mapping[str, Any]) -> nn.Module:
     """As `load_student`, for a trusted class: the exported name of a class leaves out its folder on this machine.
 
     Raises:
@@ -51,8 +53,13 @@ def load_as(where: Path, spec: Network) -> nn.Module:
     try:
         network.load_state_dict(load_file(where / WEIGHTS))
     except (OSError, RuntimeError) as error:
-        raise ExportError(f"{where / WEIGHTS} cannot be read, or does not fit {spec.name}: {error}") from error
+        raise ExportError(f"{where / WEIGHTS} cannot be read, or does not fit {name_of(spec)}: {error}") from error
     return network.eval()
+
+
+def name_of(spec: Mapping[str, Any]) -> str:
+    """Name of a network that plain values describe."""
+    return str(spec.get("init_args", {}).get("name") or spec["class_path"])
 
 
 def weights_of(network: nn.Module) -> bytes:

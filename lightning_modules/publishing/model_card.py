@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict
 from typing import Any
 
 import yaml
 
 from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.publishing.formats import ONNX, TOLERANCE
-from lightning_modules.publishing.loading import WEIGHTS
+from lightning_modules.publishing.loading import WEIGHTS, name_of
 from lightning_modules.publishing.run import FinishedRun
 from privacy.exported import section_of
 from privacy.formatting import round_up
@@ -105,7 +104,7 @@ def inline(text: str) -> str:
 
 def _what(run: FinishedRun) -> str:
     shape = "×".join(map(str, run.image_shape))
-    kind = str(run.architecture.name).rsplit(".", 1)[-1]
+    kind = name_of(run.architecture).rsplit(".", 1)[-1]
     origin = (
         f"A student of a private model ({run.method}, {run.steps:,} steps)"
         if run.role == "student"
@@ -163,7 +162,7 @@ def _preprocessing(run: FinishedRun) -> str:
 
 
 def _loading(run: FinishedRun, files: list[str]) -> str:
-    trusted = ", trust_code=True" if unknown_code(asdict(run.architecture)) else ""
+    trusted = ", trust_code=True" if unknown_code(run.architecture) else ""
     ways = [
         "With the package private-model-transcription:",
         f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',

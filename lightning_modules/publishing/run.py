@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import inspect
 import json
 import math
 import os
@@ -19,10 +18,11 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
 
-from lightning_modules import networks
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import build_network, described
+from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.folder import ExportError, without_folders
+from lightning_modules.publishing.loading import name_of
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
 from lightning_modules.runtime.outcome import epsilon_of
 from lightning_modules.runtime.runs import LAST, LOCK, folder_of_checkpoint
@@ -39,7 +39,7 @@ class FinishedRun:
 
     Attributes:
         network: The student, or a teacher trained by DP-SGD, in eval mode.
-        architecture: Name and all arguments of the network.
+        architecture: `class_path` and all `init_args` of the network.
         pictures: How the run's data prepared pictures: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
         method: Class that trained the network.
@@ -48,7 +48,7 @@ class FinishedRun:
     """
 
     network: nn.Module
-    architecture: Network
+    architecture: Mapping[str, Any]
     num_classes: int
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
@@ -107,7 +107,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     num_classes = int(settings["num_classes"])
     of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": tuple(map(int, settings["image_shape"]))}
     named = [*named, *([] if network is None else [network])]
-    spec = with_all_arguments(_architecture(content, settings, role=role, given=network, named=named), **of_data)
+    spec = _architecture(content, settings, role=role, given=network, named=named)
     partitions = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
     partition: Mapping[str, Any] = next(filter(None, partitions), {})  # what the checkpoint says of the teacher's data
     class_names, pictures = _of_data(noted_by_run(content).get("data"), partition, num_classes, named=named)
@@ -237,7 +237,7 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
 
 def _architecture(
     content: Mapping[str, Any], settings: Mapping[str, Any], *, role: str, given: str | None, named: Collection[str]
-) -> Network:
+) -> Mapping[str, Any]:
     name = "student.network" if role == "student" else "network"
     stated = settings.get("student") if role == "student" else settings
     spec = stated.get("network") if isinstance(stated, Mapping) else stated
@@ -248,19 +248,19 @@ def _architecture(
             raise ExportError(
                 f"the checkpoint's model.{name} is not built: {error}. Where you trust it, add --network CLASS_PATH"
             ) from error
-        return Network.of(spec)
+        return _without_downloads(spec)
     if given is not None:
-        return Network(name=given)
+        return _without_downloads(named_network(given))
     was_object = {name, name.partition(".")[0]} & {*content.get("distillation", {}).get("objects", ())}
     if was_object or (role == "teacher" and name not in settings):
         raise ExportError(
             f"a script gave model.{name} as an object, so that the checkpoint does not say of which class it is: add "
             "--network CLASS_PATH, of a class that num_classes and image_shape are enough for"
         )
-    return Network(name="SmallCNN")
+    return _without_downloads("SmallCNN")
 
 
-def _filled(spec: Network, content: Mapping[str, Any], *, role: str, **of_data: Any) -> nn.Module:
+def _filled(spec: Mapping[str, Any], content: Mapping[str, Any], *, role: str, **of_data: Any) -> nn.Module:
     prefix = "student." if role == "student" else "network."
     weights = {
         name.removeprefix(prefix): value for name, value in content["state_dict"].items() if name.startswith(prefix)
@@ -269,7 +269,7 @@ def _filled(spec: Network, content: Mapping[str, Any], *, role: str, **of_data: 
         network = build_network(spec, **of_data, name="network")
         network.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
-        raise ExportError(f"the network {spec.name} cannot be built with its weights: {error}") from error
+        raise ExportError(f"the network {name_of(spec)} cannot be built with its weights: {error}") from error
     if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
         raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
     return network.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
@@ -312,30 +312,23 @@ def _record(
     return record if same else None
 
 
-def with_all_arguments(network: Network, *, num_classes: int, image_shape: tuple[int, int, int]) -> Network:
-    """Add the arguments that the network takes from the data, so that it can be built without the data.
+def _without_downloads(spec: Any) -> Mapping[str, Any]:
+    """Plain values with all arguments; without public weights, which the published ones replace.
 
     Raises:
-        ExportError: The name does not exist.
+        ExportError: They describe no network.
     """
     try:
-        target = network.target
+        found = described(spec)
     except ValueError as error:
         raise ExportError(f"the network cannot be exported: {error}") from error
-    name = f"{networks.__name__}.{network.name}" if str(network.name).isidentifier() else str(network.name)
-    parameters = inspect.signature(target).parameters
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    defaults = {key: one.default for key, one in parameters.items()} if name.startswith(networks.__name__) else {}
-    plain = {key: value for key, value in defaults.items() if isinstance(value, (bool, int, float, str))}
-    arguments = {**plain, **network.arguments}
-    for key, value in (("num_classes", num_classes), ("image_shape", list(image_shape))):
-        if key in parameters or (key == "num_classes" and open_ended):
-            arguments[key] = network.arguments.get(key, value)
+    assert found is not None  # plain values are always described
+    settings = found.get("init_args", {})
+    name, arguments = str(settings.get("name")), settings.get("arguments") or {}
     if arguments.get("weights") is not None and name.startswith("torchvision."):
-        # The published weights replace them, so nothing has to be downloaded.
         arguments["weights"] = None
         if name.endswith((".googlenet", ".inception_v3")):
             arguments.setdefault("transform_input", True)  # their default if given weights
     if arguments.get("pretrained") and name.startswith("timm."):
         arguments["pretrained"] = False
-    return Network(name=name, arguments=arguments)
+    return found

@@ -5,77 +5,51 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from lightning import LightningModule
 from lightning.fabric.utilities.cloud_io import _load as read_anywhere
-from torch import nn
 
 from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.networks.network import described
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism
 
 _Settings = TypeVar("_Settings")
 
-SHORT = {
-    "teacher": "path",
-    "student": "network",
-    "images": "source",
-    "generator_phase.baseline": "path",
-    "federation": "name",
-    "clipping": "mode",
-    # Networks come after the settings that they are part of.
-    "network": "name",
-    "teacher.network": "name",
-    "student.network": "name",
-    "images.generator": "name",
-    "vae_phase.network": "name",
-    "generator_phase.baseline.network": "name",
-}
-"""Settings of a model that may be given as a string, and the field that the string is for."""
-
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
 
-class GuardedLoading:
-    """Mixin whose `load_from_checkpoint` builds only known classes and those given in the call."""
+def load_guarded(
+    kind: type[LightningModule],
+    load: Callable[..., Any],
+    checkpoint_path: str | Path | IO[bytes],
+    map_location: Any = None,
+    hparams_file: str | Path | None = None,
+    strict: bool | None = None,
+    weights_only: bool | None = None,
+    named: Collection[str] = (),
+    **kwargs: Any,
+) -> Any:
+    """Loads a module by Lightning's own `load`. Nothing is unpickled unless `weights_only` is False, for trusted files.
 
-    @classmethod
-    def load_from_checkpoint(
-        cls,
-        checkpoint_path: str | Path | IO[bytes],
-        map_location: Any = None,
-        hparams_file: str | Path | None = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
-        named: Collection[str] = (),
-        **kwargs: Any,
-    ) -> Any:
-        """See Lightning's. Nothing is unpickled unless `weights_only` is False, for files that you trust.
+    Code from other packages is only built if it is in `named`, or the setting is given again.
 
-        Code from other packages is only built if it is in `named`, or the setting is given again.
-
-        Raises:
-            CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (an
-                mechanism, a prior) that is not given again.
-        """
-        if weights_only is not False:
-            content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
-            if not isinstance(checkpoint_path, (str, Path)):
-                checkpoint_path.seek(0)
-            require_known_checkpoint(
-                content,
-                given=kwargs,
-                named=[f"{cls.__module__}.{cls.__qualname__}", *named],
-                where=str(checkpoint_path),
-            )
-            require_given(content.get("distillation", {}).get("objects", ()), kwargs, checkpoint=str(checkpoint_path))
-        loaded: Any = super().load_from_checkpoint(  # type: ignore[misc]  # Lightning's
-            checkpoint_path, map_location, hparams_file, strict, weights_only is not False, **kwargs
-        )
-        return loaded
+    Raises:
+        CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (a
+            mechanism, a prior) that is not given again.
+    """
+    if weights_only is not False:
+        content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint_path, (str, Path)):
+            checkpoint_path.seek(0)
+        named = [f"{kind.__module__}.{kind.__qualname__}", *named]
+        require_known_checkpoint(content, given=kwargs, named=named, where=str(checkpoint_path))
+        require_given(content.get("distillation", {}).get("objects", ()), kwargs, checkpoint=str(checkpoint_path))
+    return load(checkpoint_path, map_location, hparams_file, strict, weights_only is not False, **kwargs)
 
 
 def require_known_checkpoint(
@@ -153,8 +127,10 @@ def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint:
 
 
 def _as_plain(value: Any) -> Any:
-    """Convert a settings dataclass to a mapping of its fields, see `settings_of`; other values are unchanged."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, (type, Mechanism)):
+    """Convert a settings dataclass to a mapping of its fields, see `settings_of`, and a network to its description."""
+    if isinstance(value, (type, partial)):
+        return described(value) or value
+    if not dataclasses.is_dataclass(value) or isinstance(value, Mechanism):
         return value
     return {field.name: _as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
@@ -168,7 +144,7 @@ def _plain(value: Any) -> bool:
 
 
 def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
-    """Make a settings object from one, from a mapping of its fields, or from the short form in `SHORT`.
+    """Make a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
 
     Raises:
         TypeError: It is none of these.
@@ -177,6 +153,4 @@ def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
         return given
     if isinstance(given, Mapping):
         return kind(**given)
-    if name in SHORT and isinstance(given, (str, nn.Module)):
-        return kind(**{SHORT[name]: given})
     raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")

@@ -12,17 +12,12 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
-
-if TYPE_CHECKING:
-    MixinBase = LightningModule
-else:
-    MixinBase = object  # mixins are no modules that the command line could offer
 
 _Data = TypeVar("_Data")
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import NetworkCallable, build_network, described, network_of
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.network import hand_out
 from lightning_modules.networks.stacked import NetworkStack
@@ -45,12 +45,13 @@ _UNNAMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Settings of the private teacher, or of an ensemble; a plain string is read as the `path`.
+    """Settings of the private teacher, or of an ensemble.
 
     Attributes:
         path: The teacher's checkpoint, or a network in a script; for an ensemble the file of a `TeacherEnsemble`, or an
             `nn.ModuleList` in a script.
-        network: See `Network`; for an ensemble that of each teacher. Required if the file holds only weights.
+        network: Builds the classifier that the file is of; for an ensemble each of them. Required if the file holds
+            only weights.
         private_data: Public name of the training data, if the file does not say.
         input: The input format, if not images in [-1, 1] of the data's size and channels.
         outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is taken.
@@ -59,8 +60,8 @@ class TeacherConfig:
             but not its outcome.
     """
 
-    path: str | nn.Module
-    network: Network | str | None = None
+    path: str | Callable[..., Any]
+    network: NetworkCallable | None = None
     private_data: str | None = None
     input: TeacherInput = field(default_factory=TeacherInput)
     outputs: TeacherOutputs = "logits"
@@ -70,6 +71,8 @@ class TeacherConfig:
         # Plain values in a checkpoint of a script.
         object.__setattr__(self, "input", settings_of(TeacherInput, self.input, name="teacher.input"))
         check_choice("teacher.outputs", self.outputs, get_args(TeacherOutputs))
+        if self.private_data in ("", "None", "null"):  # what a command line makes of null
+            raise ValueError(f"teacher.private_data must be a name, got {self.private_data!r}: leave it out")
 
     def held(self) -> TeacherConfig:
         """Returns these settings with a script's network out of reach of every `state_dict`, copy and pickle."""
@@ -115,7 +118,8 @@ class TeacherConfig:
         return teacher
 
     def _load(self, read: Callable[..., PrivateModel], **of_data: Any) -> PrivateModel:
-        teacher: str | nn.Module | PrivateModel = self.held().path
+        held: Any = self.held().path
+        teacher: PrivateModel | Any = held
         if not isinstance(teacher, PrivateModel):
             file = Path(str(teacher))
             require_file(file)
@@ -226,27 +230,37 @@ def _fits(file: Path, network: nn.Module, of_data: Mapping[str, Any]) -> Iterato
         ) from error
 
 
-def _named_again(given: Any, spec: Any) -> Network:
-    """The network that a user names, with the arguments that the file has of a network of that name below those given.
+def _named_again(given: NetworkCallable, spec: Any) -> NetworkCallable:
+    """The network that a user gives; of `External` with the file's arguments for that name, if none are given.
 
     Raises:
-        ValueError: They name code that is not known.
+        ValueError: The file's are of code that is not known, or it has other arguments for a network of ours.
     """
-    network = Network.of(given)
-    if not isinstance(spec, dict) or spec.get("name") != network.name or not spec.get("arguments"):
-        return network
-    require_known_code(spec, named=[str(network.name)])
-    return Network(name=network.name, arguments={**spec["arguments"], **network.arguments})
+    own, stated = described(given), spec if isinstance(spec, dict) else {}
+    if own is None or own["class_path"].rpartition(".")[2] != str(stated.get("class_path")).rpartition(".")[2]:
+        return given
+    now, before = own.get("init_args", {}), stated.get("init_args", {})
+    if "name" not in now:
+        if other := sorted(name for name in before if now.get(name) != before[name]):
+            said = ", ".join(f"{name}={before[name]!r}" for name in other)
+            raise ValueError(f"the file is of {said}: leave model.teacher.network out, or give the same")
+        return given
+    if now["name"] != before.get("name") or now.get("arguments"):
+        return given
+    require_known_code(spec, named=[str(now["name"])])
+    return network_of(spec)
 
 
-def _stated_network(spec: Any, file: Path) -> Network:
+def _stated_network(spec: Any, file: Path) -> NetworkCallable:
     """The architecture that a checkpoint names, where that is known code."""
     if not isinstance(spec, (str, dict)):
-        raise TeacherError(f"{file} does not say its architecture: set model.teacher.network (ResNet34, my.py:Net)")
+        raise TeacherError(
+            f"{file} does not say its architecture: set model.teacher.network (ResNet34; External, with its name)"
+        )
     try:
         require_known_code(spec)
     except ValueError as error:
         raise TeacherError(
             f"the architecture in {file} is not built: {error}. Set model.teacher.network, with its arguments"
         ) from error
-    return Network.of(spec)
+    return network_of(spec)

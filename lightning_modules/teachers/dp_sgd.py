@@ -88,7 +88,7 @@ class DPSGDTeacher(Teacher):
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
         unit: Literal["record", "person"] = "record",
-        clipping: Clipping | str = Clipping(),
+        clipping: Clipping = Clipping(),
         loss: Literal["cross_entropy", "inner_product"] = "cross_entropy",
         noise: NoiseSource | None = None,
         **shared: Any,
@@ -119,7 +119,7 @@ class DPSGDTeacher(Teacher):
         if problems := ModuleValidator.validate(self.network):
             raise ValueError(
                 "model.network: BatchNorm mixes the records of a batch, and DP-SGD needs each record by itself. Take "
-                "GroupNorm (of SmallCNN: --model.network.arguments.norm group), or fixed features (LinearOnFeatures)"
+                "GroupNorm (of SmallCNN: --model.network.norm group), or fixed features (LinearOnFeatures)"
                 if "BatchNorm" in str(problems[0])
                 else f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm"
             )

@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import Evaluation, require_monitored, validation_names
+from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.manual_optimization import OptimizedGroup
-from lightning_modules.networks import Network
+from lightning_modules.networks import NetworkCallable, TwoConvNet
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
-from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
 from lightning_modules.runtime.runs import datamodule_as
@@ -53,7 +53,7 @@ def rate_factor(schedule: Schedule, *, step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
 
 
-class TeacherEnsemble(GuardedLoading, LightningModule):
+class TeacherEnsemble(Evaluated):
     """n classifiers, each trained by cross-entropy on its own shard, `teachers_at_once` of them at a time.
 
     **One changed record changes one teacher.** All others come out equal to the last bit, because nothing is shared: a
@@ -99,7 +99,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        network: Network | str | None = None,
+        network: NetworkCallable = TwoConvNet,
         steps: int = 100,
         teachers_at_once: int = 25,
         optimizer: OptimizerCallable | None = None,
@@ -120,9 +120,7 @@ class TeacherEnsemble(GuardedLoading, LightningModule):
         self.automatic_optimization = False
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
-        if network is None:
-            self.hparams["network"] = "TwoConvNet"
-        self.networks = EnsembleNetworks(network or "TwoConvNet", num_classes=num_classes, image_shape=self.image_shape)
+        self.networks = EnsembleNetworks(network, num_classes=num_classes, image_shape=self.image_shape)
         if shift and self.networks.feature_extractor is not None:
             raise ValueError(f"shift={shift} moves images, and fixed features are computed once: set shift to 0")
         if ridge is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import NetworkCallable, build_network
 from lightning_modules.networks.stacked import fixed_extractor, without_feature_extractor
 from lightning_modules.runtime.randomness import key
 
@@ -25,7 +25,7 @@ class EnsembleNetworks:
         random: Whether a teacher draws random numbers while it is trained (dropout).
     """
 
-    def __init__(self, spec: Network | str, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, spec: NetworkCallable, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
         self._spec = spec
         self._num_classes = num_classes
         self._image_shape = image_shape

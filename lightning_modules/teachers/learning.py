@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from lightning import Trainer
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from lightning_modules.evaluation import require_monitored
 from lightning_modules.images.base import ImageSource
+from lightning_modules.private_fit import (
+    begin_step,
+    meaning,
+    open_session,
+    require_public,
+    require_public_fit,
+    steps_of_run,
+    warn_of_changed_noise,
+    write_statement,
+)
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.runtime.runs import MixinBase
+from lightning_modules.runtime.publication import public_folder
+from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.teachers.trial import try_external
+from privacy.guarantee import Guarantee
 from privacy.identity import Training
+from privacy.plan import Charge
 from privacy.processes import Processes, by_all
 from privacy.session import PrivacySession
 
 
-class LearnsFromTeacher(MixinBase):
+class LearnsFromTeacher(LightningModule, ABC):
     """Mixin for a module with a private teacher, or an ensemble of them.
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
@@ -28,8 +46,17 @@ class LearnsFromTeacher(MixinBase):
     teacher_config: TeacherConfig
     images: ImageSource
     session: PrivacySession
-    processes: Processes
+
+    @property
+    @abstractmethod
+    def processes(self) -> Processes:
+        """Processes of this run."""
+
+    steps_done: int
+    published_artefacts: tuple[str, ...]
     _teacher: PrivateModel | None = None
+    #: Whether a fit has begun, so that its networks are those of the run and not of a refused checkpoint.
+    _begun = False
 
     @property
     def teacher(self) -> PrivateModel:
@@ -72,9 +99,26 @@ class LearnsFromTeacher(MixinBase):
             self.admit(teacher, self.teacher_config, named="model.teacher")
             self._teacher = teacher
 
+    @property
+    @abstractmethod
+    def next_calls(self) -> int:
+        """Number of calls of the mechanism that the next step makes."""
+
+    @abstractmethod
+    def calls_ahead(self, steps: int | None) -> int | None:
+        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
+
+    @abstractmethod
+    def logged_names(self) -> set[str]:
+        """Names of what a fit logs besides privacy, which callbacks may monitor."""
+
+    @abstractmethod
+    def assumptions(self) -> list[str]:
+        """Assumptions of this run's guarantee besides the session's."""
+
+    @abstractmethod
     def published_networks(self) -> dict[str, nn.Module]:
         """Networks that a guarantee of this run covers, by name."""
-        raise NotImplementedError
 
     def read_teacher(self) -> PrivateModel:
         """Loads the teacher for a fit, running it on blank images only.
@@ -112,3 +156,79 @@ class LearnsFromTeacher(MixinBase):
         if config.trial:
             try_external(teacher, self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.session.keep_partitions(teacher.partitions)
+
+    # --- the session ---
+
+    def on_fit_start(self) -> None:
+        """Opens the session, and refuses a budget that allows no step.
+
+        Raises:
+            ValueError: The validation data may be private, or a callback monitors what is not logged.
+            BudgetExceeded: Not one step fits.
+        """
+        session, teacher, data = self.session, self.teacher, datamodule_of(self.trainer)
+        require_public_fit(self.trainer, session.partitions)
+        rank_zero_info(meaning(self.image_shape, data))
+        open_session(
+            session,
+            self.trainer,
+            private_data=teacher.private_data,
+            ledger=teacher.ledger_place(data),
+            training=teacher.training,
+            num_records=teacher.num_records,
+            processes=self.processes,
+        )
+        require_monitored(self.trainer, self.logged_names() | {*self.spent({session.cost: 1})})
+        by_all(
+            self.processes,
+            lambda: begin_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
+        )
+
+    def on_train_start(self) -> None:
+        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
+
+        Raises:
+            TeacherError: The student has received a weight of the teacher since the teacher was loaded.
+        """
+        by_all(self.processes, lambda: self.require_unlike(self.teacher))
+        self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
+        warn_of_changed_noise(self.session)
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
+            for page in public_folder(self.trainer).glob(
+                "guarantee.*"
+            ):  # images beside it will be of more than it covers
+                page.unlink()
+        self._begun = True
+
+    def on_test_start(self) -> None:
+        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
+        require_public(self.trainer, self.session.partitions)
+
+    on_predict_start = on_test_start
+
+    def on_validation_start(self) -> None:
+        """Does the same."""
+        self.on_test_start()
+
+    def on_fit_end(self) -> None:
+        """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
+        self.session.close()
+        self._begun = False
+        ledger = self.session.ledger.path
+        if self.trainer.is_global_zero:
+            write_statement(self.trainer, self.guarantee(), self.published_networks(), ledger=ledger)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
+        if self._begun and self.session.account.counts(scope="run"):
+            self.on_fit_end()
+
+    def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+        """Figures of privacy by their names in logs; see `PrivacySession.epsilons`."""
+        return {**self.session.epsilons(counts), "privacy/queries": float(self.session.account.queries())}
+
+    def guarantee(self) -> Guarantee:
+        """Current guarantee for this run's artefacts."""
+        of_teacher = () if self._teacher is None else self._teacher.assumptions
+        assumptions = [*self.assumptions(), *of_teacher]
+        return self.session.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,8 @@ from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.votes import vote_counts
 from privacy.session import PrivacySession
+
+_is_training = attrgetter("training")
 
 
 class PrivateModel(ABC):
@@ -241,7 +244,7 @@ class PrivateTeacher(PrivateModel):
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
-        return network.eval() if any(module.training for module in network.modules()) else network
+        return network.eval() if any(map(_is_training, network.modules())) else network
 
     def each(self, images: torch.Tensor) -> torch.Tensor:
         """See `PrivateModel.each`: (N, C, H, W) → (1, N, c)."""

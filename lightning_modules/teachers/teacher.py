@@ -7,22 +7,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.manual_optimization import OptimizedGroup
-from lightning_modules.networks import Network, build_network
+from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.private_fit import steps_planned
-from lightning_modules.runtime.hyperparameters import GuardedLoading, keep_plain_hyperparameters
+from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import prediction_callbacks
 from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.teachers.losses import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 
 
-class Teacher(Evaluated, GuardedLoading, LightningModule):
+class Teacher(Evaluated):
     """Trains any classifier by cross-entropy, with automatic optimization.
 
     Its output is as private as its training data: nothing bounds what it reveals about a record.
@@ -30,7 +30,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
     Args:
         num_classes: c; linked from the data.
         image_shape: (C, H, W); linked from the data.
-        network: The classifier; see `Network`. Default: `SmallCNN`.
+        network: Builds the classifier.
         optimizer: Default: Adam, in a one-cycle schedule over the whole fit with a peak rate of 3e-3.
         lr_scheduler: A schedule that is stepped once per epoch and replaces the one-cycle schedule. With `optimizer`
             but without this, the rate is constant. `lightning.pytorch.cli.ReduceLROnPlateau` follows the metric that
@@ -49,7 +49,7 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         *,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        network: Network | str | None = None,
+        network: NetworkCallable = SmallCNN,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         class_prior: Sequence[float] | None = None,
@@ -60,11 +60,8 @@ class Teacher(Evaluated, GuardedLoading, LightningModule):
         self.num_classes = num_classes
         self.image_shape = (image_shape[0], image_shape[1], image_shape[2])
         self.network = build_network(
-            network or "SmallCNN", num_classes=num_classes, image_shape=self.image_shape, name="model.network"
+            network, num_classes=num_classes, image_shape=self.image_shape, name="model.network"
         )
-        if self.hparams.get("network", "") is None:
-            # Written out, so that the checkpoint says which architecture it holds.
-            self.hparams["network"] = "SmallCNN"
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior

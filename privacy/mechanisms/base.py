@@ -5,8 +5,8 @@ It knows nothing of budgets, files or processes: a `PrivacySession` charges its 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mechanism(ABC):
+class Mechanism:
     """Base of all mechanisms.
 
     Attributes:
@@ -54,9 +54,9 @@ class Mechanism(ABC):
     source_of_labels: ClassVar[str] = ""
     """How an ε for labels alone is derived, if nothing bounds a record and the guarantee states one."""
 
-    noise: NoiseSource | None = field(default=None)
+    noise: NoiseSource | None = None
 
-    @property
+    @cached_property
     def source(self) -> NoiseSource:
         """Source of noise."""
         return self.noise or SystemNoise()
@@ -73,9 +73,9 @@ class Mechanism(ABC):
                 f"{shape.num_classes}"
             )
 
-    @abstractmethod
     def charge(self, shape: Shape) -> Charge:
         """Cost of one call of this shape, for noise that nobody can reproduce."""
+        raise NotImplementedError(f"{type(self).__name__} has no cost")
 
     def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         """Cost of a call on these tensors, and how many times it is charged.
@@ -83,20 +83,21 @@ class Mechanism(ABC):
         Raises:
             ValueError: They are not what is charged for.
         """
-        require_shape("tensors", tensors[0], shape)
+        for tensor in tensors:
+            require_shape("what is released", tensor, shape)
         return self.charge(shape), 1
 
-    @abstractmethod
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Bounds and noises a call's private tensors, which are charged already; returns what is released."""
+        raise NotImplementedError(f"{type(self).__name__} has no answer")
 
     def claim_of_nonprivate_access(self, shape: Shape) -> Claim | None:
         """What the paper's theorem counts for using the teacher outside this mechanism; None if no theorem does."""
         return None
 
-    @abstractmethod
     def describe(self, shape: Shape) -> MechanismDescription:
         """Description of the mechanism and its figures, for the guarantee."""
+        raise NotImplementedError(f"{type(self).__name__} has no description")
 
 
 def require_shape(name: str, given: torch.Tensor, shape: Shape, *, teachers: bool = False) -> None:

@@ -73,7 +73,7 @@ class DirectGradients(NoisyGradients):
         std = self.way.noise_std(batch_size, self.noise_multiplier)
         return 2.0 / std if std else math.inf
 
-    def charge(self, shape: Shape) -> Charge:
+    def charge(self, shape: Shape) -> Charge:  # type: ignore[override]  # whose base is cached
         if not shape.secure_sampling:
             return Charge(release=Unbounded(reason=_COINS), queries=shape.batch_size)
         release = LabelOnly(RevealedGaussian(self.label_mu(shape.batch_size), shape.sample_rate))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -91,12 +92,12 @@ class NoisyGradients(Mechanism):
         if self.granularity is not None and not FINEST <= self.granularity <= 1:
             raise ValueError(f"granularity must lie between {FINEST:g} and 1, or be null, got {self.granularity}")
 
-    @property
+    @cached_property
     def way(self) -> GradientRelease:
         """What is noised, and its cost."""
         return GRADIENT_RELEASES[self.release]
 
-    @property
+    @cached_property
     def bounded_by(self) -> GradientBounding:
         """What is bounded jointly."""
         return GRADIENT_BOUNDINGS[self.bounding]
@@ -111,6 +112,7 @@ class NoisyGradients(Mechanism):
         """DPSD does not count its teacher as a discriminator (DPSD-T); see `Mechanism`."""
         return RdpSlope(source=theorem(shape), slope=0.0) if shape.paper == "DPSD" else None
 
+    @lru_cache(maxsize=8)  # noqa: B019 - a few small values
     def charge(self, shape: Shape) -> Charge:
         batch_size = shape.batch_size
         if not self.noise_multiplier:
@@ -143,16 +145,19 @@ class NoisyGradients(Mechanism):
             Shape (B, c), with the dtype and device of the gradients. For `batch_mean` and `batch_mean_rows` all samples
             are equal.
         """
-        (gradients,), way = tensors, self.way
+        (gradients,), way, spacing = tensors, self.way, self.lattice
         rows = self.bounded(gradients, batch_size=shape.batch_size, by=GRADIENT_BOUNDINGS["clip"] if bounded else None)
-        size = rows.shape[-2]
-        if way.of_ensemble:
-            released = self._noisy(rows.sum(dim=0), shape) / len(rows)
-        elif way.of_sum:
-            released = self._noisy(rows.sum(dim=0), shape) / size
+        values = rows.sum(dim=0) if way.of_ensemble or way.of_sum else rows
+        std = way.noise_std(shape.batch_size, self.noise_multiplier) * self.norm_bound
+        if spacing is None or not std:
+            released = values + self.source.gaussian(values.shape) * std
         else:
-            released = self._noisy(rows, shape)
-            released = released.mean(dim=0) if way.averaged else released
+            released = values + discrete_gaussian(self.source, values.shape, sigma=std / spacing).double() * spacing
+        size = rows.shape[-2]
+        if way.of_ensemble or way.of_sum:
+            released = released / (len(rows) if way.of_ensemble else size)
+        elif way.averaged:
+            released = released.mean(dim=0)
         # The dtype first: not every device has float64.
         return released.expand(size, -1).contiguous().to(gradients.dtype).to(gradients.device)
 
@@ -167,17 +172,10 @@ class NoisyGradients(Mechanism):
             rows = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=spacing).double() * spacing
         return rows.view(gradients.shape)
 
-    @property
+    @cached_property
     def lattice(self) -> float | None:
         """Spacing of the lattice of noise and bounded gradients."""
         return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.norm_bound)
-
-    def _noisy(self, values: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """Adds noise to float64 values of any shape."""
-        std = self.way.noise_std(shape.batch_size, self.noise_multiplier) * self.norm_bound
-        if (spacing := self.lattice) is None or not std:
-            return values + self.source.gaussian(values.shape) * std
-        return values + discrete_gaussian(self.source, values.shape, sigma=std / spacing).double() * spacing
 
     def words(self, shape: Shape) -> str:
         """How gradients are bounded and released, for a reader."""

@@ -83,6 +83,12 @@ class Fit:
         line += [f"--trainer.default_root_dir={folder}", "--trainer.enable_model_summary=false"]
         for name, value in sorted(self.set.items()):
             filled = _fill(value, places)
+            if filled is None and name.startswith(
+                "model."
+            ):  # jsonargparse 4.53 reads it as the text "None" in an option
+                for part in reversed(name.split(".")):
+                    filled = {part: filled}
+                name = "config"
             line.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
         wandb = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
         if wandb and not any(part.startswith("--trainer.logger.save_dir=") for part in line):

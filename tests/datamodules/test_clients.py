@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def federation(folder: str, **data: Any) -> dict[str, Any]:
         "model": {
             "class_path": "TeacherEnsemble",
             "init_args": {
-                "network": {"name": "SmallCNN", "arguments": {"width": 4}},
+                "network": {"class_path": "SmallCNN", "init_args": {"width": 4}},
                 "steps": 8,
                 "teachers_at_once": 2,
             },
@@ -180,7 +181,7 @@ def test_one_fit_trains_a_teacher_for_each_client(folder: Path) -> None:
     module = TeacherEnsemble(
         num_classes=10,
         image_shape=(1, 8, 8),
-        network=lambda: SmallCNN(image_shape=(1, 8, 8), width=4),
+        network=partial(SmallCNN, width=4),
         steps=8,
         teachers_at_once=2,
     )

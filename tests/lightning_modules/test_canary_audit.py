@@ -205,7 +205,7 @@ def moves(
         delta=DELTA,
         clipping=Clipping(max_grad_norm=norm, **KINDS[kind]),
         noise=noise,
-        network=Linear,
+        network=lambda *_: Linear(),
         optimizer=functools.partial(torch.optim.SGD, lr=1.0),
     )
     records = Records(records=setting.records)

@@ -111,7 +111,7 @@ def test_a_batch_goes_through(name: str, method: str, place: Path, monkeypatch: 
         teacher_of(name, method)
     else:
         file, teacher, small = STUDENTS[method]
-        arguments = [f"--model.teacher={teacher_of(name, teacher)}", *SMALL_STUDENT, *small]
+        arguments = [f"--model.teacher.path={teacher_of(name, teacher)}", *SMALL_STUDENT, *small]
         _, data, model = fit(name, file, *arguments, folder=folder)
         images, labels = next(iter(data.test_dataloader()))
         assert images.shape[1:] == data.image_shape and images.min() >= -1 and images.max() <= 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import seed_everything
-from support.dgd_variants import GuidedDGD, LedDGD
+from support.dgd_variants import GuidedDGD, LedDGD, plain_votes
 from support.runs import (
     BATCH_SIZE,
     checkpoint,
@@ -58,7 +58,7 @@ def run(
     settings: dict[str, Any] = {
         "teacher": "teachers/ensemble.ckpt",
         "images": "prior",
-        "vae": {"name": "ConvVAE", "arguments": {"width": 4, "latent_dim": 8}},
+        "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
         "queries": QUERIES,
         "generator_steps": GENERATOR,
         "vae_steps": VAE,
@@ -200,9 +200,11 @@ def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", ["DGD", "ForgetfulDGD"])
 @pytest.mark.parametrize("step", [pytest.param(VAE + len(ROUND), marks=pytest.mark.slow), len(TURNS) - 1])
-def test_a_run_resumed_in_any_round_pays_for_no_label_twice(place: Path, step: int, kind: str) -> None:
-    settings = {**IN_ROUNDS, "mechanism": {"class_path": "support.dgd_variants.PlainVotes"}, "kind": kind}
-    settings["student"] = "DataLensClassifier"
+def test_a_run_resumed_in_any_round_pays_for_no_label_twice(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int, kind: str
+) -> None:
+    monkeypatch.setattr(NoisyVotes, "answer", plain_votes)
+    settings = {**IN_ROUNDS, "kind": kind, "student": "DataLensClassifier"}
     whole = run("whole", **settings)
     interrupted(DGD, step, lambda: run("run", **settings))
     resumed = run("run", LAST, **settings)
@@ -295,12 +297,14 @@ QUIET_MODEL: dict[str, Any] = {**BASELINE, "student": "DataLensClassifier", "que
         pytest.param(BEFORE_STUDENT + 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(place: Path, step: int) -> None:
-    settings = {**QUIET_MODEL, "mechanism": {"class_path": "support.dgd_variants.PlainVotes"}}
-    whole = run("whole", **settings)
-    interrupted(DGD, step, lambda: run("run", **settings))
+def test_a_run_resumed_in_any_phase_ends_as_an_uninterrupted_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(NoisyVotes, "answer", plain_votes)
+    whole = run("whole", **QUIET_MODEL)
+    interrupted(DGD, step, lambda: run("run", **QUIET_MODEL))
     saved = checkpoint()["dgd"]
-    resumed = run("run", LAST, **settings)
+    resumed = run("run", LAST, **QUIET_MODEL)
     assert torch.equal(resumed.model.query_set.labels[: len(saved["query_labels"])], saved["query_labels"])
     assert resumed.model.session.calls_made() == QUERIES and not resumed.model.session.plan.changed
     assert equal(kept(whole), kept(resumed))
@@ -419,8 +423,10 @@ def _votes(
             return released if labels is None else labels[: len(released)]
 
     module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=nn.ModuleList(teachers), mechanism=Watching(),
-        **grouped(DGD, images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1, query_phase=query_phase),
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, mechanism=Watching(), **grouped(
+            DGD, teacher=nn.ModuleList(teachers), images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1,
+            query_phase=query_phase,
+        ),
     )  # fmt: skip
     fit_script(module, steps=9)
     return torch.cat(given), module.query_set.images

@@ -29,7 +29,7 @@ from privacy.mechanisms import DirectLabels
 from privacy.neighbours import Relation, Unit
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
-NETWORK = {"name": "SmallCNN", "arguments": {"width": 8, "hidden": 32}}
+NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 8, "hidden": 32}}
 
 
 def configuration(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
-from support.runs import BATCH_SIZE, checkpoint, distil, fit_script
+from support.runs import BATCH_SIZE, checkpoint, distil, fit_script, grouped
 from torch import nn
 
 from datamodules import Digits
@@ -17,6 +17,7 @@ from lightning_modules import Distillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.mechanisms import NoisyGradients
 
 
@@ -50,8 +51,8 @@ class Constant(nn.Module):
 
 
 def _module(**settings: Any) -> Distillation:
-    settings = {"teacher": Constant(), "pool_size": 300, **settings}
-    module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **settings)
+    given = grouped(Distillation, **{"teacher": Constant(), "pool_size": 300, **settings})
+    module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **given)
     module.draw_seed = 0
     module.session.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
@@ -92,7 +93,8 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) 
     images: list[int] = []
     torch.manual_seed(0)
     module = Distillation(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, teacher="teachers/digits.ckpt", pool_size=30,
+        num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, pool_size=30,
+        teacher=TeacherConfig(path="teachers/digits.ckpt"),
         student=StudentConfig(network=LinearOnFeatures),
     )  # fmt: skip
     extractor = module.student.feature_extractor
@@ -114,8 +116,9 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) 
     [({"temperature": 4.0}, "temperature"), ({"mechanism": NoisyGradients()}, "mechanism")],
 )
 def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
+    teacher = TeacherConfig(path=Constant())
     with pytest.raises(ValueError, match=named):
-        Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=Constant(), **settings)
+        Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=teacher, **settings)
 
 
 def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:

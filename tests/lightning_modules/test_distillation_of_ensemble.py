@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from lightning_modules import Distillation
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
@@ -162,7 +163,7 @@ def test_answers_to_other_images_are_refused_on_resuming(place: Path, change: di
         module = Distillation(
             num_classes=10,
             image_shape=(1, 8, 8),
-            teacher="teachers/digits_linear_ensemble.ckpt",
+            teacher=TeacherConfig(path="teachers/digits_linear_ensemble.ckpt"),
             mechanism=NoisyMeanResponse(noise_multiplier=SIGMA),
             **settings,
         )
@@ -253,8 +254,8 @@ def script(
 ) -> Distillation:
     """A module that is ready to ask these networks."""
     module = kind(
-        num_classes=10, image_shape=SHAPE, batch_size=50, teacher=nn.ModuleList(teachers), mechanism=mechanism,
-        pool_size=200, queries=150,
+        num_classes=10, image_shape=SHAPE, batch_size=50, mechanism=mechanism, pool_size=200, queries=150,
+        teacher=TeacherConfig(path=nn.ModuleList(teachers)),
     )  # fmt: skip
     module.draw_seed = 0
     module.session.open(private_data="none")
@@ -362,5 +363,6 @@ def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
     ],
 )
 def test_queries_go_with_mean_answers(settings: dict[str, Any], message: str) -> None:
+    teacher = TeacherConfig(path="none.ckpt")
     with pytest.raises(ValueError, match=message):
-        Distillation(num_classes=10, image_shape=SHAPE, batch_size=4, teacher="none.ckpt", **settings)
+        Distillation(num_classes=10, image_shape=SHAPE, batch_size=4, teacher=teacher, **settings)

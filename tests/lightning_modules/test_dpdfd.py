@@ -16,6 +16,7 @@ from lightning_modules import DPDFD
 from lightning_modules.losses.functional import activation, class_balance, one_hot_loss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import logits_and_features
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.mechanisms import NoisyGradients
 from privacy.mechanisms.gradients import output_gradient_mu
@@ -68,9 +69,8 @@ OFF = {"one_hot_weight": 0.0, "balance_weight": 0.0, "activation_weight": 0.0, "
 
 def _module(**settings: Any) -> DPDFD:
     torch.manual_seed(1)
-    return DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(DPDFD, **settings)
-    ).eval()
+    given = grouped(DPDFD, teacher=MoodyTeacher(), **settings)
+    return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given).eval()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,10 @@ def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> N
     mechanism = NoisyGradients(noise_multiplier=0.0)
     settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6}
     module = DPDFD(
-        **settings, teacher=teacher, mechanism=mechanism, gradient_targets=GradientTargets(student_target=follows)
+        **settings,
+        teacher=TeacherConfig(path=teacher),
+        mechanism=mechanism,
+        gradient_targets=GradientTargets(student_target=follows),
     )
     module.session.open(private_data="none")
     module.setup("fit")

@@ -19,6 +19,7 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images.source import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.accounting.composition import compose
@@ -98,8 +99,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
 def test_dpsd_has_one_teacher() -> None:
     with pytest.raises(ValueError, match=r"mechanism\.release must not be ensemble for DPSD.* DPDFD takes many"):
         DPSD(
-            num_classes=10, image_shape=SHAPE, batch_size=4, teacher="teachers/digits.ckpt", images=PRIOR,
-            mechanism=NoisyGradients(release="ensemble"),
+            num_classes=10, image_shape=SHAPE, batch_size=4, teacher=TeacherConfig(path="teachers/digits.ckpt"),
+            images=PRIOR, mechanism=NoisyGradients(release="ensemble"),
         )  # fmt: skip
 
 
@@ -126,7 +127,8 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD] = DPDFD, steps: int =
 
     seed_everything(5, verbose=False)
     module = Looking(
-        num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, teacher=nn.ModuleList(teachers), images=PRIOR,
+        num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, images=PRIOR,
+        teacher=TeacherConfig(path=nn.ModuleList(teachers)),
         mechanism=Watching(release="ensemble", noise_multiplier=0.0),
         gradient_targets=GradientTargets(dkd_beta=3.0),
     )  # fmt: skip

@@ -48,9 +48,8 @@ def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3
 
 def _module(**settings: Any) -> DPSD:
     torch.manual_seed(1)
-    return DPSD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=6, teacher=MoodyTeacher(), **grouped(DPSD, **settings)
-    )
+    given = grouped(DPSD, teacher=MoodyTeacher(), **settings)
+    return DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given)
 
 
 def test_labels_have_no_gradients_to_follow() -> None:
@@ -74,7 +73,7 @@ def test_each_switch_runs_on_each_kind_of_images(folder: Path, mechanism: Any, c
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
-    given = {"teacher": teacher, "mechanism": mechanism, **grouped(DPSD, **settings)}
+    given = grouped(DPSD, teacher=teacher, mechanism=mechanism, **settings)
     module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=steps)
     return module

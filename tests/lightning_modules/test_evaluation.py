@@ -108,8 +108,8 @@ TEACHERS = {
     "Teacher": ["--model", "Teacher", "--data", "DATA"],
     "DPSGDTeacher": [
         *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "PoissonSampled"),
-        *("--model.network", "SmallCNN", "--model.network.arguments.norm", "group"),
-        *("--model.network.arguments.activation", "tanh"),
+        *("--model.network", "SmallCNN", "--model.network.init_args.norm", "group"),
+        *("--model.network.init_args.activation", "tanh"),
         *("--data.dataset", "DATA", "--data.batch_size", "50", "--data.steps_per_epoch", "2"),
     ],
     "TeacherEnsemble": [

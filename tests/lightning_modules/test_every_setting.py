@@ -27,8 +27,7 @@ from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules.federated import LocalClients
 from lightning_modules.losses.targets import LinearCandidates
 from lightning_modules.manual_optimization import OptimizedGroup
-from lightning_modules.networks import SmallCNN
-from lightning_modules.networks.network import Network
+from lightning_modules.networks import ConvVAE, DAFLGenerator, SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.hyperparameters import _taken
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
@@ -45,8 +44,8 @@ SGD, CYCLE = partial(torch.optim.SGD, lr=0.01), partial(torch.optim.lr_scheduler
 TRAINED: Given = {"network": SMALL, "optimizer": SGD, "lr_scheduler": partial(CYCLE, total_steps=2)}
 LEARNT: Given = {**TRAINED, "lr_scheduler": partial(CYCLE, total_steps=6)}
 STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0}}
-CODES: Given = {"arguments": {"width": 4, "latent_dim": 8}}
-DAFL: Given = {"generator": {"name": "DAFLGenerator", **CODES}}
+CODES: Given = {"width": 4, "latent_dim": 8}
+DAFL: Given = {"generator": partial(DAFLGenerator, **CODES)}
 MADE: Given = {**DAFL, "source": "both", "prior": StrokePrior(), "optimizer": SGD}
 BOTH: Given = {"student": STUDENT, "images": {**MADE, "lr_scheduler": partial(CYCLE, total_steps=6), "reset_every": 4}}
 POOL: Given = {"images": {"source": "pool", "pool": Digits(), "pool_part": "test", "pool_varied": True}}
@@ -70,7 +69,7 @@ ADAPTIVE: Given = {"budget": {"target_epsilon": 1e9, "fully_adaptive": True}}
 SHORT: Given = {"lr_scheduler": partial(CYCLE, total_steps=1)}
 PHASES: Given = {
     **{"student": TRAINED, "images": {**MADE, **SHORT}, "generator_phase": {**OWN, "baseline": "student", "steps": 1}},
-    "vae_phase": {"network": {"name": "ConvVAE", **CODES}, "steps": 1},
+    "vae_phase": {"network": partial(ConvVAE, **CODES), "steps": 1},
     "query_phase": {"queries": 9, "selection": "confident", "candidates": 2, "rounds": 2, "steps_between": 1},
     "tangent_normal": {"tangent_weight": 1, "normal_weight": 1, "entropy_weight": 1, "entropy_term": "as_printed"},
 }
@@ -132,7 +131,7 @@ DATA: dict[str, Callable[[], Any]] = {
 def given(settings: Given, above: str = "") -> Iterator[str]:
     """Names of the settings that a fit is given, those of groups with dots."""
     for name, value in settings.items():
-        group = isinstance(value, dict) and value.keys() != {"name", "arguments"}
+        group = isinstance(value, dict) and value.keys() != {"class_path", "init_args"}
         yield from given(value, f"{above}{name}.") if group else [above + name]
 
 
@@ -146,8 +145,7 @@ def offered(kind: Any, above: str = "") -> Iterator[str]:
         parts = [part for part in (hints[name], *get_args(hints[name])) if isinstance(part, type)]
         groups = {part: f"{name}.{part.__name__}." for part in parts if issubclass(part, Mechanism)}
         if name != "baseline":  # which is another teacher
-            plain = [part for part in parts if part is not Network and part not in groups]
-            groups |= {part: f"{name}." for part in plain if is_dataclass(part)}
+            groups |= {part: f"{name}." for part in parts if is_dataclass(part) and part not in groups}
         found = [one for part, within in groups.items() for one in offered(part, within)] or [name]
         yield from (above + one for one in found if not one.startswith(unused))
 
@@ -234,7 +232,7 @@ def test_a_metric_that_is_not_stated_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher", "DirectTraining"])
 def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("base", "teachers.dp_sgd", "direct_training"):
+    for place in ("teachers.learning", "teachers.dp_sgd", "direct_training"):
         monkeypatch.setattr(f"lightning_modules.{place}.require_monitored", lambda *_: None)
     with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
         listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
@@ -244,9 +242,9 @@ def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatc
 # --- what would fail in a later step ---
 
 
-def unmet(**of_data: Any) -> nn.Module:
+def unmet(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     """A network with a weight that is not finite, and that no dry run meets."""
-    network = SmallCNN(**of_data, width=4, hidden=16)
+    network = SmallCNN(num_classes, image_shape, width=4, hidden=16)
     network.unmet = nn.Parameter(torch.tensor([math.nan]))
     return network
 

@@ -22,11 +22,11 @@ from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp
 from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
-from lightning_modules import DPDFD, DPSGDTeacher, Teacher, base
+from lightning_modules import DPDFD, DPSGDTeacher, Teacher
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.runtime.publication import clear
-from lightning_modules.teachers import dp_sgd, own_training
+from lightning_modules.teachers import dp_sgd, learning, own_training
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
@@ -100,7 +100,12 @@ def test_a_session_that_is_open_refuses_another_teacher(monkeypatch: pytest.Monk
     def run(path: str) -> DPDFD:
         images = Images(source="prior")
         made = DPDFD(
-            num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=path, mechanism=mechanism, images=images
+            num_classes=10,
+            image_shape=(1, 8, 8),
+            batch_size=8,
+            teacher=TeacherConfig(path=path),
+            mechanism=mechanism,
+            images=images,
         )
         made.session = session
         train(made, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
@@ -114,9 +119,9 @@ def test_a_session_that_is_open_refuses_another_teacher(monkeypatch: pytest.Monk
     state = session.state()
     session.load({**state, "charged": {**state["charged"], "run": "another"}})
     with pytest.raises(CheckpointError, match=r"this session is open for run .* build another one to resume"):
-        session.open(private_data="Digits/train", training=made.teacher.training)
+        session.require_open_for(made.teacher.training)
     # The mutant does not look: the student of a private teacher is given the other's figure.
-    monkeypatch.setattr(PrivacySession, "_require_open_for", lambda *_: None)
+    monkeypatch.setattr(PrivacySession, "require_open_for", lambda *_: None)
     assert run(f"private/{LAST}").guarantee().epsilon == BOUND
 
 
@@ -183,7 +188,7 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
         ({"noise_multiplier": 50.0}, "noise_multiplier was 1.0 and is 50.0"),
         ({"delta": 1e-6}, "delta was 1e-05 and is 1e-06"),
         ({"clipping": {"max_grad_norm": 0.2}}, r"clipping\.max_grad_norm was 0\.1 and is 0\.2"),
-        ({"clipping": "ghost"}, r"clipping\.mode was 'flat' and is 'ghost'"),
+        ({"clipping": {"mode": "ghost"}}, r"clipping\.mode was 'flat' and is 'ghost'"),
         ({"clipping": {"granularity": 1e-3}}, r"clipping\.granularity was None and is 0\.001"),
         ({"class_prior": [0.1] * 10}, r"class_prior was None and is \[0\.1, "),
         ({"batch": 64}, "sampled at rate"),
@@ -248,7 +253,7 @@ def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, m
     model, settings = {"teacher": f"private/{LAST}", "images": "prior"}, {"release": "per_sample_full", "scope": "run"}
     distil("run", model=model, mechanism=settings, steps=4)
     if broken:  # as if all epochs had had today's length
-        monkeypatch.setattr(base, "steps_of_run", lambda trainer, *, done: 4)
+        monkeypatch.setattr(learning, "steps_of_run", lambda trainer, *, done: 4)
     plan = distil("run", RESUME, model=model, mechanism=settings, steps=1, epochs=4).model.session.plan
     assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
 
@@ -256,8 +261,8 @@ def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, m
 @pytest.mark.usefixtures("trained")
 def test_a_second_fit_of_a_student_adds_its_steps() -> None:
     module = DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=f"private/{LAST}", images=Images(source="prior"),
-        student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=f"private/{LAST}"),
+        images=Images(source="prior"), student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
     )  # fmt: skip
     for calls in (2, 4):
         fit_script(module, steps=2)

@@ -26,6 +26,7 @@ from support.variants import MoodyTeacher, two_teachers
 
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
 from privacy.mechanisms import NoisyLabels
@@ -168,8 +169,8 @@ def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]
     seed_everything(5)
     mechanism = FixedLabels()
     module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, mechanism=mechanism,
-        **grouped(LabelDP, images="prior", threshold=0.1),
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, mechanism=mechanism,
+        **grouped(LabelDP, teacher=teacher, images="prior", threshold=0.1),
     )  # fmt: skip
     fit_script(module, steps=2, epochs=2)
     return mechanism.seen
@@ -205,7 +206,8 @@ def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
 
 
 def test_more_than_two_candidates_at_least_are_refused() -> None:
-    shared: Any = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6, "teacher": MoodyTeacher()}
+    teacher = TeacherConfig(path=MoodyTeacher())
+    shared: Any = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6, "teacher": teacher}
     with pytest.raises(ValueError, match=r"mechanism\.smallest must be 2"):
         LabelDP(mechanism=NoisyLabels(smallest=3), **shared)
 
@@ -217,7 +219,7 @@ def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: P
 
 
 def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
-    given = grouped(LabelDP, pretraining_steps=1, **settings)
-    module = LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=teacher, **given)
+    given = grouped(LabelDP, teacher=teacher, pretraining_steps=1, **settings)
+    module = LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=1)
     return module

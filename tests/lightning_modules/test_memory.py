@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from torch import nn
 
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
-from lightning_modules.cli import run
+from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.config import TeacherConfig
 from sweeps.runner.pipeline import pipeline
 
 SHAPE = (1, 8, 8)
 
 
-def coarse(**given: Any) -> nn.Module:
-    return linear(**given, scales=1, angles=2, groups=1)
+def coarse(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    return linear(num_classes=num_classes, image_shape=image_shape, scales=1, angles=2, groups=1)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def student() -> tuple[LightningModule, LightningDataModule, Callable[[Any], Any
         num_classes=10,
         image_shape=SHAPE,
         batch_size=8,
-        teacher="teachers/digits.ckpt",
+        teacher=TeacherConfig(path="teachers/digits.ckpt"),
         pool_size=30,
         student=StudentConfig(network=coarse),
     )
@@ -84,8 +86,7 @@ def test_no_features_are_left_where_module_and_trainer_are(
     assert module.trainer.datamodule is data  # type: ignore[attr-defined]
 
 
-def small(**given: Any) -> nn.Module:
-    return SmallCNN(**given, width=4, hidden=8, norm="group", activation="tanh")
+small = partial(SmallCNN, width=4, hidden=8, norm="group", activation="tanh")
 
 
 def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(folder: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_pipeline_holds_one_fit_at_a_time(folder: Path) -> None:
 
     def watched(arguments: list[str]) -> None:
         alive.append(sum(one() is not None for one in modules))
-        made = run(arguments)
+        made = main(arguments)
         assert made is not None
         modules.append(weakref.ref(made.model))
 

@@ -60,7 +60,7 @@ def whole(trained_teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     """The last checkpoint of the same fit that nothing has interrupted."""
     with working_in(tmp_path_factory.mktemp("whole")):
         Path("given.json").write_text(json.dumps(settings()), encoding="utf-8")
-        teacher = f"--model.teacher={trained_teacher}"
+        teacher = f"--model.teacher.path={trained_teacher}"
         main([*FIT, teacher, "--model.budget.ledger=own.jsonl"])
         assert released() == STEPS * EPOCHS
         return checkpoint()

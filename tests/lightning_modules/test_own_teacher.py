@@ -54,11 +54,15 @@ def network_of(place: Path, *args: Any) -> nn.Module:
     return network
 
 
+def external(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"class_path": "External", "init_args": {"name": name, "arguments": arguments}}
+
+
 def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int = 8, **more: Any) -> dict[str, Any]:
     arguments = {"channels": channels, "pixels": pixels, "classes": classes}
     return {
         "teacher": "teacher.pt",
-        "teacher_network": {"name": "../theirs/net.py:Net", "arguments": arguments},
+        "teacher_network": external("../theirs/net.py:Net", arguments),
         "private_data": "theirs",
         "images": "prior",
         **more,
@@ -122,20 +126,20 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
 
 
 def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-    return {**network, "arguments": {**network["arguments"], **arguments}}
+    return external(network["init_args"]["name"], {**network["init_args"]["arguments"], **arguments})
 
 
 def test_a_script_saves_and_takes_what_it_stated() -> None:
     stated = TeacherInput(range=[0, 1], channels=3)
     given: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 4}
-    module = DPDFD(**given, teacher=TeacherConfig(path="x", input=stated), images="prior")
+    module = DPDFD(**given, teacher=TeacherConfig(path="x", input=stated), images=Images(source="prior"))
     fields = {"range": [0, 1], "mean": None, "std": None, "size": None, "channels": 3}
     assert module.hparams["teacher"]["input"] == fields
     assert settings_of(TeacherConfig, module.hparams["teacher"], name="teacher").input == stated
     phase = GeneratorPhase(baseline=TeacherConfig(path="x", input=stated))
-    nested = DGD(**given, teacher="x", images=Images(), generator_phase=phase)
+    nested = DGD(**given, teacher=TeacherConfig(path="x"), images=Images(), generator_phase=phase)
     assert nested.hparams["generator_phase"]["baseline"]["input"] == fields
-    again = DGD(**given, teacher="x", generator_phase=nested.hparams["generator_phase"])
+    again = DGD(**given, teacher=TeacherConfig(path="x"), generator_phase=nested.hparams["generator_phase"])
     assert again.generator_phase.baseline == phase.baseline
     with pytest.raises(ValueError, match=r"teacher.outputs must be logits or probabilities, got 'softmax'"):
         TeacherConfig(path="x", outputs="softmax")  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch
     model = config["model"]["init_args"]
     pool = {"source": "pool", "pool": pictures(0.5), "pool_part": part}
     config["model"]["init_args"] = {
-        "teacher": str(files[-1]),
+        "teacher": {"path": str(files[-1])},
         "student": model["student"],
         "images": pool,
         "query_phase": {"queries": 2},

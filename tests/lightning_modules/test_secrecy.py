@@ -70,7 +70,11 @@ def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
 
 
 def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
-    settings: dict[str, Any] = {"teacher": MoodyTeacher(), "mechanism": NoisyGradients(), "images": PRIOR}
+    settings: dict[str, Any] = {
+        "teacher": TeacherConfig(path=MoodyTeacher()),
+        "mechanism": NoisyGradients(),
+        "images": PRIOR,
+    }
     module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, **settings)
     assert not any("teacher" in name for name in module.state_dict())
     assert not {"teacher", "mechanism"} & set(module.hparams)
@@ -122,7 +126,12 @@ def test_own_loaders_of_what_is_evaluated_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, broken: bool
 ) -> None:
     settings: dict[Any, dict[str, Any]] = {
-        DPDFD: {"teacher": MoodyTeacher(), "mechanism": NoisyGradients(), "images": PRIOR, "batch_size": 4},
+        DPDFD: {
+            "teacher": TeacherConfig(path=MoodyTeacher()),
+            "mechanism": NoisyGradients(),
+            "images": PRIOR,
+            "batch_size": 4,
+        },
         DPSGDTeacher: {"network": SMALL, "noise_multiplier": 1.0},
         DirectTraining: {"network": SMALL, "mechanism": DirectGradients(), "batch_size": 64},
     }
@@ -188,7 +197,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
 def _gap(kind: type[DPDFD], **settings: Any) -> float:
     def fitted(teacher: torch.nn.Module) -> DPDFD:
         seed_everything(5)
-        given: dict[str, Any] = {"teacher": teacher, "mechanism": FixedGradients(), **settings}
+        given: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "mechanism": FixedGradients(), **settings}
         module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
         fit_script(module, steps=1)
         return module
@@ -210,7 +219,7 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
     body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     teacher, weights = nn.Sequential(body, nn.Linear(8, 10)), copy.deepcopy(body.state_dict())
 
-    def network() -> nn.Module:
+    def network(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
         if kind.endswith("layers"):
             return nn.Sequential(body, nn.Linear(8, 10))
         own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
@@ -223,7 +232,9 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
 
     def begun() -> torch.Tensor:
         client = kind.startswith("a client")
-        given: dict[str, Any] = {"clients": LocalClients(teachers=[teacher])} if client else {"teacher": teacher}
+        given: dict[str, Any] = (
+            {"clients": LocalClients(teachers=[teacher])} if client else {"teacher": TeacherConfig(path=teacher)}
+        )
         given |= {"images": PRIOR, "student": StudentConfig(network=network)}
         module = (FedDPSD if client else DPDFD)(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
         before = next(module.student.parameters()).clone()
@@ -256,8 +267,9 @@ def test_no_weight_of_the_teacher_comes_in_later(
     """By a callback, or between two fits."""
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    given: dict[str, Any] = {"teacher": teacher} if kind is DPDFD else {"clients": LocalClients(teachers=[teacher])}
-    student = StudentConfig(network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    held: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "clients": LocalClients(teachers=[teacher])}
+    given = {name: held[name] for name in (["teacher"] if kind is DPDFD else ["clients"])}
+    student = StudentConfig(network=lambda num_classes, image_shape: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, images=PRIOR, student=student, **given)
     warm = WarmStart(teacher)
     if fits == 2:
@@ -287,7 +299,7 @@ def test_a_fit_that_is_refused_publishes_no_other_runs_student(
 
     def module(noise: float) -> DPDFD:
         mechanism = NoisyGradients(noise_multiplier=noise, release="per_sample_full")
-        given: dict[str, Any] = {"teacher": teacher, "images": PRIOR, "mechanism": mechanism}
+        given: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "images": PRIOR, "mechanism": mechanism}
         return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, budget=Budget(scope="run"), **given)
 
     other, own = module(0.1), module(1e4)
@@ -311,8 +323,8 @@ def test_frozen_weights_in_common_are_told_on_the_page(folder: Path) -> None:
     body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).requires_grad_(False)
     networks = [nn.Sequential(copy.deepcopy(body), nn.Linear(8, 10)) for _ in range(2)]
     module = DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=networks[0], images=PRIOR,
-        student=StudentConfig(network=lambda: networks[1]),
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=networks[0]), images=PRIOR,
+        student=StudentConfig(network=lambda num_classes, image_shape: networks[1]),
     )  # fmt: skip
     fit_script(module, steps=1)
     told = "2 frozen weights of a teacher, model.student: '0.1.weight' first, are published as they are"

@@ -16,6 +16,7 @@ from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.teachers.config import TeacherConfig
 from privacy.mechanisms import DirectLabels
 
 COUNTS = [
@@ -60,9 +61,9 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
     ],
 )
 def test_a_mechanism_is_of_the_methods_kind(method: Callable[..., Any], allowed: str) -> None:
-    other = DirectLabels()
+    other, teacher = DirectLabels(), TeacherConfig(path="x.ckpt")
     with pytest.raises(ValueError, match=f"mechanism must be a {allowed}, got DirectLabels"):
-        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher="x.ckpt", mechanism=other)
+        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=teacher, mechanism=other)
 
 
 def test_a_word_is_one_of_those_that_are_named() -> None:

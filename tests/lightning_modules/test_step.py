@@ -19,6 +19,7 @@ from lightning_modules import DPDFD, DPSD
 from lightning_modules.images.source import Images
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.memory import same_module
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import Budget
 from privacy.mechanisms import NoisyGradients
@@ -104,9 +105,8 @@ class Watch(Callback):
 
 def waits_of(build: Callable[..., LightningModule], **settings: Any) -> list[list[str]]:
     torch.manual_seed(0)
-    module = build(
-        num_classes=4, image_shape=SHAPE, batch_size=8, teacher=SmallCNN(num_classes=4, image_shape=SHAPE), **settings
-    )
+    teacher = TeacherConfig(path=SmallCNN(num_classes=4, image_shape=SHAPE))
+    module = build(num_classes=4, image_shape=SHAPE, batch_size=8, teacher=teacher, **settings)
     watch = Watch()
     fit_script(module, steps=4, callbacks=[watch])
     return watch.counts[1:-1]  # the first sets up, the last is logged

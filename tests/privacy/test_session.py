@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
-from privacy.mechanisms import NoisyGradients, Shape
+from privacy.events import Gaussian
+from privacy.identity import Training
+from privacy.mechanisms import NoisyGradients, RawResponses, Shape
 from privacy.plan import Plan
 from privacy.session import PrivacySession
 
@@ -66,3 +70,23 @@ def test_a_state_of_another_run_or_other_data_is_refused(change: dict[str, str])
     assert opened(state).is_open
     with pytest.raises(ValueError, match="the checkpoint's privacy state is of run"):
         opened({**state, "charged": {**state["charged"], **change}})
+
+
+def test_the_use_of_a_teacher_of_unknown_training_is_not_covered_by_the_bound_of_the_one_that_answers() -> None:
+    session = PrivacySession(NoisyGradients(), Shape(4, 3))
+    session.open(private_data="digits/train", training=Training("ab" * 8, releases={Gaussian(mu=0.1): 1}))
+    session.charge_nonprivate_access("of the teacher that answers")
+    assert session.account.epsilon() < 1
+    session.charge_nonprivate_access("of another", training=session.admit(None))
+    assert math.isinf(session.account.epsilon())
+
+
+@pytest.mark.parametrize("rows", [(), (torch.zeros(4, 3), torch.zeros(400, 3))], ids=["none", "another"])
+def test_nothing_but_what_is_charged_for_is_released(rows: tuple[torch.Tensor, ...]) -> None:
+    session = PrivacySession(RawResponses(), Shape(4, 3))
+    session.open(private_data="digits/train")
+    with pytest.raises(ValueError, match=r"got none|must have the shape"):
+        session.release(session.mechanism, *rows)
+    assert not session.calls_made()
+    session.release(session.mechanism, torch.zeros(4, 3))
+    assert session.calls_made() == 1

@@ -10,7 +10,7 @@ from support.runs import fit, trainer_settings
 from datamodules import Digits
 from lightning_modules import DPSGDTeacher, Teacher
 
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8, "norm": "group", "activation": "tanh"}}
 PLAIN_SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
 
 

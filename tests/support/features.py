@@ -34,4 +34,4 @@ def whitened(features: type[nn.Module] = Scattering, **settings: Any) -> Whitene
 def linear_spec(features: str = "Scattering", *, whitening: dict[str, Any] | None = None, **settings: Any) -> Any:
     """`class_path` and `init_args`; `settings` are of the features."""
     extractor = {"class_path": features, "init_args": settings}
-    return {"name": "LinearOnFeatures", "arguments": {"features": extractor, "whitening": whitening}}
+    return {"class_path": "LinearOnFeatures", "init_args": {"features": extractor, "whitening": whitening}}

@@ -37,8 +37,8 @@ def reproducible(number: int) -> NoiseSource:
     return ReproducibleNoise(seed=100 + number)
 
 
-def _small_student(**shape: Any) -> SmallCNN:
-    return SmallCNN(width=4, hidden=16, **shape)
+def _small_student(num_classes: int, image_shape: tuple[int, int, int]) -> SmallCNN:
+    return SmallCNN(num_classes, image_shape, width=4, hidden=16)
 
 
 def federated(

@@ -24,7 +24,7 @@ from support.runs import configuration
 from lightning_modules.federated import Node, serve
 
 ROOT = Path(__file__).resolve().parents[2]
-NETWORK = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
+NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
 TRUSTING = ("--target_epsilon", "null", "--trusts_server", "true")
 
 

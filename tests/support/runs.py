@@ -29,7 +29,7 @@ QUIET = [
     "--trainer.num_sanity_val_steps=0",
 ]
 BATCH_SIZE = 8
-SMALL = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 16}}
+SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def configuration(
     if class_path == "Distillation":
         given["pool_size"] = 30
     else:
-        given["generator"] = {"name": "DAFLGenerator", "arguments": {"width": 4, "latent_dim": 8}}
+        given["generator"] = {"class_path": "DAFLGenerator", "init_args": {"width": 4, "latent_dim": 8}}
         given["mechanism"] = mechanism or {}
     return {
         "seed_everything": 3,

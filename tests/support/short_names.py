@@ -64,15 +64,12 @@ SHORT: Mapping[str, Mapping[str, str]] = {
     },
     "FedDPSD": {
         **{**_IMAGES, **_STUDENT, **_TARGETS, **_TERMS},
-        **_of("federation", "unit num_records min_clients"),
+        **_of("federation", "federation=name unit num_records min_clients"),
     },
     "FedDistillation": _GROUPS,
     "Distillation": {**_STUDENT, **_TEACHER},
 }
 """For each class, from a short name to the setting in its group."""
-
-
-_SHORTEST = {"federation": "name"}
 
 
 def _is_group(value: Any) -> bool:
@@ -96,8 +93,9 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
             found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
             continue
         group, _, field = long.partition(".")
-        inner = found.get(group, {})
-        found[group] = {**(inner if isinstance(inner, Mapping) else {_SHORTEST[group]: inner}), field: value}
+        if field == "baseline" and value not in (None, "student") and not isinstance(value, Mapping | TeacherConfig):
+            value = {"path": value}
+        found[group] = {**found.get(group, {}), field: value}
     return budgeted(found)
 
 
@@ -106,7 +104,7 @@ def budgeted(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = settings.get("mechanism")
     if not isinstance(given, Mapping):
         return dict(settings)
-    own = given["init_args"] if "init_args" in given else given
+    own = given.get("init_args", given)
     names = {field.name for field in fields(Budget)}
     mechanism = {name: value for name, value in own.items() if name not in names}
     budget = {name: value for name, value in own.items() if name in names}

@@ -12,7 +12,7 @@ SPEC: dict[str, Any] = {
     "title": "Students",
     "fits": {
         "teacher": {"config": "teacher.yaml"},
-        "student": {"config": "student.yaml", "set": {"model.teacher": "{teacher}/checkpoints/last.ckpt"}},
+        "student": {"config": "student.yaml", "set": {"model.teacher.path": "{teacher}/checkpoints/last.ckpt"}},
     },
     "axes": {"size": {"1": {"student": {"size": 1}}, "2": {"student": {"size": 2}}, "3": {"student": {"size": 3}}}},
     "presets": {"smoke": {}},

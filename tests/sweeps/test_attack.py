@@ -18,7 +18,7 @@ from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.splits import id_fraction
-from lightning_modules.cli import main, run
+from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.inversion import InversionResult
@@ -28,7 +28,7 @@ from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak
 from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
 
-NETWORK = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
+NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
 TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
 TEACHER: dict[str, Any] = {
     "trainer": {**TRAINER, "callbacks": [{"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.5}}]},
@@ -42,7 +42,7 @@ STUDENT: dict[str, Any] = {
     "trainer": TRAINER,
     "model": {
         "class_path": "Distillation",
-        "init_args": {"teacher": "t/checkpoints/last.ckpt", "student": {"network": NETWORK}, "pool_size": 8},
+        "init_args": {"teacher": {"path": "t/checkpoints/last.ckpt"}, "student": {"network": NETWORK}, "pool_size": 8},
     },
     "data": {
         "class_path": "SyntheticSteps",
@@ -69,7 +69,7 @@ def runs(made: Path, tmp_path: Path) -> Path:
     return copy_runs(made, tmp_path)
 
 
-def attacked(*args: str, run: Any = run) -> dict[str, Any]:
+def attacked(*args: str, run: Any = main) -> dict[str, Any]:
     """The content of `attack.json` after the command."""
     command.attack(list(args), run=run, build=lambda rest: command_line(rest, run=False))
     content: dict[str, Any] = json.loads((Path(args[0]) / "private" / "attack" / "attack.json").read_text())
@@ -119,11 +119,11 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
     recipe, folders = recipe_of(Path("s"), teacher=None)
     pipelines = Pipelines(recipe=recipe, canaries=4, asked=asked.digest, folders=folders)
-    pipelines.train(1, run, asked)
+    pipelines.train(1, main, asked)
     # A second student of the teacher takes its shadows as they are, and is charged for no other student.
     made: list[str] = []
     pipelines = replace(pipelines, folders={**folders, "student": Path("t/private/second")})
-    pipelines.train(1, lambda line: made.append(line[1]) or run(line), asked)
+    pipelines.train(1, lambda line: made.append(line[1]) or main(line), asked)
     assert len(made) == 1 and "t/private/second" in made[0]
     first, second = (
         sum(len(file.read_text().splitlines()) for file in Path(name).rglob("*.jsonl"))

@@ -104,7 +104,9 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         if "queries" in config["model"]["init_args"]:
             arguments += ["--model.queries=8"]
     settings = config["model"].get("init_args", {})
-    teacher = settings.get("teacher") or settings.get("clients", {}).get("init_args", {}).get("teachers")
+    teacher = settings.get("teacher", {}).get("path") or settings.get("clients", {}).get("init_args", {}).get(
+        "teachers"
+    )
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
     cli = main(["fit", *configs, *arguments])

@@ -19,7 +19,7 @@ folder: runs/tiny
 fits:
   teacher: {config: sweeps/teacher_digits.yaml}
   ensemble: {config: sweeps/methods/ensemble_digits.yaml}
-  student: {config: sweeps/dpdfd_digits.yaml, set: {model.teacher: "{teacher}/checkpoints/last.ckpt"}}
+  student: {config: sweeps/dpdfd_digits.yaml, set: {model.teacher.path: "{teacher}/checkpoints/last.ckpt"}}
 """
 SHADOWS = ["--shadows", "8"]
 MEMBERS = ["--attacks", *MEMBERSHIP]

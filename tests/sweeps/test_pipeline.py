@@ -18,7 +18,7 @@ from sweeps.runner.spec import Spec
 
 FITS: dict[str, Any] = {
     "teacher": {"config": "teacher.yaml"},
-    "student": {"config": ["student.yaml"], "set": {"model.teacher": "{teacher}/checkpoints/last.ckpt"}},
+    "student": {"config": ["student.yaml"], "set": {"model.teacher.path": "{teacher}/checkpoints/last.ckpt"}},
     "other": {"config": "student.yaml", "set": {"model.gradient_targets.gamma": 2.0, "model.images.prior": None}},
 }
 
@@ -54,8 +54,11 @@ def test_command_lines(fits: Fits) -> None:
     assert list(asked) == ["teacher", "student", "other"]
     of_runner = ["--trainer.default_root_dir=out/teacher", "--trainer.enable_model_summary=false"]
     assert asked["teacher"] == ["fit", "--config", "teacher.yaml", *of_runner]
-    assert asked["student"][-1] == "--model.teacher=out/teacher/checkpoints/last.ckpt"
-    assert asked["other"][-2:] == ["--model.gradient_targets.gamma=2.0", "--model.images.prior=null"]
+    assert asked["student"][-1] == "--model.teacher.path=out/teacher/checkpoints/last.ckpt"
+    assert asked["other"][-2:] == [
+        "--model.gradient_targets.gamma=2.0",
+        '--config={"model": {"images": {"prior": null}}}',
+    ]
 
 
 def test_an_error_ends_it_and_is_let_through(fits: Fits) -> None:

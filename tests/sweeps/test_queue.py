@@ -30,7 +30,7 @@ def plan(*, value: int = 1) -> Plan:
     teacher = Fit(name="teacher", set={"value": value})
     tasks = [Task(name="teacher", fit=teacher, digest=teacher.digest({}))]
     for name in CELLS:
-        fit = Fit(name=name, set={"model.teacher": "{of}/last.ckpt"})
+        fit = Fit(name=name, set={"model.teacher.path": "{of}/last.ckpt"})
         digest = fit.digest({"of": tasks[0].digest})
         tasks.append(Task(name=name, fit=fit, digest=digest, parents={"of": "teacher"}))
     return Plan(tasks, Store("store"), title="six")

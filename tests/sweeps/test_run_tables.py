@@ -78,7 +78,7 @@ def test_fits_are_made_in_that_order_and_shared_ones_once(specs: list[Spec]) -> 
     measured(specs, fits)
     assert fits.sizes[0] == "teacher" and fits.sizes.count("teacher") == 1 and ran(fits) == ALL
     teacher = fits.asked[0]["trainer.default_root_dir"]
-    assert all(asked["model.teacher"] == f"{teacher}/checkpoints/last.ckpt" for asked in fits.asked[1:])
+    assert all(asked["model.teacher.path"] == f"{teacher}/checkpoints/last.ckpt" for asked in fits.asked[1:])
     assert [len(records(name)) for name in ("first", "second", "third")] == [6, 4, 1]
     assert all(Path(f"results/tables/{name}.md").is_file() for name in ("first", "second", "third"))
 

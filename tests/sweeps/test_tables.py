@@ -42,7 +42,7 @@ SPEC: dict[str, Any] = {
     "method": "DPDFD",
     "fits": {
         "teacher": {"config": "teacher.yaml"},
-        "student": {"config": "student.yaml", "set": {"model.teacher": "{teacher}/x.ckpt"}},
+        "student": {"config": "student.yaml", "set": {"model.teacher.path": "{teacher}/x.ckpt"}},
     },
     "axes": {
         "dataset": {"MNIST": None, "FashionMNIST": {"teacher": {"data": "F"}, "student": {"data": "F"}}},
@@ -85,7 +85,7 @@ def test_the_grid_with_shared_teachers(spec: Spec) -> None:
     assert len(cells) == 8 and len({cell.task.digest for cell in cells}) == 8
     assert len({teacher(cell).digest for cell in cells}) == 2
     assert cells[0].task.fit.set == {
-        "model.teacher": "{teacher}/x.ckpt", "epochs": 5, "target": 1.0, "seed_everything": 0, **QUIET,
+        "model.teacher.path": "{teacher}/x.ckpt", "epochs": 5, "target": 1.0, "seed_everything": 0, **QUIET,
     }  # fmt: skip
     assert teacher(cells[-1]).fit.set == {"data": "F", **QUIET}
 

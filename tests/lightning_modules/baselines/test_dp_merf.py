@@ -18,7 +18,7 @@ from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.processes import ALONE
 
-NETWORK = {"name": "MeanEmbedding", "arguments": {"features": 200, "length": 8.0}}
+NETWORK = {"class_path": "MeanEmbedding", "init_args": {"features": 200, "length": 8.0}}
 
 
 def charged() -> bool:
@@ -31,8 +31,8 @@ def merf(teacher: str, *, steps: int = 400, **model: Any) -> dict[str, Any]:
     made["model"] = {
         "class_path": "DPMERF",
         "init_args": {
-            "teacher": teacher,
-            "images": {"generator": {"name": "DAFLGenerator", "arguments": {"width": 8}}},
+            "teacher": {"path": teacher},
+            "images": {"generator": {"class_path": "DAFLGenerator", "init_args": {"width": 8}}},
             **model,
         },
     }
@@ -92,7 +92,7 @@ def test_other_teachers_are_refused_before_they_cost_anything(folder: Path) -> N
 
 def test_what_cannot_work_is_said(folder: Path) -> None:
     private_teacher("teacher", network=NETWORK)
-    small = {"images": {"generator": {"name": "DAFLGenerator", "arguments": {"width": 8, "latent_dim": 10}}}}
+    small = {"images": {"generator": {"class_path": "DAFLGenerator", "init_args": {"width": 8, "latent_dim": 10}}}}
     with pytest.raises(ValueError, match="latent_dim above 10"):
         fit(merf("teacher/checkpoints/last.ckpt", **small))
     with pytest.warns(UserWarning, match="none of them the student's"):

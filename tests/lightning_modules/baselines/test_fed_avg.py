@@ -39,7 +39,7 @@ def test_the_mean_is_weighted_and_of_every_buffer() -> None:
     assert all(torch.allclose(same[name], value, rtol=1e-6) for name, value in one.items())
 
 
-SMALL = ["--model.network.arguments.width=8", "--model.local_steps=60"]
+SMALL = ["--model.network.init_args.width=8", "--model.local_steps=60"]
 
 
 def average(folder: str, *arguments: str) -> FedAvg:

@@ -20,6 +20,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import BudgetExceeded
 
 SHAPE = (1, 8, 8)
@@ -36,7 +37,12 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> FedDistillation:
-    given = ["--config", f"sweeps/methods/{name}_digits.yaml", f"--model.teacher={clients}", "--data.batch_size=64"]
+    given = [
+        "--config",
+        f"sweeps/methods/{name}_digits.yaml",
+        f"--model.teacher.path={clients}",
+        "--data.batch_size=64",
+    ]
     cli = main(["fit", *given, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
     assert cli is not None and isinstance(cli.model, FedDistillation)
     return cli.model
@@ -45,10 +51,10 @@ def run(name: str, clients: Path, *arguments: str, folder: str = "run") -> FedDi
 #: By method: what makes its run short, and an accuracy far above the 10 % of chance that it then reaches.
 SHORT: dict[str, tuple[list[str], float]] = {
     "feddf": (["--trainer.max_epochs=1"], 0.6),
-    "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.arguments.width=16"], 0.4),
+    "feddafl": (["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16"], 0.4),
     "fedadi": (["--trainer.max_epochs=1", "--model.image_terms.steps=20"], 0.5),
     "dense": (
-        ["--trainer.max_epochs=1", "--model.images.generator.arguments.width=16", "--model.image_terms.steps=20"],
+        ["--trainer.max_epochs=1", "--model.images.generator.init_args.width=16", "--model.image_terms.steps=20"],
         0.4,
     ),
 }
@@ -105,9 +111,9 @@ def module_of(*, teacher: nn.Module | None = None, images: Images | None = None,
         num_classes=10,
         image_shape=SHAPE,
         batch_size=16,
-        teacher=teacher or networks(),
-        student=StudentConfig(network=lambda: SmallCNN(image_shape=SHAPE, width=4, hidden=8)),
-        images=images or Images(generator=lambda image_shape: small_generator(image_shape)),
+        teacher=TeacherConfig(path=teacher or networks()),
+        student=StudentConfig(network=lambda *_: SmallCNN(image_shape=SHAPE, width=4, hidden=8)),
+        images=images or Images(generator=small_generator),
         **settings,
     )
 

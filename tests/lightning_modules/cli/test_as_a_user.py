@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 TEACHER = (
     "fit", "--model=DPSGDTeacher", "--model.noise_multiplier=1", "--model.delta=1e-3", "--trainer.max_epochs=1",
-    f"--model.network={json.dumps({**SMALL, 'arguments': {**SMALL['arguments'], 'norm': 'group'}})}",
+    f"--model.network={json.dumps({**SMALL, 'init_args': {**SMALL['init_args'], 'norm': 'group'}})}",
     "--data=PoissonSampled", "--data.batch_size=10", "--data.steps_per_epoch=2", "--data.dataset=ImageFolder",
     "--data.dataset.size=8", "--data.dataset.channels=1", *QUIET,
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_trainings_on_one_folder_are_one_budget(user: Callable[..., str], tmp_pa
 
 def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_path: Path) -> None:
     """The second has a folder for all ledgers, the third another ledger by setting: the fourth is refused."""
-    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **SMALL["arguments"])  # type: ignore[arg-type]
+    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **SMALL["init_args"])  # type: ignore[arg-type]
     torch.save(network.state_dict(), tmp_path / "weights.pt")
     one = compose({Gaussian(16**0.5 * 2 / 20): 1}, 1e-5).epsilon
     target = compose({Gaussian(16**0.5 * 2 / 20): 3}, 1e-5).epsilon * 1.01
@@ -122,7 +122,7 @@ def digits(user: Callable[..., str], trained_teacher: Path, tmp_path: Path) -> C
     """Runs the recipe of the digits in a folder with its teacher, and a ledger of its own."""
 
     def run(*arguments: str, fails: bool = False) -> str:
-        teacher, ledger = f"--model.teacher={trained_teacher}", tmp_path / "own.jsonl"
+        teacher, ledger = f"--model.teacher.path={trained_teacher}", tmp_path / "own.jsonl"
         line = ("fit", "--config=sweeps/dpdfd_digits.yaml", teacher, f"--model.budget.ledger={ledger}")
         short = ("--trainer.max_epochs=1", "--data.steps_per_epoch=3", *QUIET)
         return user("digits", *line, *short, *arguments, fails=fails)

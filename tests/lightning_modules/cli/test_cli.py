@@ -28,9 +28,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, ob
 
 def test_short_names_and_short_options(folder: Path) -> None:
     line = (
-        "fit --model DPDFD --model.teacher teachers/digits.ckpt --model.images.source prior "
+        "fit --model DPDFD --model.teacher.path teachers/digits.ckpt --model.images.source prior "
         "--model.budget.target_epsilon 1 --model.budget.accounting published "
-        "--model.student SmallCNN --model.student.network.arguments.width 4 "
+        "--model.student.network SmallCNN --model.student.network.width 4 "
         "--model.student.optimizer Adam --model.student.optimizer.lr 0.01 --trainer.max_epochs 1 "
         "--data SyntheticSteps --data.dataset Digits --data.steps_per_epoch 1 --data.batch_size 8"
     )
@@ -56,18 +56,18 @@ def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pyt
 
 
 def test_an_option_or_a_file_for_a_part_of_a_networks_arguments_leaves_the_others(folder: Path) -> None:
-    """jsonargparse replaces all of `features`, or of `whitening`: another network, without a word."""
+    """All of `features`, or of `whitening`, was replaced: another network, without a word."""
     features = {"class_path": "Patches", "init_args": {"filters": 20, "patch": 3}}
     arguments = {"features": features, "whitening": {"images": 30, "mirrored": True}, "prior": "StrokePrior"}
     model = {
         "class_path": "DPSGDTeacher",
-        "init_args": {"network": {"name": "LinearOnFeatures", "arguments": arguments}},
+        "init_args": {"network": {"class_path": "LinearOnFeatures", "init_args": arguments}},
     }
     model["init_args"]["target_epsilon"] = 1.0  # type: ignore[index]
     Path("net.yaml").write_text(yaml.safe_dump({"model": model, "data": {"class_path": "PoissonSampled"}}))
-    options = ["features.init_args.filters=10", "whitening.power=0.5", "prior=null"]
-    line = ["fit", "--config", "net.yaml", *(f"--model.network.arguments.{option}" for option in options), *QUIET]
-    Path("more.yaml").write_text("model: {init_args: {network: {arguments: {whitening: {shifts: 1}}}}}")
+    options = ["features.init_args.filters=10", "whitening.power=0.5"]
+    line = ["fit", "--config", "net.yaml", *(f"--model.network.init_args.{option}" for option in options), *QUIET]
+    Path("more.yaml").write_text("model: {init_args: {network: {init_args: {whitening: {shifts: 1}, prior: null}}}}")
     line[3:3] = ["--config", "more.yaml"]
     line += ["--data.dataset=Digits", "--data.batch_size=512", "--trainer.default_root_dir=out"]
     run = main([*line, "--trainer.max_epochs=1"])
@@ -75,7 +75,7 @@ def test_an_option_or_a_file_for_a_part_of_a_networks_arguments_leaves_the_other
     extractor = run.model.network.feature_extractor
     assert extractor.whitening == Whitening(power=0.5, images=30, mirrored=True, shifts=1)
     assert extractor.plain.filters.shape == (10, 1, 3, 3)
-    written = yaml.safe_load(Path("out/config.yaml").read_text())["model"]["init_args"]["network"]["arguments"]
+    written = yaml.safe_load(Path("out/config.yaml").read_text())["model"]["init_args"]["network"]["init_args"]
     assert written["whitening"] == {"power": 0.5, "images": 30, "mirrored": True, "shifts": 1}
     assert written["prior"] is None
     assert main([*line, "--trainer.max_epochs=1", "--ckpt_path=last"]) is not None  # of the same settings
@@ -124,9 +124,9 @@ def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.
     def failing(args: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(command_line, "run", failing)
+    monkeypatch.setattr(command_line, "main", failing)
     with pytest.raises(SystemExit, match=f"error: {error}"):
         main()
-    monkeypatch.setattr(command_line, "run", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
+    monkeypatch.setattr(command_line, "main", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         main()

@@ -158,7 +158,7 @@ def test_what_no_noise_covers_is_in_the_planned_cost(
     folder: Path, capsys: pytest.CaptureFixture[str], config: str, settings: list[str], unbounded: bool
 ) -> None:
     """A generator trained against the teacher itself was left out of it."""
-    main(["calibrate", "--config", config, "--model.teacher=teachers/digits.ckpt", "--targets", "1", *settings])
+    main(["calibrate", "--config", config, "--model.teacher.path=teachers/digits.ckpt", "--targets", "1", *settings])
     assert ("record-level ε = inf by this run" in capsys.readouterr().out) == unbounded
 
 
@@ -166,9 +166,10 @@ def test_what_no_noise_covers_is_in_the_planned_cost(
 def test_a_pool_of_the_private_records_is_in_the_planned_cost(
     folder: Path, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:
-    pool = ["--model.images.source=pool", "--model.images.prior=null", "--model.images.pool=Digits"]
-    config = ["--config", "sweeps/methods/dgd_digits.yaml", "--model.teacher=absent.ckpt"]
-    main(["calibrate", *config, *pool, f"--model.images.pool_part={part}", "--targets", "1"])
+    pool = {"source": "pool", "prior": None, "pool": {"class_path": "Digits"}, "pool_part": part}
+    instead = f"--config={json.dumps({'model': {'init_args': {'images': pool}}})}"
+    config = ["--config", "sweeps/methods/dgd_digits.yaml", "--model.teacher.path=absent.ckpt"]
+    main(["calibrate", *config, instead, "--targets", "1"])
     said = capsys.readouterr().out
     assert ("private records themselves (images.pool)" in said, "(a bound)" in said) == (
         part == "train",
@@ -237,13 +238,13 @@ def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: 
     own = "TwoConvNet"
     assert facts_of(written(tmp_path, noise, own))[1] == own
     told = {"name": "os.system", "arguments": {"command": "true"}}
-    for spec in (told, "theirs.py:Net", {"name": "TwoConvNet", "arguments": {"a": "theirs.py:Net"}}):
+    for spec in (told, "theirs.py:Net", {"class_path": "TwoConvNet", "init_args": {"a": "theirs.py:Net"}}):
         assert facts_of(written(tmp_path, noise, spec))[1] is None
 
 
 def test_the_planned_cost_is_of_the_fit_s_budget_and_ledger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It failed for a fully adaptive budget, and was silent about a ledger that is not there."""
-    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher=teachers/digits.ckpt"]
+    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher.path=teachers/digits.ckpt"]
     command += ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--targets", "1"]
     Ledger(path="led.jsonl", private_data="Digits/train", run="x").lead_to(
         Ledger(path="away.jsonl", private_data="Digits/train", run="x")
@@ -262,7 +263,7 @@ def test_the_planned_cost_is_of_the_steps_that_a_fit_would_make(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Limits of the trainer were not looked at."""
-    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher=teachers/digits.ckpt"]
+    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher.path=teachers/digits.ckpt"]
     main([*command, "--targets", "1", "--trainer.max_epochs=2", "--trainer.limit_train_batches=5"])
     assert "As configured, 10 calls" in capsys.readouterr().out
     for limit in ("max_steps=50", "max_epochs=null"):

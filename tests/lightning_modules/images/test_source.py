@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from lightning_modules.cli.distill import prior_for
 from lightning_modules.images import source as source_module
 from lightning_modules.images.source import Images, SyntheticSource
-from lightning_modules.networks import DAFLGenerator, ScaledOutput
+from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
 from lightning_modules.runtime.randomness import Draws
 
@@ -19,7 +21,7 @@ GRAY = (1, 28, 28)
 
 
 def _source(shape: tuple[int, int, int] = GRAY, **settings: Any) -> SyntheticSource:
-    settings.setdefault("generator", lambda **given: DAFLGenerator(width=4, latent_dim=8, **given))
+    settings.setdefault("generator", partial(DAFLGenerator, width=4, latent_dim=8))
     return SyntheticSource(Images(**settings), image_shape=shape, batch_size=8)
 
 
@@ -47,18 +49,20 @@ def test_each_channel_has_its_own_and_they_are_the_same_in_each_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["MNIST", "ImageFolder"])
-def test_a_prior_is_given_by_its_class_or_as_distill_chooses_it(name: str) -> None:
-    assert isinstance(Images(source="prior", prior=StrokePrior).prior, StrokePrior)  # type: ignore[arg-type]
-    made = Images(source="prior", prior=prior_for(name)).prior  # type: ignore[arg-type]
+def test_a_configuration_reads_the_prior_that_distill_chooses(name: str) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Images, "images")
+    given = {"images": {"source": "prior", "prior": prior_for(name)}}
+    made = parser.instantiate(parser.parse_object(given)).images.prior
     assert isinstance(made, StrokePrior if name == "MNIST" else MixturePrior)
 
 
-class _Own(nn.Module):
+class _Own(ImageGenerator):
     """A generator that says nothing of its output."""
 
     latent_dim = 8
 
-    def __init__(self, *, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.image_shape = image_shape
 

@@ -1,7 +1,8 @@
-"""Networks by name, and of a user's factory, with all their arguments; features of foreign ones."""
+"""Networks of plain values, of other packages and of a user's factory, with all arguments; foreign ones' features."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from lightning_modules.networks import Network, SmallCNN, build_network, logits_and_features
+from lightning_modules.networks import (
+    External,
+    ImageClassifier,
+    SmallCNN,
+    TwoConvNet,
+    build_network,
+    described,
+    logits_and_features,
+    network_of,
+)
+from lightning_modules.networks.network import built
 
 NET = """
 import torch
@@ -46,8 +57,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def build(name: str, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 5, **arguments: Any) -> nn.Module:
-    given = Network(name=name, arguments=arguments)
-    return build_network(given, num_classes=classes, image_shape=shape, name="model.teacher.network")
+    """One of ours by its class; anybody else's as `External`."""
+    ours = name.isidentifier()
+    given = arguments if ours else {"name": name, "arguments": arguments}
+    spec = {"class_path": name if ours else "External", "init_args": given}
+    return build_network(spec, num_classes=classes, image_shape=shape, name="model.teacher.network")
 
 
 def test_a_class_of_a_file_gets_all_its_arguments(file: Path) -> None:
@@ -82,21 +96,18 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
     ("name", "arguments", "message"),
     [
         ("{file}:Ned", {}, r"my\.py:Ned: there is no Ned in it"),
-        (
-            "{file}:Net",
-            {},
-            r"needs n_out: add to model\.teacher\.network\.arguments, .*--model.teacher.network.arguments.n_out",
-        ),
+        ("{file}:Net", {}, r"model\.teacher\.network: .*my\.py:Net needs n_out: add to its arguments"),
         ("{file}:Net", {"n_out": 5, "widht": 3}, r"takes no argument 'widht', but n_out"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
         ("{file}:THREE", {}, "must be a class or a function, got int"),
         ("{file}.py:Net", {}, r"there is no file .*my\.py\.py"),
         ("nowhere.at.all.Net", {}, "there is no module nowhere"),
         ("torchvision.models.resnet81", {}, r"there is no resnet81 in it"),
-        ("SmalCNN", {}, r"there is no network SmalCNN in .*"),
-        ("SmallCNN", {"widht": 3}, r"network.arguments: SmallCNN takes no argument 'widht'"),
-        ("SmallCNN", {"width": "three"}, r"network\.arguments\.width.*\s+Expected a <class 'int'>"),
-        ("Net", {}, "give package.Name, or path/to/file.py:Name"),
+        ("torchvision", {}, "no network is described by .*'torchvision'"),
+        (":Net", {}, "give package.Name, or path/to/file.py:Name"),
+        ("SmalCNN", {}, "no network is described by .*'SmalCNN'"),
+        ("SmallCNN", {"widht": 3}, "no network is described by .*SmallCNN.*'widht' is not accepted"),
+        ("SmallCNN", {"width": "three"}, "no network is described by .*SmallCNN.*\"width\": Expected a <class 'int'>"),
     ],
 )
 def test_what_is_not_there_is_named(file: Path, name: str, arguments: dict[str, Any], message: str) -> None:
@@ -113,14 +124,16 @@ def test_a_file_that_fails_says_why(file: Path) -> None:
 def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the two may be the private teacher: loading it would write into the student."""
     kept = nn.Linear(64, 5)
-    anew, whole, part = (Network(name=made) for made in (lambda: nn.Linear(64, 5), lambda: kept, lambda: Reusing(kept)))
-    first = [network.build(setting="model.teacher.network") for network in (anew, whole)]
-    anew.build(setting="model.student.network")
-    for network in (whole, part):
+
+    def twice(make: Callable[[], nn.Module]) -> list[nn.Module]:
+        return [built(lambda *_: make(), 5, (1, 8, 8), name=f"model.{part}.network") for part in ("teacher", "student")]
+
+    twice(lambda: nn.Linear(64, 5))
+    for make in (lambda: kept, lambda: Reusing(kept)):
         with pytest.raises(ValueError, match="must build a new network, and 'weight' belongs to another"):
-            network.build(setting="model.student.network")
+            twice(make)
     monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
-    assert whole.build(setting="model.student.network") is first[1] is kept
+    assert twice(lambda: kept) == [kept, kept]
 
 
 class Reusing(nn.Module):
@@ -169,15 +182,54 @@ def test_a_network_without_features_is_refused_and_left_without_hooks() -> None:
     assert hooks_of(failing) == 0
 
 
-def test_a_network_gets_what_it_accepts() -> None:
+RESNET = "torchvision.models.resnet18"
+
+
+class Other(ImageClassifier):
+    """A user's own, known by its class path."""
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int], *, width: int = 3) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.LazyLinear(width))
+        self.head = nn.Linear(width, num_classes)
+
+
+def test_a_network_is_a_factory_or_plain_values() -> None:
     shape: Any = {"num_classes": 3, "image_shape": (1, 8, 8), "name": "network"}
-    for given in ("SmallCNN", SmallCNN, partial(SmallCNN, width=4), {"name": "SmallCNN", "arguments": {"width": 4}}):
-        built = build_network(given, **shape)
-        assert built.training and built(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
-    build_network(torchvision.models.resnet18, **{**shape, "image_shape": (3, 32, 32)})
-    build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), **shape)
+    spec = {"class_path": "SmallCNN", "init_args": {"width": 4}}
+    for given in ("SmallCNN", SmallCNN, partial(SmallCNN, width=4), spec, network_of(spec)):
+        made = build_network(given, **shape)
+        assert isinstance(made, SmallCNN) and made.training and made(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+        assert made.features[0].out_channels == (16 if given in ("SmallCNN", SmallCNN) else 4)
+    other = build_network({"class_path": f"{__name__}.Other", "init_args": {"width": 7}}, **shape)
+    assert isinstance(other, Other) and other.head.in_features == 7
+    build_network(partial(External, name=RESNET), **{**shape, "image_shape": (3, 32, 32)})
+    build_network(lambda c, size: nn.Sequential(nn.Flatten(), nn.Linear(size[1] * size[2], c)), **shape)
     with pytest.raises(ValueError, match="network: Sequential must give logits, got probabilities"):
-        build_network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softmax(dim=1)), **shape)
+        build_network(lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softmax(dim=1)), **shape)
+    with pytest.raises(ValueError, match=r"network: .* takes 0 positional arguments but 2 were given"):
+        build_network(lambda: SmallCNN(), **shape)
+
+
+def test_a_factory_is_described_with_all_its_arguments() -> None:
+    settings: dict[str, Any] = {"width": 4, "depth": 2, "hidden": 128, "norm": "batch", "activation": "relu"}
+    whole = {"class_path": "lightning_modules.networks.SmallCNN", "init_args": settings}
+    spec = {"class_path": "SmallCNN", "init_args": {"width": 4}}
+    for given in (spec, partial(SmallCNN, width=4), network_of(spec), partial(partial(SmallCNN, width=5), width=4)):
+        assert described(given) == described(network_of(described(given))) == whole
+    assert described(SmallCNN) == described("SmallCNN") == {**whole, "init_args": {**settings, "width": 16}}
+    assert described(TwoConvNet) != described(SmallCNN)
+    assert described(partial(External, name=RESNET)) == {
+        "class_path": "lightning_modules.networks.External",
+        "init_args": {"name": RESNET, "arguments": None},
+    }
+
+    class Local(SmallCNN):
+        """Nobody else can import it."""
+
+    assert described(lambda *_: SmallCNN()) is None and described(Local) is None
+    with pytest.raises(ValueError, match="no network is described by SmalCNN"):
+        described("SmalCNN")
 
 
 def test_the_check_leaves_no_trace() -> None:
@@ -201,12 +253,12 @@ class NotFinite(nn.Module):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (partial(torchvision.models.resnet18), r"teacher: ResNet cannot take images of shape \(1, 28, 28\)"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 9)), r"teacher: Sequential must give .* got \(2, 9\)"),
-        (NotFinite, "teacher: NotFinite gives logits that are not finite"),
-        (lambda: 3, r"teacher must build a torch\.nn\.Module, got int"),
+        (partial(External, name=RESNET), r"teacher: ResNet cannot take images of shape \(1, 28, 28\)"),
+        (lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(784, 9)), r"teacher: Sequential must give .* got \(2, 9\)"),
+        (lambda *_: NotFinite(), "teacher: NotFinite gives logits that are not finite"),
+        (lambda *_: 3, r"teacher must build a torch\.nn\.Module, got int"),
     ],
 )
 def test_networks_that_do_not_fit_are_named(factory: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_network(factory, num_classes=10, image_shape=MNIST, name="teacher")  # type: ignore[arg-type]
+        build_network(factory, num_classes=10, image_shape=MNIST, name="teacher")

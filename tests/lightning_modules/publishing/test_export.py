@@ -253,12 +253,10 @@ def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
 def test_what_the_config_holds(runs: Path) -> None:
     config = json.loads((run_export("bounded") / "config.json").read_text())
     assert config["architecture"] == {
-        "name": "lightning_modules.networks.SmallCNN",
-        "arguments": {
-            "image_shape": [1, 8, 8], "width": 4, "depth": 2, "hidden": 16, "norm": "batch", "activation": "relu",
-            "num_classes": 10,
-        },
-    }  # fmt: skip
+        "class_path": "lightning_modules.networks.SmallCNN",
+        "init_args": {"width": 4, "depth": 2, "hidden": 16, "norm": "batch", "activation": "relu"},
+    }
+    assert (config["num_classes"], config["image_shape"]) == (10, [1, 8, 8])
     assert config["class_names"] == [str(label) for label in range(10)]
     assert config["preprocessing"]["range"] == [-1.0, 1.0] and config["versions"]["torch"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from torch import nn
 
 from lightning_modules import load_student
-from lightning_modules.networks import LinearOnFeatures, Network, build_network
+from lightning_modules.networks import LinearOnFeatures, build_network
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
 from lightning_modules.publishing.folder import FORMAT, without_folders
 from lightning_modules.publishing.loading import weights_of
-from lightning_modules.publishing.run import with_all_arguments
+from lightning_modules.publishing.run import _without_downloads
 
 NETWORK = """
 from torch import nn
@@ -33,12 +32,16 @@ class Net(nn.Module):
 """
 
 
+def external(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": "External", "init_args": {"name": name, "arguments": arguments}}
+
+
 def published(folder: Path, spec: Any, shape: tuple[int, int, int], classes: int) -> tuple[Path, nn.Module]:
     torch.manual_seed(0)
-    whole = with_all_arguments(Network.of(spec), num_classes=classes, image_shape=shape)
+    whole = _without_downloads(spec)
     network = build_network(whole, num_classes=classes, image_shape=shape, name="network").eval()
     folder.mkdir()
-    config = {"format": FORMAT, "format_version": 1, "architecture": asdict(whole), "num_classes": classes}
+    config = {"format": FORMAT, "format_version": 1, "architecture": whole, "num_classes": classes}
     (folder / "config.json").write_text(json.dumps({**config, "image_shape": list(shape)}))
     (folder / "student.safetensors").write_bytes(weights_of(network))
     return folder, network
@@ -46,18 +49,18 @@ def published(folder: Path, spec: Any, shape: tuple[int, int, int], classes: int
 
 def test_nothing_is_fetched_for_torchvisions_networks(tmp_path: Path) -> None:
     shape = (3, 32, 32)
-    spec = {"name": "torchvision.models.mobilenet_v3_small", "arguments": {"weights": "DEFAULT"}}
+    spec = external("torchvision.models.mobilenet_v3_small", weights="DEFAULT")
     folder, network = published(tmp_path / "out", spec, shape, 7)
-    config = json.loads((folder / "config.json").read_text())["architecture"]
-    assert config["arguments"] == {"weights": None, "num_classes": 7}  # nothing is fetched to be overwritten
+    config = json.loads((folder / "config.json").read_text())["architecture"]["init_args"]
+    assert config["arguments"] == {"weights": None}  # nothing is fetched to be overwritten
     images = torch.rand(2, *shape)
     assert torch.equal(load_student(folder)(images), network(images))
 
 
 def test_settings_of_other_classes_are_built(tmp_path: Path, quick_whitening: None) -> None:
     spec = {
-        "name": "LinearOnFeatures",
-        "arguments": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "whitening": {"power": 0.5}},
+        "class_path": "LinearOnFeatures",
+        "init_args": {"prior": {"class_path": "lightning_modules.priors.SilhouettePrior"}, "whitening": {"power": 0.5}},
     }
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     loaded = load_student(folder)
@@ -73,7 +76,7 @@ def test_code_of_somebody_else_runs_where_it_is_trusted_alone(
 ) -> None:
     (tmp_path / "their_network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    spec = {"name": name, "arguments": {"width": 5, "act": "torch.nn.Tanh"}}
+    spec = external(name, width=5, act="torch.nn.Tanh")
     folder, network = published(tmp_path / "out", spec, (1, 8, 8), 3)
     sys.modules.pop("their_network", None)
     with pytest.raises(ExportError, match=rf"names '[^']*{name}'.*trust_code=True"):
@@ -89,7 +92,7 @@ def test_a_folder_runs_no_code_by_other_ways(tmp_path: Path, monkeypatch: pytest
     folder, _ = published(tmp_path / "out", "TwoConvNet", (1, 8, 8), 3)
     assert load_student(folder) is not None  # the control
     config = json.loads((folder / "config.json").read_text())
-    told = {"name": "SmallCNN", "arguments": {"prior": '{"class_path": "theirs.touch"}'}}
+    told = {"class_path": "SmallCNN", "init_args": {"prior": '{"class_path": "theirs.touch"}'}}
     (folder / "config.json").write_text(json.dumps({**config, "architecture": told}))
     with pytest.raises(ExportError, match="trust_code=True"):
         load_student(folder)

@@ -25,12 +25,13 @@ SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
 def told(name: str, /, **arguments: Any) -> dict[str, Any]:
-    return {"name": name, "arguments": arguments}
+    return {"class_path": "External", "init_args": {"name": name, "arguments": arguments}}
 
 
 SYSTEM = told("os.system", command="touch marker")
 SPECS: dict[str, Any] = {
     "os.system": SYSTEM,
+    "a class path": {"class_path": "os.system", "init_args": {"command": "touch marker"}},
     "a stranger's module": told("theirs.Net"),
     "a stranger's class": "theirs.Net",
     "a file of code": told("theirs.py:Net"),
@@ -47,7 +48,7 @@ SPECS: dict[str, Any] = {
     "a function of torchvision": "torchvision.datasets.utils.download_url",
     "what a module of torchvision has imported": "torchvision.models._api.inspect",
     "a command of ours": "lightning_modules.cli.main",
-    "settings of ours that name code": told("lightning_modules.networks.network.Network", name="theirs.Net"),
+    "settings of ours that name code": told("lightning_modules.networks.External", name="theirs.Net"),
     "what reads names": told("lightning_modules.networks.names.named_object", name="theirs.py:Net"),
     "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
     "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
@@ -81,7 +82,7 @@ def test_a_module_of_the_current_folder_is_code(place: Path, monkeypatch: pytest
 def test_what_a_file_may_name(place: Path) -> None:
     require_known_code(
         [
-            {"name": "SmallCNN", "arguments": {"width": 4}},
+            {"class_path": "SmallCNN", "init_args": {"width": 4}},
             {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
             {"class_path": "privacy.mechanisms.NoisyGradients"},
             told("torchvision.models.resnet18", norm_layer="torch.nn.BatchNorm2d", padding_mode="zeros"),
@@ -203,7 +204,7 @@ def test_no_folder_of_this_machine_is_published(place: Path, monkeypatch: pytest
     (place / "HIV study (2024)").mkdir()
     (place / "HIV study (2024)" / "own.py").write_text("from lightning_modules.networks import SmallCNN as Net\n")
     name = f"{place}/HIV study (2024)/own.py:Net"
-    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["arguments"]
+    built = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]["network"]["init_args"]
     own = {key: value for key, value in built.items() if key not in SHAPE}
     changed(STUDENT, student={"network": told(name, **own)})
     export("--network", name)

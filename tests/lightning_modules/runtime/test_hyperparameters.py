@@ -15,6 +15,7 @@ from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig
+from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyGradients, NoisyVotes
@@ -23,7 +24,7 @@ SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_siz
 IMAGES = Images(source="prior", prior=StrokePrior())
 
 
-def small() -> nn.Module:
+def small() -> SmallCNN:
     return SmallCNN(num_classes=10, image_shape=(1, 8, 8), width=2, hidden=4)
 
 
@@ -38,14 +39,14 @@ def saved(module: Any, file: Path) -> Path:
     return file
 
 
-STUDENT = StudentConfig(network=lambda **_: small())
+STUDENT = StudentConfig(network=lambda *_: small())
 
 
 @pytest.fixture
 def of_script(tmp_path: Path) -> Path:
     module = DGD(
         **SHAPE,
-        teacher=nn.ModuleList([small(), small()]),
+        teacher=TeacherConfig(path=nn.ModuleList([small(), small()])),
         mechanism=NoisyVotes(kind="gaussian", scale=200.0),
         budget=Budget(target_epsilon=0.5),
         student=STUDENT,
@@ -56,17 +57,19 @@ def of_script(tmp_path: Path) -> Path:
 
 
 def loaded(file: Path, **given: Any) -> DGD:
-    teachers = nn.ModuleList([small(), small()])
+    teachers = TeacherConfig(path=nn.ModuleList([small(), small()]))
     module: DGD = DGD.load_from_checkpoint(file, teacher=teachers, weights_only=True, **given)
     return module
 
 
 def test_the_plain_ones_of_a_group_stay() -> None:
     images = Images(source="both", prior=StrokePrior(), reset_every=5)
-    module = DPDFD(**SHAPE, teacher=small(), mechanism=NoisyGradients(), images=images)
+    module = DPDFD(**SHAPE, teacher=TeacherConfig(path=small()), mechanism=NoisyGradients(), images=images)
     assert module.hparams["images"]["reset_every"] == 5 and "prior" not in module.hparams["images"]
     assert module._objects_given == ["images.prior", "mechanism"]
-    plain = DPDFD(**SHAPE, teacher=small(), mechanism=NoisyGradients(), images=Images(source="generator"))
+    plain = DPDFD(
+        **SHAPE, teacher=TeacherConfig(path=small()), mechanism=NoisyGradients(), images=Images(source="generator")
+    )
     assert plain._objects_given == ["mechanism"]
 
 

@@ -73,7 +73,12 @@ def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_
 ) -> None:
     caplog.set_level(logging.INFO)
     Path("my.py").write_text(CONSTANT)
-    fit(configuration(steps=1, model={"student": {"name": "my.py:Constant"}, "images": "prior"}))
+    fit(
+        configuration(
+            steps=1,
+            model={"student": {"class_path": "External", "init_args": {"name": "my.py:Constant"}}, "images": "prior"},
+        )
+    )
     main(["export", "run", "--to", "out", "--network", "my.py:Constant", "--unprotected"])
     written, card = json.loads(Path("run/result.json").read_text()), Path("out/README.md").read_text()
     said = said_by_outcome(caplog)

@@ -41,7 +41,7 @@ def test_a_students_predictions_are_what_the_student_says(folder: Path) -> None:
     data.setup("test")
     assert [int(row["id"]) for row in rows] == data.test_records.ids.tolist()
     assert list(rows[0]) == ["id", "file", "class", "class_name", *(f"p({name})" for name in data.class_names)]
-    student = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", teacher="elsewhere/digits.ckpt").eval()
+    student = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", teacher={"path": "elsewhere/digits.ckpt"}).eval()
     images = data.test_records.__getitems__(range(len(rows)))[0]
     with torch.no_grad():
         expected = student(images).softmax(dim=1)
@@ -77,7 +77,7 @@ def test_predictions_of_a_teacher_by_dp_sgd_are_covered_by_its_guarantee(folder:
 
 
 def test_an_ensembles_predictions_are_shares_of_votes_and_private(folder: Path) -> None:
-    network = {"name": "SmallCNN", "arguments": {"width": 2, "hidden": 4}}
+    network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
     file = ensemble_file(folder, network=network, num_teachers=4, steps=2)
     predict(json.loads((folder / "given.json").read_text()), str(file))
     rows = table("run/private/predictions.csv")

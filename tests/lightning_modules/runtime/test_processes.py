@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {
             "teacher": "teachers/ensemble.ckpt",
             "images": "prior",
-            "vae": {"name": "ConvVAE", "arguments": {"width": 4, "latent_dim": 8}},
+            "vae": {"class_path": "ConvVAE", "init_args": {"width": 4, "latent_dim": 8}},
             "queries": 12,  # of which the second batch is half full
             "vae_steps": 1,
             "mechanism": VOTES,

@@ -220,7 +220,12 @@ class LowContrast(nn.Module):
 
 def made(network: Callable[..., nn.Module], **settings: Any) -> DPSGDTeacher:
     sgd = partial(torch.optim.SGD, lr=0.1)
-    settings = {"noise_multiplier": 1.0, "optimizer": sgd, "network": lambda: network(), **settings}
+    settings = {
+        "noise_multiplier": 1.0,
+        "optimizer": sgd,
+        "network": lambda num_classes, image_shape: network(),
+        **settings,
+    }
     return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), **settings)
 
 
@@ -243,15 +248,19 @@ REFUSED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], str]] = {
     "peak": (partial(DividesByThePeak, linear=False), {}, "depend on the batch before it"),
     "peak of features": (partial(DividesByThePeak, linear=True), {}, "depend on the batch before it"),
     "buffer": (KeepsTheLast, {}, "'last' changes when images are passed"),
-    "tied, ghost": (TiedAutoencoder, {"clipping": "ghost"}, r"flat clipping makes .* the layer of 'encoder\.weight'"),
-    "reflect": (partial(Plain, padding_mode="reflect"), {"clipping": "ghost"}, r"flat clip.* 'conv\.weight'"),
+    "tied, ghost": (
+        TiedAutoencoder,
+        {"clipping": {"mode": "ghost"}},
+        r"flat clipping makes .* the layer of 'encoder\.weight'",
+    ),
+    "reflect": (partial(Plain, padding_mode="reflect"), {"clipping": {"mode": "ghost"}}, r"flat clip.* 'conv\.weight'"),
     "dropout": (Dropped, {}, "Dropout 'dropout' draws at random in train mode"),
     "seldom": (SeldomDraws, {}, "it draws at random"),
     "all but closed": (partial(NearlyApart, gate=1e-7, above=0), {}, "depend on another image"),
     "large batches": (partial(NearlyApart, gate=2e-3, above=20), {}, "depend on another image"),
     "batches above the expected": (partial(NearlyApart, gate=2e-3, above=100), {}, "depend on another image"),
     "rounded by the peak": (RoundedByThePeak, {}, "flat clipping makes of a batch"),
-    "hook": (Hooked, {"clipping": "ghost"}, r"'head\.weight' has a hook"),
+    "hook": (Hooked, {"clipping": {"mode": "ghost"}}, r"'head\.weight' has a hook"),
     "hook of a module": (Capped, {}, "'norm' has a hook on its gradient"),
     "statistics": (partial(FrozenBatchNorm, tracks=False), {}, "flat clipping makes of a batch"),
     "running statistics": (partial(FrozenBatchNorm, tracks=True), {}, r"'norm\.\w+' changes"),
@@ -371,15 +380,15 @@ def test_what_no_trial_finds_is_an_assumption_of_the_guarantee(monkeypatch: pyte
     if broken:
         monkeypatch.setattr(clipped_network, "keeps_nothing", lambda network: True)
     assumed = "treats each image by itself"
-    unknown = fitted(made(CentredLater, clipping="flat"), epochs=30)  # the trial lets it pass
+    unknown = fitted(made(CentredLater, clipping={"mode": "flat"}), epochs=30)  # the trial lets it pass
     assert unknown.network.calls > 40 and math.isfinite(unknown.guarantee().epsilon)
     known = partial(SmallCNN, num_classes=10, image_shape=(1, 8, 8), norm="group", activation="tanh")
-    hooked = made(known, clipping="flat")
+    hooked = made(known, clipping={"mode": "flat"})
     handle = hooked.network.register_forward_hook(lambda *_: None)  # after it was made
     fitted(hooked, save="hooked.ckpt")
-    resumed = fitted(made(known, clipping="flat"), epochs=2, resume="hooked.ckpt")  # without the hook
+    resumed = fitted(made(known, clipping={"mode": "flat"}), epochs=2, resume="hooked.ckpt")  # without the hook
     handle.remove()
-    plain = fitted(made(known, clipping="flat"))
+    plain = fitted(made(known, clipping={"mode": "flat"}))
     for teacher, stated in ((unknown, not broken), (hooked, not broken), (resumed, not broken), (plain, False)):
         assert (assumed in " ".join(teacher.guarantee().assumptions)) == stated
 
@@ -398,14 +407,14 @@ def faint_contribution(teacher: DPSGDTeacher, mode: Any) -> float:
 def test_ghost_clipping_that_float32_breaks_gives_way_to_flat_and_stays_so_on_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    teacher = fitted(made(LowContrast, clipping="ghost"), save="first.ckpt")
+    teacher = fitted(made(LowContrast, clipping={"mode": "ghost"}), save="first.ckpt")
     assert teacher.clipped.mode == "flat"
     assert faint_contribution(made(LowContrast), "ghost") > 1 >= faint_contribution(made(LowContrast), "flat")
-    resumed = made(LowContrast, clipping="ghost")
+    resumed = made(LowContrast, clipping={"mode": "ghost"})
     fitted(resumed, epochs=2, resume="first.ckpt")
     assert resumed.clipped.mode == "flat" and len(resumed.accountant) == 4
     without_trial(monkeypatch)
-    assert fitted(made(LowContrast, clipping="ghost")).clipped.mode == "ghost"
+    assert fitted(made(LowContrast, clipping={"mode": "ghost"})).clipped.mode == "ghost"
 
 
 class WritesLater(Plain):
@@ -590,7 +599,7 @@ class FrozenBody(ImageClassifier):
 def test_statistics_that_are_fixed_pass_where_features_are_computed_in_eval_mode() -> None:
     assert fitted(made(FrozenBody)).clipped.mode == "linear"
     with pytest.raises(ValueError, match=r"'body\.1\.\w+' changes"):
-        fitted(made(FrozenBody, clipping="flat"))
+        fitted(made(FrozenBody, clipping={"mode": "flat"}))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from support.seeded import p_value
 from datamodules import Digits, PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn
 from lightning_modules import DPDFD, DPSGDTeacher, TeacherConfig
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.clipped_network import ClippedNetwork
@@ -197,7 +198,7 @@ def test_physical_batches_and_ghost_clipping_change_nothing(start: torch.Tensor)
     assert torch.allclose(
         weights(configuration("pieces", clipping={"physical_batch_size": 17}, **settings)), whole, atol=1e-5
     )
-    assert torch.allclose(weights(configuration("ghost", clipping="ghost", **settings)), whole, atol=1e-4)
+    assert torch.allclose(weights(configuration("ghost", clipping={"mode": "ghost"}, **settings)), whole, atol=1e-4)
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
@@ -257,8 +258,8 @@ def test_a_student_of_cheaper_answers_has_no_weight_of_its_teacher(
 
     def epsilon(noise: float) -> float:
         module = DPDFD(
-            num_classes=10, image_shape=(1, 8, 8), batch_size=8, student=StudentConfig(network=SMALL), images="prior",
-            teacher=TeacherConfig(path="teacher.ckpt", network=SMALL),
+            num_classes=10, image_shape=(1, 8, 8), batch_size=8, student=StudentConfig(network=SMALL),
+            teacher=TeacherConfig(path="teacher.ckpt", network=SMALL), images=Images(source="prior"),
             mechanism=NoisyGradients(noise_multiplier=noise, release="per_sample_full"), budget=Budget(scope="run"),
         )  # fmt: skip
         module.student.load_state_dict(teacher.network.state_dict())

@@ -81,7 +81,7 @@ def parameters(state: dict[str, Any]) -> torch.Tensor:
     [
         pytest.param({}, id="linear"),
         pytest.param({"network": SMALL, "clipping": {"physical_batch_size": 17}}, id="flat", marks=pytest.mark.slow),
-        pytest.param({"network": SMALL, "clipping": "ghost"}, id="ghost", marks=pytest.mark.slow),
+        pytest.param({"network": SMALL, "clipping": {"mode": "ghost"}}, id="ghost", marks=pytest.mark.slow),
         pytest.param({"network": SMALL, "clipping": {"granularity": 1e-3}}, id="lattice", marks=pytest.mark.slow),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.dp_teachers import SMALL, OtherDigits
 from support.ensembles import ADDED, Changed, differ, of_shards, train_ensemble
-from support.features import linear, linear_spec
+from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, equal, fit, leaks, working_in
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from datamodules.base import Part
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.losses.regression import solve_head
-from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN
+from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, Scattering, SmallCNN
 from lightning_modules.teachers import ensemble, ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
@@ -41,16 +41,9 @@ LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 COARSE = {"scales": 1, "angles": 2, "groups": 1}
 
 
-def small(**given: Any) -> nn.Module:
-    return SmallCNN(**given, width=4, hidden=16)
-
-
-def coarse(**given: Any) -> nn.Module:
-    return linear(**given, **COARSE)
-
-
+coarse = partial(LinearOnFeatures, features=partial(Scattering, **COARSE))
 WAYS: dict[str, dict[str, Any]] = {
-    "networks": {"network": small},
+    "networks": {"network": partial(SmallCNN, width=4, hidden=16)},
     "heads": {"network": coarse, "steps": 12},
     "ridge": {"network": coarse, "ridge": 0.1},
 }
@@ -249,7 +242,7 @@ def test_a_teacher_is_what_training_it_alone_gives(before: dict[str, TeacherEnse
 
 
 def configuration(folder: str = "run", **settings: Any) -> dict[str, Any]:
-    network = {"name": "SmallCNN", "arguments": {"width": 4, "hidden": 8}}
+    network = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 8}}
     model = {"network": network, "steps": 6, "teachers_at_once": 2, **settings}
     data = {"num_teachers": 5, "batch_size": 40, "steps_per_epoch": 1 if "ridge" in settings else 4}
     return of_shards(folder, data=data, trainer={"log_every_n_steps": 1, "limit_val_batches": 1}, **model)
@@ -465,7 +458,7 @@ def test_shifts_by_hand() -> None:
 def test_its_file_is_of_its_training_and_not_of_what_it_was_tested_on(tmp_path: Path) -> None:
     with working_in(tmp_path):
         data = {"num_teachers": 3, "batch_size": 40, "steps_per_epoch": 2}
-        cli = fit(of_shards(data=data, network={"name": "SmallCNN", "arguments": {"width": 4}}, steps=2))
+        cli = fit(of_shards(data=data, network={"class_path": "SmallCNN", "init_args": {"width": 4}}, steps=2))
         other = Shards(dataset=OtherDigits(), num_teachers=4)
         cli.trainer.test(cli.model, datamodule=other, verbose=False)
         cli.trainer.save_checkpoint("later.ckpt")

@@ -57,16 +57,25 @@ def prefixed(weights: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def test_a_network_named_again_keeps_the_arguments_that_the_file_has(network: nn.Module) -> None:
     """An activation changes no shape: the weights would fit another network, and say nonsense."""
-    stated = {"name": "SmallCNN", "arguments": {"activation": "tanh"}}
+
+    def external(**arguments: Any) -> dict[str, Any]:
+        name = "lightning_modules.networks.SmallCNN"
+        return {"class_path": "External", "init_args": {"name": name, "arguments": arguments or None}}
+
+    stated = external(activation="tanh")
     torch.save({"state_dict": network.state_dict(), "hyper_parameters": {"network": stated}}, "weights.pt")
-    named = load(network="SmallCNN")._network_of(0)
+    named = load(network=external())._network_of(0)
     assert nn.Tanh in {type(part) for part in named.modules()}
-    explicit = load(network={"name": "SmallCNN", "arguments": {"activation": "relu"}})._network_of(0)
+    explicit = load(network=external(activation="relu"))._network_of(0)
     assert nn.ReLU in {type(part) for part in explicit.modules()}
-    code = {"name": "SmallCNN", "arguments": {"activation": {"class_path": "os.system"}}}
+    code = external(activation={"class_path": "os.system"})
     torch.save({"state_dict": network.state_dict(), "hyper_parameters": {"network": code}}, "weights.pt")
     with pytest.raises(TeacherError, match=r"os\.system"):
-        load(network="SmallCNN")
+        load(network=external())
+    ours = {"class_path": "SmallCNN", "init_args": {"activation": "tanh"}}
+    torch.save({"state_dict": network.state_dict(), "hyper_parameters": {"network": ours}}, "weights.pt")
+    with pytest.raises(TeacherError, match=r"the file is of activation='tanh'"):
+        load(network=SmallCNN)
 
 
 WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -202,8 +211,8 @@ def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path)
 
 
 def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
-
-    module = DPDFD(**SHAPE, batch_size=8, teacher=MoodyTeacher(), images=Images(source="prior"))
+    teacher = TeacherConfig(path=MoodyTeacher())
+    module = DPDFD(**SHAPE, batch_size=8, teacher=teacher, images=Images(source="prior"))
     fit_script(module, steps=3)
     assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())

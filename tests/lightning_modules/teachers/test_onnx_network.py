@@ -88,7 +88,7 @@ def test_graphs_that_are_of_no_use(network: nn.Module, monkeypatch: pytest.Monke
 
 
 def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:
-    given: dict[str, Any] = {**SHAPE, "batch_size": 4, "teacher": "teacher.onnx"}
+    given: dict[str, Any] = {**SHAPE, "batch_size": 4, "teacher": TeacherConfig(path="teacher.onnx")}
     for needs in (LabelDP(**given), DPSD(**given, discriminator="teacher")):
         with pytest.raises(
             TeacherError, match=r"ONNX, which gives outputs and no gradients.*discriminator.* is teacher"
@@ -99,7 +99,7 @@ def test_gradients_are_refused_when_it_is_loaded(network: nn.Module) -> None:
     for outputs in (DPDFD(**given), DPSD(**given), DPSD(**given, discriminator="teacher", images=prior)):
         outputs.setup("fit")
         assert outputs.teacher.logits(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    phase = GeneratorPhase(baseline="teacher.onnx")
+    phase = GeneratorPhase(baseline=TeacherConfig(path="teacher.onnx"))
     ensemble = nn.ModuleList([SmallCNN(**SHAPE) for _ in range(2)])
     teacher = TeacherConfig(path=ensemble, private_data="training data of teacher.onnx")
     module = DGD(**{**given, "teacher": teacher}, images=Images(), generator_phase=phase)

@@ -351,7 +351,7 @@ def test_a_training_is_that_of_opacus_flat_clipping(monkeypatch: pytest.MonkeyPa
     resume = "--ckpt_path=flat/checkpoints/last.ckpt"
     assert weights("flat", resume, epochs=2)[1].clipped.mode == "flat"
     with pytest.raises(CheckpointError, match=r"clipping\.mode was 'flat' and is 'linear'"):
-        weights("flat", resume, epochs=3, clipping="linear")
+        weights("flat", resume, epochs=3, clipping={"mode": "linear"})
 
 
 # Persons.

@@ -1,0 +1,194 @@
+"""A class that a later argument replaces neither loses nor keeps a setting silently; the help lists all settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from inspect import Parameter, isabstract, signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from lightning import LightningModule
+from support.runs import charged, configuration, fit
+
+import lightning_modules
+from lightning_modules.cli import main
+from lightning_modules.cli.fit import command_line
+from privacy.mechanisms import NoisyLabels
+
+BUDGETED = configuration(mechanism={"noise_multiplier": 50.0, "target_epsilon": 50.0}, model={"images": "prior"})
+GRADIENTS = {"norm_bound": 0.5}
+
+
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What jsonargparse does by itself."""
+    monkeypatch.setattr("lightning_modules.cli.fit.say_changes", lambda *_: None)
+
+
+def test_no_mechanism_is_dropped_with_the_model_that_had_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LabelDP was trained with its default mechanism, and the ledger was charged."""
+    anew = {"class_path": "LabelDP", "init_args": {"mechanism": {}}}
+    for given in ("--model=LabelDP", "--config=" + json.dumps({"model": anew})):
+        with pytest.raises(ValueError, match=r"LabelDP instead of DPDFD, .*without its mechanism.*: write a config"):
+            fit(BUDGETED, given)
+        with pytest.raises(ValueError, match=r"without its mechanism"):  # which would write one without it
+            fit(BUDGETED, given, "--print_config")
+    assert not charged()
+    silent(monkeypatch)
+    assert fit(BUDGETED, "--model=LabelDP").model.mechanism == NoisyLabels()
+    assert charged()
+
+
+def of_model(class_path: str = "DPDFD", **model: Any) -> dict[str, Any]:
+    given = {"teacher": {"path": "teachers/digits.ckpt"}, **model}
+    return {**BUDGETED, "model": {"class_path": class_path, "init_args": given}}
+
+
+def adam(**settings: Any) -> dict[str, Any]:
+    return of_model(student={"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, **settings}}})
+
+
+MIXTURE = {"class_path": "MixturePrior", "init_args": {"priors": [{"class_path": "FractalPrior"}], "jitter": 0.5}}
+MIXED = of_model(images={"source": "prior", "prior": MIXTURE})
+MNIST: dict[str, Any] = {"class_path": "MNIST", "init_args": {"root": "elsewhere", "val_fraction": 0.3}}
+OF_MNIST = {**BUDGETED, "data": {"class_path": "SyntheticSteps", "init_args": {"dataset": MNIST}}}
+NOISE = {"class_path": "privacy.mechanisms.noise.ReproducibleNoise", "init_args": {"seed": 7}}
+LABELS: dict[str, Any] = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2, "noise": NOISE}}
+BUDGET = {"target_epsilon": 3, "delta": 1e-6}
+OF_LABELS = of_model("DPSD", mechanism=LABELS, budget=BUDGET)
+OF_GRADIENTS = of_model("DPSD", mechanism={"release": "per_sample_full", "noise_multiplier": 7}, budget=BUDGET)
+WHOLE = '{"class_path": "%s", "init_args": {%s}}'
+NO_BUDGET = 'config={"model": {"init_args": {"budget": null}}}'
+
+SAID = [
+    (
+        of_model("DPSD", mechanism=LABELS),
+        "model=LabelDP",
+        "LabelDP instead of DPSD, with its teacher.path, mechanism, me",
+    ),
+    (of_model(budget=BUDGET), "model=LabelDP", "with its teacher.path, budget.target_epsilon, budget.delta."),
+    (adam(), "model.student.optimizer=AdamW", "AdamW instead of Adam, with its lr."),
+    (adam(amsgrad=True), "model.student.optimizer=torch.optim.SGD", "with its lr, without its amsgrad."),
+    (
+        adam(amsgrad=True, weight_decay=0.1),
+        "model.student.optimizer=" + WHOLE % ("torch.optim.SGD", '"lr": 1'),
+        "SGD instead of Adam, with its weight_decay, without its amsgrad.",
+    ),
+    (MIXED, "model.images.prior=GlyphPrior", "GlyphPrior instead of MixturePrior, without its priors, jitter."),
+    (OF_MNIST, "data.dataset=FashionMNIST", "FashionMNIST instead of MNIST, with its root, val_fraction."),
+    (OF_MNIST, "data=Digits", "Digits instead of SyntheticSteps, without its dataset"),
+    (BUDGETED, "model.student.network=TanhCNN", "TanhCNN instead of SmallCNN, without its width, hidden."),
+]
+REFUSED = [
+    (of_model(mechanism=GRADIENTS), "model=LabelDP", r"without its mechanism\.norm_bound: write"),
+    (
+        of_model(budget=BUDGET),
+        "model=Teacher",
+        r"without its teacher\.path, budget\.target_epsilon, budget\.delta: write",
+    ),
+    (of_model(budget=BUDGET), NO_BUDGET, r"model\.budget\.target_epsilon, model\.budget\.delta would be lost"),
+    (OF_LABELS, "model.mechanism=NoisyGradients", r"with its noise, noise\.seed, without its epsilon: write"),
+    (
+        OF_LABELS,
+        "model.mechanism=" + WHOLE % ("NoisyGradients", '"norm_bound": 0.5'),
+        r"NoisyGradients instead of NoisyLabels, with its noise, noise\.seed, without its epsilon: write",
+    ),
+    # Without the name of its class, which its settings tell.
+    (OF_LABELS, "model.mechanism.norm_bound=0.5", r"model\.mechanism\.epsilon would be lost"),
+    (OF_GRADIENTS, "model.mechanism=NoisyLabels", r"release, model\.mechanism\.noise_multiplier would be lost"),
+    (
+        OF_GRADIENTS,
+        "model.mechanism=" + WHOLE % ("NoisyLabels", '"epsilon": 2'),
+        r"release, model\.mechanism\.noise_multiplier would be lost",
+    ),
+]
+
+
+@pytest.fixture
+def parsed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any], str], Any]:
+    """What a configuration and an option after it are parsed to: the settings of the model."""
+    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI.instantiate_classes", lambda _: None)
+    return lambda config, option: (
+        command_line([f"--config={json.dumps(config)}", f"--{option}"], run=False).config.model
+    )
+
+
+@pytest.mark.parametrize(("config", "option", "said"), SAID)
+def test_what_becomes_of_settings_is_said(
+    parsed: Callable[[dict[str, Any], str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    config: dict[str, Any],
+    option: str,
+    said: str,
+) -> None:
+    caplog.set_level("INFO")
+    model = parsed(config, option).init_args
+    assert said in caplog.text
+    budget = config["model"]["init_args"].get("budget", {})
+    assert {name: model.budget[name] for name in budget} == budget
+    caplog.clear()
+    silent(monkeypatch)
+    parsed(config, option)
+    assert "instead of" not in caplog.text
+
+
+@pytest.mark.parametrize(("config", "option", "said"), REFUSED)
+def test_no_setting_of_a_model_a_mechanism_or_a_budget_is_lost(
+    parsed: Callable[[dict[str, Any], str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    option: str,
+    said: str,
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        parsed(config, option)
+    silent(monkeypatch)
+    parsed(config, option)
+
+
+@pytest.mark.parametrize("classes", [("DPDFD", "DPSD"), ("DPSD", "DPDFD")])
+def test_gradients_of_another_model_are_refused(parsed: Callable[[dict[str, Any], str], Any], classes: Any) -> None:
+    """jsonargparse cannot read them: it says so, and nothing is lost."""
+    before, after = classes
+    with pytest.raises(SystemExit) as end:
+        parsed(of_model(before, mechanism=GRADIENTS), f"model={after}")
+    assert end.value.code == 2
+
+
+MODELS = [
+    kind
+    for kind in (getattr(lightning_modules, name) for name in lightning_modules.__all__)
+    if isinstance(kind, type) and issubclass(kind, LightningModule) and not isabstract(kind)
+]
+
+
+def settings_of(kind: type, prefix: str) -> Iterator[str]:
+    """Names of the settings of a class, of those that it inherits, and of the groups among them."""
+    for one in [kind] if is_dataclass(kind) else kind.__mro__:
+        parameters = signature(one).parameters.values() if "__init__" in vars(one) else ()
+        hints = get_type_hints(one if is_dataclass(one) else one.__init__)  # type: ignore[misc]
+        for parameter in parameters:
+            name, hint = f"{prefix}.{parameter.name}", hints.get(parameter.name)
+            if parameter.name == "mechanism":
+                for mechanism in kind.mechanisms:  # type: ignore[attr-defined]
+                    yield from settings_of(mechanism, "mechanism")
+            elif isinstance(hint, type) and is_dataclass(hint):
+                yield from settings_of(hint, name)
+            elif parameter.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
+                yield name
+        if parameters and all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters):
+            return
+
+
+@pytest.mark.parametrize("kind", MODELS, ids=[kind.__name__ for kind in MODELS])
+def test_the_help_lists_every_setting(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    """It listed the name of the class alone."""
+    main(["fit", "--model", kind.__name__, "--help"])
+    shown = {name.removeprefix("model.") for name in re.findall(r"^  --(\S+)", capsys.readouterr().out, re.MULTILINE)}
+    unused = tuple(getattr(kind, "unused", ()))
+    wanted = {name for name in settings_of(kind, "model") if not name.removeprefix("model.").startswith(unused)}
+    assert len(wanted) > 5 and not {name.removeprefix("model.") for name in wanted} - shown
