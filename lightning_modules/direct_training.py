@@ -16,8 +16,8 @@ from lightning_modules.evaluation import refuse_selection, require_monitored
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.private_fit import (
-    begin_step,
     open_session,
+    require_first_step,
     state_of_run,
     steps_ahead,
     stop_before,
@@ -207,7 +207,7 @@ class DirectTraining(Teacher):
             processes=ALONE,
         )
         require_monitored(self.trainer, self.logged_names() | {*session.epsilons({session.cost: 1})})
-        begin_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
+        require_first_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""

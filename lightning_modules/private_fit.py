@@ -39,7 +39,7 @@ def require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> 
 
 
 def require_public_fit(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
-    """The same for a fit, which must also be planned by its epochs.
+    """Refuses a fit that looks at images which may be private, see `require_public`, or is not planned by its epochs.
 
     Raises:
         ValueError: The validation data may be private, and a student selected by it would leak it uncharged.
@@ -122,7 +122,7 @@ def say_ledger(session: SharedLedger) -> None:
         rank_zero_warn(text)
 
 
-def begin_step(trainer: Trainer, session: PrivacySession, *, calls: int, steps_done: int) -> None:
+def require_first_step(trainer: Trainer, session: PrivacySession, *, calls: int, steps_done: int) -> None:
     """Refuses a budget in which the calls of the next step do not fit; ends a resumed fit with nothing left to do.
 
     Raises:
@@ -143,7 +143,7 @@ def stop_before(trainer: Trainer, session: PrivacySession, *, calls: int) -> Non
 
 
 def warn_of_changed_noise(session: PrivacySession) -> None:
-    """Says what a guarantee then assumes."""
+    """Says what the guarantee of a run with several noises assumes."""
     if session.noise_changed:
         rank_zero_warn(NOISE_CHANGED)
 
@@ -151,9 +151,7 @@ def warn_of_changed_noise(session: PrivacySession) -> None:
 def write_statement(
     trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module], *, ledger: Path | None = None
 ) -> None:
-    """Writes a guarantee with the networks that it covers, and explains its figures in words."""
-    if not trainer.is_global_zero:
-        return
+    """Writes a guarantee with the networks that it covers, and explains its figures in words; for process 0."""
     where = ""
     if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
         where = f"\nThe whole statement: {publish(trainer, guarantee, networks)}"

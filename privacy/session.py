@@ -397,8 +397,8 @@ class PrivacySession(SharedLedger):
     def epsilons(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
         """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
 
-        And the published one of the releases so far, unless it is infinite, which is no claim; and that for labels,
-        where the mechanism has one. `counts` replace both.
+        The published one of the releases so far stands beside them, unless it is infinite, which is no claim, and that
+        for labels, where the mechanism has one. `counts` replace both.
         """
         account = self.account
         planned = self.covering() if counts is None else counts

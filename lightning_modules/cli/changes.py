@@ -5,7 +5,7 @@ jsonargparse 4.53 keeps settings that both classes take, drops the others, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +21,34 @@ _MODEL = ("model", "model.mechanism", "model.budget")
 _load = get_loader("yaml")
 """As the parser reads numbers: to PyYAML 1e-6 is a text."""
 
-
 _GROUPS = {"model.teacher": "path", "model.student": "network", "model.images": "source"}
 """Groups of settings, and the one of each that is most often meant by a text."""
 
 
-def refuse_texts(args: Sequence[str]) -> None:
+def refuse_texts(sources: Iterable[Mapping[str, Any]]) -> None:
     """Refuses a text for a group of settings, which jsonargparse would read as the name of a settings file.
 
     Raises:
         ValueError: There is one; the message names the setting.
     """
-    for given in sources(args):
+    for given in sources:
         for name, field in _GROUPS.items():
             if isinstance(value := given.get(name), str) and not value.endswith((".yaml", ".yml", ".json")):
                 raise ValueError(f"{name} is a group of settings: give {name}.{field}, got {value!r}")
 
 
-def say_changes(args: Sequence[str], parsed: Mapping[str, Any]) -> None:
+def say_changes(sources: Iterable[Mapping[str, Any]], parsed: Mapping[str, Any]) -> None:
     """States which given settings a later class keeps, and which it does not take.
 
     Args:
-        args: The command line, with `--config` among it.
+        sources: What was given, see `given_in`.
         parsed: The configuration that was parsed from it.
 
     Raises:
         ValueError: Settings of a model, a mechanism or a budget would be lost.
     """
     final, before = flat(parsed), dict[str, Any]()
-    for given in sources(args):
+    for given in sources:
         for name in [name for name in given if name in before and _class(given[name]) != _class(before[name])]:
             own = [one for one in before if one.startswith(f"{name}.") and one not in given]
             kept = [one for one in own if one in final and final[one] == before[one]]
@@ -71,8 +70,8 @@ def say_changes(args: Sequence[str], parsed: Mapping[str, Any]) -> None:
         raise ValueError(f"{', '.join(lost)} would be lost beside settings of another class: leave out one of them")
 
 
-def sources(args: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Settings of each configuration and option, in their order, by dotted names."""
+def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Settings of each configuration and option of a command line, in their order, by dotted names."""
     left = list(args)
     while left:
         option, equals, value = left.pop(0).partition("=")

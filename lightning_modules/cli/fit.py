@@ -24,7 +24,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli.changes import refuse_texts, say_changes, sources
+from lightning_modules.cli.changes import given_in, refuse_texts, say_changes
 from lightning_modules.cli.errors import explain
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, find_checkpoint, flat, read_checkpoint, refuse
 from lightning_modules.networks.named_code import texts_in
@@ -93,10 +93,15 @@ class TranscriptionCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and state what becomes of settings of a class that another one replaces."""
-        refuse_texts(args)
         plain = [one for one in args if not one.startswith("--print_config")]  # which ends the command
+        given = list(given_in(plain))
+        refuse_texts(given)
+        # jsonargparse resolves the short names of imported classes only.
+        texts = {str(text).rpartition(".")[2] for settings in given for text in settings.values()}
+        for name in texts.intersection(lightning_modules.__all__) or lightning_modules.__all__:
+            getattr(lightning_modules, name)
         parsed = parser.parse_args(plain)
-        say_changes(plain, parsed.get(parsed.get("subcommand") or "", parsed).as_dict())
+        say_changes(given, parsed.get(parsed.get("subcommand") or "", parsed).as_dict())
         if plain != args:
             parser.parse_args(args)
         self.config = parsed
@@ -299,11 +304,6 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
     Arguments begin with the command, which is left out if nothing is run.
     """
     look_in_current_folder()  # for the user's own methods, data sets and priors
-    args = find_configs(args)
-    # jsonargparse resolves the short names of imported classes only.
-    texts = {str(text).rpartition(".")[2] for given in sources(args) for text in given.values()}
-    for name in texts.intersection(lightning_modules.__all__) or lightning_modules.__all__:
-        getattr(lightning_modules, name)
     # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
     return copy_context().run(
         TranscriptionCLI,
@@ -317,6 +317,6 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
         # Methods make their own optimizers, which `--optimizer` would replace by a single one.
         auto_configure_optimizers=False,
         parser_class=UsageParser,
-        args=args,
+        args=find_configs(args),
         run=run,
     )

@@ -12,9 +12,9 @@ from torch import nn
 from lightning_modules.evaluation import require_monitored
 from lightning_modules.images.base import ImageSource
 from lightning_modules.private_fit import (
-    begin_step,
     meaning,
     open_session,
+    require_first_step,
     require_public,
     require_public_fit,
     steps_of_run,
@@ -46,12 +46,6 @@ class LearnsFromTeacher(LightningModule, ABC):
     teacher_config: TeacherConfig
     images: ImageSource
     session: PrivacySession
-
-    @property
-    @abstractmethod
-    def processes(self) -> Processes:
-        """Processes of this run."""
-
     steps_done: int
     published_artefacts: tuple[str, ...]
     _teacher: PrivateModel | None = None
@@ -98,6 +92,11 @@ class LearnsFromTeacher(LightningModule, ABC):
             teacher = self.read_teacher()
             self.admit(teacher, self.teacher_config, named="model.teacher")
             self._teacher = teacher
+
+    @property
+    @abstractmethod
+    def processes(self) -> Processes:
+        """Processes of this run."""
 
     @property
     @abstractmethod
@@ -181,7 +180,7 @@ class LearnsFromTeacher(LightningModule, ABC):
         require_monitored(self.trainer, self.logged_names() | {*self.spent({session.cost: 1})})
         by_all(
             self.processes,
-            lambda: begin_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
+            lambda: require_first_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
         )
 
     def on_train_start(self) -> None:
@@ -194,9 +193,8 @@ class LearnsFromTeacher(LightningModule, ABC):
         self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
         warn_of_changed_noise(self.session)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
-            for page in public_folder(self.trainer).glob(
-                "guarantee.*"
-            ):  # images beside it will be of more than it covers
+            # Images beside it will be of more than it covers.
+            for page in public_folder(self.trainer).glob("guarantee.*"):
                 page.unlink()
         self._begun = True
 
@@ -207,7 +205,7 @@ class LearnsFromTeacher(LightningModule, ABC):
     on_predict_start = on_test_start
 
     def on_validation_start(self) -> None:
-        """Does the same."""
+        """See `on_test_start`."""
         self.on_test_start()
 
     def on_fit_end(self) -> None:

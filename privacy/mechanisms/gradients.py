@@ -29,7 +29,7 @@ class GradientRelease:
         of_sum: Whether the sum of the samples' gradients is noised; otherwise each sample's gradient.
         divided: Whether the noise has standard deviation σC/B; otherwise σC.
         of_ensemble: Whether the gradients are those of many teachers on disjoint shards.
-        averaged: Whether one vector is released for the batch, the mean over its samples.
+        averaged: Whether the mean over noised samples is released.
     """
 
     words: str
@@ -69,7 +69,6 @@ GRADIENT_RELEASES: dict[str, GradientRelease] = {
     "batch_mean": GradientRelease(
         words="the batch mean with Gaussian noise of standard deviation sigma*C/B per coordinate",
         of_sum=True,
-        averaged=True,
     ),
     # (1/B)Σ(ḡ_i + N(0, σ²C² I)), one vector for the batch: DPSD Eq. 3 as printed. It distils nothing. It is the mean of
     # what `per_sample_full` releases, at the same μ, which is tight: the sum of the samples moves by up to √B times as
