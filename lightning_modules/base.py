@@ -78,7 +78,8 @@ class DataFreeDistillation(Evaluated, ManualOptimization, LearnsFromTeacher):
         images: Images = Images(),
     ) -> None:
         super().__init__()
-        if not isinstance(mechanism, self.mechanisms):
+        # One of direct training is priced for labels that no teacher has learnt.
+        if not isinstance(mechanism, self.mechanisms) or mechanism.source_of_labels:
             names = " or ".join(kind.__name__ for kind in self.mechanisms)
             raise ValueError(f"mechanism must be a {names}, got {type(mechanism).__name__}")
         config = settings_of(TeacherConfig, teacher, name="teacher")

@@ -25,7 +25,7 @@ from lightning_modules.private_fit import (
     write_statement,
 )
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.publication import ForwardExceptions
+from lightning_modules.runtime.publication import ForwardExceptions, clear
 from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.teacher import Teacher
 from privacy.account import Budget
@@ -88,6 +88,8 @@ class DirectTraining(Teacher):
         self.automatic_optimization = False
         self.batch_size = batch_size
         self.mechanism = mechanism = mechanism or DirectGradients()
+        if not isinstance(mechanism, self.mechanisms):
+            raise ValueError(f"mechanism must be DirectGradients or DirectLabels, got {type(mechanism).__name__}")
         paper = "DPSD" if isinstance(mechanism, DirectLabels) else self.paper
         shape = Shape(batch_size, self.num_classes, paper)
         self.session = PrivacySession(mechanism, shape, budget=settings_of(Budget, budget, name="budget"))
@@ -208,6 +210,7 @@ class DirectTraining(Teacher):
         )
         require_monitored(self.trainer, self.logged_names() | {*session.epsilons({session.cost: 1})})
         require_first_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
+        clear(self.trainer, resumed=session.resumed)
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first release: the guarantee covers the plan."""

@@ -148,8 +148,6 @@ class ManualOptimization(LightningModule, ABC):
 
     def on_validation_start(self) -> None:
         """Gives all processes the BatchNorm statistics of process 0, which are the ones saved."""
-        super().on_validation_start()
         broadcast_tensors(self.buffers(), self.processes)
 
-    def on_train_end(self) -> None:
-        broadcast_tensors(self.buffers(), self.processes)
+    on_train_end = on_validation_start

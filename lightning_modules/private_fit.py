@@ -16,7 +16,7 @@ from datamodules.partition import Partition, require_classes, require_partition,
 from datamodules.pictures import PictureDataModule, pictures_below, require_outside
 from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.images.pool import innermost
-from lightning_modules.runtime.publication import clear, publish
+from lightning_modules.runtime.publication import publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
 from privacy.formatting import round_up
 from privacy.guarantee import NOISE_CHANGED, Guarantee, about_place
@@ -77,7 +77,7 @@ def open_session(
     num_records: int | None,
     processes: Processes,
 ) -> None:
-    """Opens a module's session when a fit begins (see `PrivacySession.open`), and removes an earlier fit's statements.
+    """Opens a module's session when a fit begins, see `PrivacySession.open`.
 
     Raises:
         CheckpointError: A user's class did not pass a checkpoint's state to `load`.
@@ -87,8 +87,6 @@ def open_session(
             f"on_load_checkpoint of {type(trainer.lightning_module).__name__} must call that of its base class, or "
             f"what the run of {trainer.ckpt_path} was charged does not count"
         )
-    if trainer.is_global_zero and not is_dev_run(trainer):
-        clear(trainer, resumed=session.resumed if trainer.ckpt_path else None)
     data = datamodule_of(trainer)
     session.assumptions = getattr(data, "assumptions", ())
     if session.is_open:  # the same module in a second fit

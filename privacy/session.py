@@ -145,6 +145,7 @@ class PrivacySession(SharedLedger):
         if tensors:
             charge, calls = mechanism.charge_of_call(self.shape, *tensors, **settings)
         else:
+            mechanism.require(self.shape)
             charge, calls = mechanism.charge(self.shape, **settings), 1
         charge = self._honest(mechanism, charge)
         if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
@@ -284,6 +285,7 @@ class PrivacySession(SharedLedger):
         """
         if self.is_open:
             raise RuntimeError("this session is open already; build another one for another run")
+        self.mechanism.require(self.shape)
         self.processes = processes
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
@@ -305,6 +307,7 @@ class PrivacySession(SharedLedger):
             self.num_records = num_records
 
         self.on_rank_zero(act)
+        self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
 
     def _begin(self, ledger: Ledger, training: Training | UnnamedTraining | None, *, replaced: bool) -> None:
         """Begins a run in an open ledger, or goes on with it."""
@@ -353,7 +356,7 @@ class PrivacySession(SharedLedger):
             RuntimeError: `open` has not been called.
         """
         if self._account is None:
-            self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
+            raise RuntimeError("the session must be opened before anything is released")
         return self._account
 
     def close(self) -> None:

@@ -83,7 +83,8 @@ class DPMERF(DataFreeDistillation):
         self._embedding()
 
     def on_train_start(self) -> None:
-        """Warns of a student that is not trained."""
+        """Also warns of a student that is not trained."""
+        super().on_train_start()
         steps = steps_of_run(self.trainer, done=self.steps_done)
         if steps is not None and steps <= self.generator_steps:
             rank_zero_warn(f"this run has {steps} steps, none of them the student's: lower model.generator_steps")

@@ -7,11 +7,33 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.private_fit import stop_before
+from lightning_modules.private_fit import require_public, stop_before
 
 
 class PrivacyCourse(Callback):
-    """Logs both ε and the number of queries to every logger and the progress bar, and ends the fit in time."""
+    """Logs both ε and the number of queries to every logger and the progress bar, and ends the fit in time.
+
+    What no class may do without is checked here, since a class may override a hook of its base: a plan before the first
+    step, and public images for validation, test and prediction.
+    """
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Refuses a step without a plan.
+
+        Raises:
+            RuntimeError: A derived class has overridden `on_train_start`.
+        """
+        if not data_free(pl_module).begun:
+            raise RuntimeError(
+                f"on_train_start of {type(pl_module).__name__} must call that of its base class, which fixes the plan "
+                "that the guarantee covers"
+            )
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
+        require_public(trainer, data_free(pl_module).session.partitions)
+
+    on_validation_start = on_predict_start = on_test_start
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

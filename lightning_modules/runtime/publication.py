@@ -17,7 +17,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from lightning_modules.runtime.runs import run_folder
+from lightning_modules.runtime.runs import is_dev_run, run_folder
 from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
 
@@ -33,7 +33,12 @@ def private_folder(trainer: Trainer) -> Path:
 
 
 def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
-    """Removes files of an earlier fit in the same folder, unless they belong to the run to be `resumed`."""
+    """Removes files of an earlier fit in the same folder, unless they belong to the run to be `resumed`.
+
+    Process 0 does so, and no fit that writes nothing.
+    """
+    if not trainer.is_global_zero or is_dev_run(trainer):
+        return
     try:
         found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -208,8 +208,7 @@ class DPSGDTeacher(Teacher):
         self.own_training.branch()
         # If nothing is left to do, no step begins, and the checkpoint's releases stand.
         self.own_training.register(self.releases)
-        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
-            clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
+        clear(self.trainer, resumed=self.own_training.id if self.trainer.ckpt_path else None)
 
     def on_train_start(self) -> None:
         """Fixes the plan and charges all of it, before the first step.

@@ -15,14 +15,13 @@ from lightning_modules.private_fit import (
     meaning,
     open_session,
     require_first_step,
-    require_public,
     require_public_fit,
     steps_of_run,
     warn_of_changed_noise,
     write_statement,
 )
 from lightning_modules.runtime.processes import check_strategy
-from lightning_modules.runtime.publication import public_folder
+from lightning_modules.runtime.publication import clear, public_folder
 from lightning_modules.runtime.runs import datamodule_of, is_dev_run
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
@@ -49,8 +48,8 @@ class LearnsFromTeacher(LightningModule, ABC):
     steps_done: int
     published_artefacts: tuple[str, ...]
     _teacher: PrivateModel | None = None
-    #: Whether a fit has begun, so that its networks are those of the run and not of a refused checkpoint.
-    _begun = False
+    begun = False
+    """Whether a fit has fixed its plan, so that its networks are those of the run and not of a refused checkpoint."""
 
     @property
     def teacher(self) -> PrivateModel:
@@ -168,6 +167,7 @@ class LearnsFromTeacher(LightningModule, ABC):
         session, teacher, data = self.session, self.teacher, datamodule_of(self.trainer)
         require_public_fit(self.trainer, session.partitions)
         rank_zero_info(meaning(self.image_shape, data))
+        clear(self.trainer, resumed=session.resumed if self.trainer.ckpt_path else None)
         open_session(
             session,
             self.trainer,
@@ -196,29 +196,19 @@ class LearnsFromTeacher(LightningModule, ABC):
             # Images beside it will be of more than it covers.
             for page in public_folder(self.trainer).glob("guarantee.*"):
                 page.unlink()
-        self._begun = True
-
-    def on_test_start(self) -> None:
-        """Raises `PartitionError` if public records may be the teacher's private ones, or classes differ."""
-        require_public(self.trainer, self.session.partitions)
-
-    on_predict_start = on_test_start
-
-    def on_validation_start(self) -> None:
-        """See `on_test_start`."""
-        self.on_test_start()
+        self.begun = True
 
     def on_fit_end(self) -> None:
         """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
         self.session.close()
-        self._begun = False
+        self.begun = False
         ledger = self.session.ledger.path
         if self.trainer.is_global_zero:
             write_statement(self.trainer, self.guarantee(), self.published_networks(), ledger=ledger)
 
     def on_exception(self, exception: BaseException) -> None:
         """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
-        if self._begun and self.session.account.counts(scope="run"):
+        if self.begun and self.session.account.counts(scope="run"):
             self.on_fit_end()
 
     def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:

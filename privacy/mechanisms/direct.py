@@ -68,6 +68,12 @@ class DirectGradients(NoisyGradients):
         if self.granularity is not None:
             raise ValueError(f"granularity must be null for direct training, got {self.granularity}")
 
+    def require(self, shape: Shape) -> None:
+        """See `Mechanism.require`: a record must be sampled with a probability above 0."""
+        super().require(shape)
+        if not 0 < shape.sample_rate <= 1:
+            raise ValueError(f"sample_rate must lie above 0 and be at most 1, got {shape.sample_rate}")
+
     def label_mu(self, batch_size: int) -> float:
         """μ of one step in which a record takes part: 2C over the standard deviation of the noise on its row."""
         std = self.way.noise_std(batch_size, self.noise_multiplier)

@@ -74,6 +74,8 @@ class NoisyLabels(Mechanism):
         logits, candidates = tensors
         require_shape("logits", logits, shape)
         require_shape("candidates", candidates, shape)
+        if candidates.dtype != torch.bool:  # others would be counted by their sum
+            raise ValueError(f"candidates must be bool, got {candidates.dtype}")
         sizes = candidates.sum(dim=1)
         least = self.smallest if size is None else size
         if int(sizes.min()) < least or least < self.smallest or (size is not None and int(sizes.max()) > size):

@@ -15,8 +15,9 @@ from lightning import Trainer
 from support.data_files import write_folders
 from support.dp_teachers import SMALL, trainer_settings
 from support.runs import configuration, fit
+from support.variants import CarelessDPDFD
 
-from datamodules import ClientRecords, Digits, ImageFolder
+from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
 from datamodules.partition import PartitionError, require_partition
 from lightning_modules import Teacher, private_fit
 from lightning_modules.cli import main
@@ -157,6 +158,16 @@ def test_what_was_trained_is_not_tested_on_other_records(
     Path("given.json").write_text(json.dumps(config))
     with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "0.2"):
         main([command, "--config", "given.json", "--ckpt_path", f"{folder}/checkpoints/last.ckpt"])
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_nor_is_a_student_whose_class_forgets_the_hooks_of_its_base(command: str) -> None:
+    module = transcribe(pictures()).model
+    module.__class__ = CarelessDPDFD
+    data = SyntheticSteps(dataset=ImageFolder(**pictures(0.5)["init_args"]), steps_per_epoch=1, batch_size=8)
+    call = getattr(Trainer(**trainer_settings("again", 1), logger=False), command)
+    with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5"):
+        call(module, datamodule=data)
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -307,7 +307,7 @@ def test_a_fit_that_is_refused_publishes_no_other_runs_student(
     other.trainer.save_checkpoint("other.ckpt")
     fit_script(own, steps=1)
     if broken:
-        monkeypatch.setattr(DPDFD, "_begun", property(lambda _: True, lambda *_: None), raising=False)
+        monkeypatch.setattr(DPDFD, "begun", property(lambda _: True, lambda *_: None), raising=False)
     trainer = Trainer(**trainer_settings("refused", 2), logger=False)
     with pytest.raises(CheckpointError, match="and the checkpoint is of run"):
         trainer.fit(own, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8), ckpt_path="other.ckpt")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_modules import DGD, DPDFD, DPSD, Distillation, LabelDP
+from lightning_modules import DGD, DPDFD, DPSD, Distillation, FedDPSD, LabelDP
 from lightning_modules.baselines.dp_merf import DPMERF
 from lightning_modules.baselines.fed_distillation import FedDistillation
 from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
@@ -17,7 +17,7 @@ from lightning_modules.losses.generator import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
-from privacy.mechanisms import DirectLabels
+from privacy.mechanisms import DirectGradients, DirectLabels
 
 COUNTS = [
     (GeneratorPhase, "generator_phase", "steps", 0),
@@ -64,6 +64,13 @@ def test_a_mechanism_is_of_the_methods_kind(method: Callable[..., Any], allowed:
     other, teacher = DirectLabels(), TeacherConfig(path="x.ckpt")
     with pytest.raises(ValueError, match=f"mechanism must be a {allowed}, got DirectLabels"):
         method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=teacher, mechanism=other)
+
+
+@pytest.mark.parametrize("method", [DPDFD, DPSD, FedDPSD])
+def test_a_mechanism_that_is_priced_for_labels_alone_is_not_a_teachers(method: Callable[..., Any]) -> None:
+    whose = {"clients": []} if method is FedDPSD else {"teacher": TeacherConfig(path="x.ckpt")}
+    with pytest.raises(ValueError, match=r"mechanism must be a NoisyGradients.*got DirectGradients"):
+        method(num_classes=10, image_shape=(1, 8, 8), batch_size=4, mechanism=DirectGradients(), **whose)
 
 
 def test_a_word_is_one_of_those_that_are_named() -> None:

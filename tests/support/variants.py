@@ -89,6 +89,18 @@ class PeekingDPDFD(DPDFD):
         super().training_step(batch, batch_idx)
 
 
+class CarelessDPDFD(DPDFD):
+    """Overrides the hooks of tests and of the first step without calling its base's."""
+
+    def on_train_start(self) -> None:
+        pass
+
+    def on_test_start(self) -> None:
+        pass
+
+    on_validation_start = on_predict_start = on_test_start
+
+
 class UndetachedDPDFD(DPDFD):
     """Uses the released targets' values in the generator's loss, with the teacher still in their graph."""
 

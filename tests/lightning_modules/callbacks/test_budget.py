@@ -66,6 +66,13 @@ def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) ->
     assert not Path("run/checkpoints").exists()
 
 
+def test_a_class_that_forgets_to_fix_its_plan_is_refused_before_the_first_release(folder: Path) -> None:
+    careless = "tests.support.variants.CarelessDPDFD"
+    with pytest.raises(RuntimeError, match="on_train_start of CarelessDPDFD must call that of its base class"):
+        distil(class_path=careless)
+    assert "reserve" not in Path("ledgers/Digits-train.jsonl").read_text()
+
+
 def test_the_session_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrivacyCourse, "on_train_batch_end", lambda *_, **__: None)
     target = _target_for(5, accounting="published")

@@ -149,6 +149,17 @@ def test_settings_without_a_proof_are_refused(settings: dict[str, Any], words: s
         of_gradients(**settings)
 
 
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_a_rate_that_is_no_probability_would_make_a_step_free(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate must lie above 0 and be at most 1"):
+        of_gradients(rate=rate)
+    made = of_gradients()
+    made.shape = made.shape._replace(sample_rate=rate)
+    with pytest.raises(ValueError, match="sample_rate must lie above 0"):
+        made.charge(made.mechanism)
+    assert not made.account.counts()
+
+
 def test_bad_calls_are_refused_before_anything_is_charged() -> None:
     made = of_gradients()
     with pytest.raises(ValueError, match="distinct"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from support.sessions import session_of
+from torch.nn import functional as F
 
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse, Repeated
@@ -104,6 +105,13 @@ def test_another_shape_is_refused_and_not_charged() -> None:
     for logits, candidates in ((teacher(5), sets(3)), (teacher(), sets(3, 5))):
         with pytest.raises(ValueError, match=r"shape \(B, c\) = \(4000, 10\)"):
             asked(made, logits, candidates)
+    assert not made.account.counts()
+
+
+def test_sets_are_bool_or_their_sum_would_pass_for_their_size() -> None:
+    made = session(smallest=3)
+    with pytest.raises(ValueError, match=r"candidates must be bool, got torch\.int64"):
+        asked(made, teacher(), 3 * F.one_hot(teacher().argmax(dim=1), CLASSES), size=3)
     assert not made.account.counts()
 
 
