@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.errors import expected, message_of
 
@@ -54,49 +53,28 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         _of_process()
         return None
     command = next((argument for argument in args if not argument.startswith("-")), None)
-    asked = "--help" in args or "-h" in args
-    if command not in COMMANDS and (command is None or command not in FIT):
-        _help(command, asked=asked)
-    if command not in COMMANDS:
-        from lightning_modules.cli.fit import command_line, show_settings
+    if command is not None and command in COMMANDS:
+        function = getattr(importlib.import_module(COMMANDS[command][0]), command)
+        # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.
+        wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=_built)
+        function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
+        return None
+    if command is None:
+        print("usage: LightningCLI COMMAND [--help] [options]\n\ncommands:")
+        for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():
+            print(f"  {name:12}{words}")
+        sys.exit(0 if {"--help", "-h"} & {*args} else 2)
+    if command not in FIT:
+        raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
+    from lightning_modules.cli.fit import command_line
 
-        if asked and (model := _chosen(args)):
-            show_settings(str(command), model)
-            return None
-        return command_line(args)
-    function = getattr(importlib.import_module(COMMANDS[command][0]), command)
-    # For commands that make fits, which do not import this module: `run` runs a command, `build` makes the model
-    # and the data from the arguments of `fit` without running anything.
-    offered = {"run": main, "build": _built}
-    wanted = inspect.signature(function).parameters
-    function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
-    return None
+    return command_line(args)
 
 
-def _built(args: Sequence[str]) -> TranscriptionCLI:
+def _built(args: Sequence[str]) -> Any:
     from lightning_modules.cli.fit import command_line
 
     return command_line(args, run=False)
-
-
-def _chosen(args: Sequence[str]) -> str | None:
-    """The class that `--model NAME` or `--model=NAME` names."""
-    pairs = zip(args, [*args[1:], ""], strict=True)
-    given = (
-        value if one == "--model" else one.removeprefix("--model=") for one, value in pairs if one.startswith("--model")
-    )
-    return next((name for name in given if name.isidentifier()), None)
-
-
-def _help(command: str | None, *, asked: bool) -> None:
-    if command is not None:
-        raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
-    parser = argparse.ArgumentParser(prog="LightningCLI", usage="LightningCLI COMMAND [--help] [options]")
-    commands = parser.add_argument_group("commands")
-    for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():
-        commands.add_argument(name, nargs="?", help=words)
-    parser.print_help()
-    sys.exit(0 if asked else 2)
 
 
 def _of_process() -> None:

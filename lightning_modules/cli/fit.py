@@ -1,16 +1,21 @@
-"""Lightning's commands fit, validate, test and predict, with short class names and one folder per run."""
+"""Lightning's commands fit, validate, test and predict, with short class names and one folder per run.
+
+What becomes of settings when several configurations name different classes is said, or refused: jsonargparse 4.53 keeps
+settings that both classes take, drops the others, and says neither.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import set_parsing_settings
+import yaml
+from jsonargparse import get_loader, set_parsing_settings
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
@@ -24,19 +29,12 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
-from lightning_modules.cli.changes import given_in, refuse_texts, say_changes
 from lightning_modules.cli.errors import explain
-from lightning_modules.cli.resuming import MAY_CHANGE, differences, find_checkpoint, flat, read_checkpoint, refuse
+from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.networks.names import look_in_current_folder
-from lightning_modules.runtime.checkpoint_io import (
-    LastCheckpoint,
-    SkipCheckpointOnLocalError,
-    WholeCheckpointIO,
-    hyperparameters,
-    noted_by_run,
-)
-from lightning_modules.runtime.hyperparameters import require_known_checkpoint
+from lightning_modules.runtime.checkpoint_io import LastCheckpoint, SkipCheckpointOnLocalError, WholeCheckpointIO
+from lightning_modules.runtime.hyperparameters import flat
 from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.runtime.paths import find_configs
 from lightning_modules.runtime.processes import (
@@ -47,7 +45,6 @@ from lightning_modules.runtime.processes import (
 )
 from lightning_modules.runtime.runs import LAST, first_process, fixed_folder, own_folder, run_folder
 from lightning_modules.runtime.wandb_runs import describe_runs
-from privacy.identity import CheckpointError
 from privacy.mechanisms import DirectLabels, NoisyLabels, NoisyMeanResponse
 
 # Written with their class, by which jsonargparse tells them from a method's other mechanism.
@@ -56,6 +53,15 @@ set_parsing_settings(subclasses_enabled=list(_SECOND))
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 """Weights are float32, like images and the mechanisms' arithmetic; autocast is allowed."""
+
+_MODEL = ("model", "model.mechanism", "model.budget")
+"""Whose settings are never dropped: they decide what a run costs."""
+
+_GROUPS = {"model.teacher": "path", "model.student": "network", "model.images": "source"}
+"""Groups of settings, and the one of each that is most often meant by a text."""
+
+_load = get_loader("yaml")
+"""As the parser reads numbers: to PyYAML 1e-6 is a text."""
 
 
 class UsageParser(LightningArgumentParser):
@@ -116,63 +122,24 @@ class TranscriptionCLI(LightningCLI):
         if not command:
             return
         config = self.config[command]
-        given = config.get("ckpt_path")
         folder = _place(config.trainer)
         last = None if folder is None else folder / LAST
-        path = find_checkpoint(given, command=command, last=last)
+        if command == "fit" and not config.get("ckpt_path"):
+            if last is not None and last.is_file():
+                rank_zero_info(f"Replaces {last} of an earlier fit; --ckpt_path {last} would go on from it.")
+            return
+        saves = config.trainer.enable_checkpointing is not False
+        path = find_checkpoint(config.get("ckpt_path"), command=command, last=last, saves=saves)
         config["ckpt_path"] = None if path is None else str(path)
         if path is None:
-            if given and config.trainer.enable_checkpointing is False:
-                raise CheckpointError("ckpt_path last needs trainer.enable_checkpointing, got false: there is no file")
-            if given:
-                rank_zero_info(f"ckpt_path {given}: there is no {last} yet: the fit begins.")
-            elif command == "fit":
-                savers = [one.get("init_args") or {} for one in _listed(config.trainer.callbacks)]
-                own = [Path(one["dirpath"], f"{one['filename']}.ckpt") for one in savers if one.get("dirpath")]
-                for place in filter(Path.is_file, [last, *own] if last else own):
-                    rank_zero_info(f"Replaces {place} of an earlier fit; --ckpt_path {place} would go on from it.")
             return
-        content = read_checkpoint(path, command=command)
-        trained = hyperparameters(content)
-        if not trained.get("_class_path"):
-            return  # a script's checkpoint does not record its settings
-        before = {"model": {"class_path": trained.pop("_class_path"), "init_args": trained}, **noted_by_run(content)}
         now = json.loads(self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json"))[command]
-        if flat(before)["model"] != flat(now)["model"]:
-            raise CheckpointError(
-                f"{path} is of {before['model']['class_path']}, and the configuration is for "
-                f"{now['model']['class_path']}"
-            )
-        differing = differences(before, now)
-        fixed = {name: values for name, values in differing.items() if name not in MAY_CHANGE}
-        if command == "fit":
-            refuse(fixed, path)
-            epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-            planned = config.trainer.max_epochs
-            if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
-                raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
-            if epochs == planned:
-                parts = ("model.mechanism.", "model.budget.")
-                released = {name: values for name, values in differing.items() if name.startswith(parts)}
-                refuse(released, path, why="the fit is done, and this would change nothing of it")
-            if differing:
-                rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
-            return
-        # The trained model is measured, whatever configuration files say; an option that differs is a mistake.
-        options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in self._arguments}
-        refuse(
-            {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)},
-            path,
-            why=f"{command} measures what was trained, and that is not it",
-            otherwise="",
-        )
-        class_path = before["model"]["class_path"]
-        built = {"hyper_parameters": {"class_path": class_path, **trained}}
-        require_known_checkpoint(built, where=str(path), named=list(texts_in(config.as_dict())))
-        content = {"model": {"class_path": class_path, "dict_kwargs": trained}}
-        if now.get("data"):
-            content["data"] = _shaped(now["data"], trained.get("image_shape"))
-        self.config = self.parser.parse_object({command: content}, self.config)
+        named = list(texts_in(config.as_dict()))
+        trained = require_same(path, now, command=command, arguments=self._arguments, named=named)
+        if trained and command != "fit":
+            if config.get("data"):
+                _shape(config.data, trained.get("image_shape"))
+            super()._parse_ckpt_path()  # what was trained is measured, whatever configuration files say
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the logger, the checkpoint and the result record if the configuration does not set them."""
@@ -263,17 +230,83 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _shaped(data: Any, shape: Sequence[int] | None) -> Any:
-    """Set the size and channels of pictures to those of training, unless the data settings have their own."""
-    if not isinstance(data, Mapping):
-        return data
-    given = dict(data.get("init_args") or {})
-    if "dataset" in given:
-        given["dataset"] = _shaped(given["dataset"], shape)
-    elif shape is not None and str(data["class_path"]).endswith(".ImageFolder"):
-        taken = {"size": shape[1], "channels": shape[0]}
-        given |= {name: value for name, value in taken.items() if given.get(name) is None}
-    return {**data, "init_args": given}
+def refuse_texts(sources: Iterable[Mapping[str, Any]]) -> None:
+    """Refuses a text for a group of settings, which jsonargparse would read as the name of a settings file.
+
+    Raises:
+        ValueError: There is one; the message names the setting.
+    """
+    for given in sources:
+        for name, field in _GROUPS.items():
+            if isinstance(value := given.get(name), str) and not value.endswith((".yaml", ".yml", ".json")):
+                raise ValueError(f"{name} is a group of settings: give {name}.{field}, got {value!r}")
+
+
+def say_changes(sources: Iterable[Mapping[str, Any]], parsed: Mapping[str, Any]) -> None:
+    """States which given settings a later class keeps, and which it does not take.
+
+    Args:
+        sources: What was given, see `given_in`.
+        parsed: The configuration that was parsed from it.
+
+    Raises:
+        ValueError: Settings of a model, a mechanism or a budget would be lost.
+    """
+    final, before = flat(parsed), dict[str, Any]()
+    for given in sources:
+        for name in [name for name in given if name in before and _class(given[name]) != _class(before[name])]:
+            own = [one for one in before if one.startswith(f"{name}.") and one not in given]
+            lost = [one for one in own if one not in final]
+            kept = [one for one in own if one in final and final[one] == before[one]]
+            parts = [
+                f", {how} its {', '.join(one.removeprefix(f'{name}.') for one in names)}"
+                for how, names in (("with", kept), ("without", lost))
+                if names
+            ]
+            text = f"{_class(given[name])} instead of {_class(before[name])}{''.join(parts)}"
+            if lost and name in _MODEL:
+                raise ValueError(f"{text}: write a configuration for {_class(given[name])} alone")
+            if parts:
+                rank_zero_info(f"{text}.")
+            for one in lost:
+                del before[one]
+        before |= given
+    if lost := [one for one in before if one not in final and one.startswith(("model.mechanism.", "model.budget."))]:
+        raise ValueError(f"{', '.join(lost)} would be lost beside settings of another class: leave out one of them")
+
+
+def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Settings of each configuration and option of a command line, in their order, by dotted names."""
+    left = list(args)
+    while left:
+        option, equals, value = left.pop(0).partition("=")
+        if not option.startswith("-"):
+            continue
+        if not equals:
+            value = left.pop(0) if left and not left[0].startswith("--") else ""
+        is_file = option in ("--config", "-c")
+        try:
+            in_place = not is_file or value.lstrip().startswith("{")
+            content = _load(value if in_place else Path(value).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            content = value  # a text, or what the parser refuses
+        if not is_file:
+            content = {option.lstrip("-").replace(".init_args", "").removesuffix(".class_path"): content}
+        yield flat(content) if isinstance(content, Mapping) else {}
+
+
+def _class(value: Any) -> Any:
+    return value.rpartition(".")[2] if isinstance(value, str) else value
+
+
+def _shape(data: Any, shape: Sequence[int] | None) -> None:
+    """Sets the size and channels of pictures to those of training, unless the data settings have their own."""
+    while data.init_args.get("dataset"):
+        data = data.init_args.dataset
+    if shape is not None and data.class_path.endswith(".ImageFolder"):
+        for name, value in (("size", shape[1]), ("channels", shape[0])):
+            if data.init_args.get(name) is None:
+                data.init_args[name] = value
 
 
 def _place(settings: Any) -> Path | None:
@@ -285,24 +318,31 @@ def _place(settings: Any) -> Path | None:
     return None if first is True else fixed_folder(instantiate_class((), first.as_dict()), root or Path.cwd())
 
 
-def show_settings(command: str, model: str) -> None:
+def _show_settings(command: str, model: str) -> None:
     """Prints every setting of a model, with those of the mechanisms that it has a choice of."""
     kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ())
-    choice = [
-        [f"--model={model}", f"--model.mechanism.help={kind.__name__}"]
-        for kind in kinds
-        if len(kinds) > 1 or kind in _SECOND
-    ]
-    for options in ([f"--model.help={model}"], *choice):
+    chosen = [kind for kind in kinds if len(kinds) > 1 or kind in _SECOND]
+    mechanisms = [[f"--model={model}", f"--model.mechanism.help={kind.__name__}"] for kind in chosen]
+    for options in ([f"--model.help={model}"], *mechanisms):
         with suppress(SystemExit):
             command_line([command, *options])
 
 
-def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI:
+def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI | None:
     """Parse the arguments of one of Lightning's commands, build the objects that they name, and run it.
 
-    Arguments begin with the command, which is left out if nothing is run.
+    Arguments begin with the command, which is left out if nothing is run. With `--model NAME --help` every setting of
+    the model is printed instead.
     """
+    after = zip(args, [*args[1:], ""], strict=True)
+    models = [
+        value if one == "--model" else one[len("--model=") :]
+        for one, value in after
+        if f"{one}=".startswith("--model=")
+    ]
+    if models and {"--help", "-h"} & {*args}:
+        _show_settings(args[0], models[-1])
+        return None
     look_in_current_folder()  # for the user's own methods, data sets and priors
     # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
     return copy_context().run(

@@ -5,12 +5,15 @@ Lightning's command line lets a checkpoint's hyperparameters override the user's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
+from lightning_modules.runtime.hyperparameters import flat, require_known_checkpoint
 from privacy.identity import CheckpointError
 
 MAY_CHANGE = frozenset(
@@ -40,33 +43,87 @@ MAY_CHANGE = frozenset(
 """Full names of the settings that may change, as `flat` gives them; every other difference is refused."""
 
 
-def find_checkpoint(given: str | None, *, command: str, last: Path | None) -> Path | None:
+def find_checkpoint(given: str | None, *, command: str, last: Path | None, saves: bool) -> Path | None:
     """Find the file that `--ckpt_path` means, for `last` the one in the run's folder; None for a new fit.
 
     Raises:
-        CheckpointError: The file does not exist, or a command that needs one got none.
+        CheckpointError: The file does not exist, a command that needs one got none, or a fit would not save one.
     """
     if given is None:
-        if command == "fit":
-            return None
         raise CheckpointError(
             f"{command} needs a checkpoint, and none was given: add --ckpt_path, for example "
             f"--ckpt_path {last or 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
         )
-    if given == "last":
-        if last is None:
-            raise CheckpointError(
-                "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new folder: "
-                "set trainer.default_root_dir, or the version of trainer.logger if there is one, or give the file, "
-                "such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
-            )
-        if not last.is_file() and command != "fit":
-            raise CheckpointError(f"ckpt_path last: there is no {last}")
-        return last if last.is_file() else None
-    path = Path(given)
-    if path.is_file():
-        return path
-    raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is not a file")
+    if given != "last":
+        if not Path(given).is_file():
+            raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is not a file")
+        return Path(given)
+    if last is None:
+        raise CheckpointError(
+            "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new folder: "
+            "set trainer.default_root_dir, or the version of trainer.logger if there is one, or give the file, "
+            "such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
+        )
+    if last.is_file():
+        return last
+    if command != "fit":
+        raise CheckpointError(f"ckpt_path last: there is no {last}")
+    if not saves:
+        raise CheckpointError("ckpt_path last needs trainer.enable_checkpointing, got false: there is no file")
+    rank_zero_info(f"ckpt_path last: there is no {last} yet: the fit begins.")
+    return None
+
+
+def require_same(
+    path: Path, now: Mapping[str, Any], *, command: str, arguments: Sequence[str], named: Collection[str]
+) -> dict[str, Any]:
+    """Compare a checkpoint with the configuration `now` of a command.
+
+    Args:
+        path: The checkpoint.
+        now: The configuration, as plain values.
+        command: A fit may change `MAY_CHANGE`. The others measure what was trained, whatever configuration files say;
+            an option that differs is a mistake.
+        arguments: Of the command line.
+        named: Texts in the configuration, see `require_known_code`.
+
+    Returns:
+        The settings of what was trained; empty for a script's checkpoint, which does not record them.
+
+    Raises:
+        CheckpointError: It is of another class, settings differ that must not, or it names unknown code.
+    """
+    content = read_checkpoint(path, command=command)
+    trained = hyperparameters(content)
+    if not trained.get("_class_path"):
+        return {}
+    before = {"model": {"class_path": trained.pop("_class_path"), "init_args": trained}, **noted_by_run(content)}
+    if flat(before)["model"] != flat(now)["model"]:
+        classes = before["model"]["class_path"], now["model"]["class_path"]
+        raise CheckpointError("{} is of {}, and the configuration is for {}".format(path, *classes))
+    differing = differences(before, now)
+    fixed = {name: values for name, values in differing.items() if name not in MAY_CHANGE}
+    if command != "fit":
+        options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in arguments}
+        given = {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)}
+        refuse(given, path, why=f"{command} measures what was trained, and that is not it", otherwise="")
+        require_known_checkpoint(content, where=str(path), named=named)
+        return trained
+    refuse(fixed, path)
+    epochs, planned = (
+        content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
+        now["trainer"]["max_epochs"],
+    )
+    if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
+        raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
+    if epochs == planned:
+        released = {
+            name: differing[name] for name in differing if name.startswith(("model.mechanism.", "model.budget."))
+        }
+        refuse(released, path, why="the fit is done, and this would change nothing of it")
+    if differing:
+        rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
+    return trained
 
 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
@@ -114,21 +171,3 @@ def refuse(
     if differing:
         listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
         raise CheckpointError(f"{listed}: {why}. Use the values that {checkpoint} was started with{otherwise}")
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names, as in options; classes are reduced to their names without modules."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
-            found |= flat(value, key)
-        elif not str(name).startswith("_"):
-            found[key] = str(value).rpartition(".")[2] if name == "class_path" else _plain(value)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [flat(item) if isinstance(item, Mapping) else _plain(item) for item in value]
-    return value

@@ -154,3 +154,21 @@ def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
     if isinstance(given, Mapping):
         return kind(**given)
     raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names, as in options; classes are reduced to their names without modules."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
+            found |= flat(value, key)
+        elif not str(name).startswith("_"):
+            found[key] = str(value).rpartition(".")[2] if name == "class_path" else _listed(value)
+    return found
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [flat(item) if isinstance(item, Mapping) else _listed(item) for item in value]
+    return value

@@ -26,9 +26,10 @@ from torch import Tensor
 from datamodules.images import ImageDataset
 from datamodules.shadowed import Shadowed
 from datamodules.splits import id_fraction
-from lightning_modules.cli.resuming import differences, flat, read_checkpoint
+from lightning_modules.cli.resuming import differences, read_checkpoint
 from lightning_modules.networks.memory import bytes_of
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
+from lightning_modules.runtime.hyperparameters import flat
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, folder_of_checkpoint, versions
 from privacy.attacks import Answers, Records, Shadows, answers_of

@@ -182,7 +182,7 @@ def test_a_fit_that_is_done_takes_no_other_noise(folder: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match=r"noise_multiplier was .* and is 7.*the fit is done"):
         fit(config, LAST, noise)
     fit(config, LAST)
-    monkeypatch.setattr("lightning_modules.cli.fit.refuse", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.cli.resuming.refuse", lambda *_, **__: None)
     assert fit(config, LAST, noise).model.steps_done == 1
 
 
@@ -366,7 +366,7 @@ def test_a_run_is_measured_where_its_training_pictures_are_not(folder: Path, mon
         done = main([command, "--config=run/config.yaml", LAST, *QUIET])
         assert done is not None and len(done.datamodule.dataset.test_records) == 21
         assert done.datamodule.image_shape == (1, 24, 24) and done.datamodule.num_records is None
-    monkeypatch.setattr("lightning_modules.cli.fit._shaped", lambda data, _: data)
+    monkeypatch.setattr("lightning_modules.cli.fit._shape", lambda *_: None)
     with pytest.raises(ValueError, match="has test pictures of 2 sizes"):
         main(["test", "--config=run/config.yaml", LAST, *QUIET])
 
@@ -530,7 +530,7 @@ def test_a_setting_of_ones_own_is_refused_whatever_its_name_ends_with(
     config = configuration(steps=1, model={"images": "prior", "prior": own})
     fit(config)
     if broken:
-        monkeypatch.setattr("lightning_modules.cli.fit.MAY_CHANGE", ByEnding())
+        monkeypatch.setattr("lightning_modules.cli.resuming.MAY_CHANGE", ByEnding())
     with (
         nullcontext() if broken else pytest.raises(CheckpointError, match=r"images\.prior\.noise was 0\.1 and is 0\.2")
     ):
