@@ -16,7 +16,7 @@ from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
 from lightning_modules.runtime.runs import hardware, versions
 from privacy.attacks import MEMBERSHIP
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from sweeps.attacking.shadows import AttackError
 from sweeps.runner.leaks import leaks_figure
 from sweeps.runner.spec import Spec

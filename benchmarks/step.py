@@ -42,7 +42,7 @@ from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from privacy.mechanisms import NoisyGradients, NoisyLabels
 
 

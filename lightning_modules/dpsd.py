@@ -16,7 +16,7 @@ from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.mechanisms.noisy_labels import top_k_candidates
 
 _RATE, _FORGOTTEN = 0.5, 0.01
 """Of `balanced_answers`: the offset of a class whose share stays at s converges to 50·(s - 1/c)."""

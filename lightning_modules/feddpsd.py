@@ -33,7 +33,7 @@ from lightning_modules.teachers.private_teacher import PrivateModel
 from privacy.events import Gaussian
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.mechanisms.noisy_labels import top_k_candidates
 from privacy.neighbours import Unit
 from privacy.plan import unmade
 from privacy.processes import ProcessesError

@@ -20,7 +20,7 @@ from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from privacy.account import BudgetExceeded
 from privacy.mechanisms import NoisyLabels
-from privacy.mechanisms.randomized_response import threshold_candidates
+from privacy.mechanisms.noisy_labels import threshold_candidates
 
 
 @dataclass(frozen=True, kw_only=True)

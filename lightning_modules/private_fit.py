@@ -18,7 +18,7 @@ from datamodules.synthetic_steps import SyntheticSteps
 from lightning_modules.images.pool import innermost
 from lightning_modules.runtime.publication import publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run
-from privacy.formatting import round_up
+from privacy.checks import round_up
 from privacy.guarantee import NOISE_CHANGED, Guarantee, about_place
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace

@@ -24,7 +24,7 @@ from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.neighbours import Relation, Unit
-from privacy.numerics.gaussian import gaussian_epsilon
+from privacy.numerics.epsilon import gaussian_epsilon
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 __all__ = [

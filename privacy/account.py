@@ -18,7 +18,7 @@ from privacy.ledger import Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
-from privacy.published.claims import Claim, published_epsilon
+from privacy.published import Claim, published_epsilon
 
 Accounting = Literal["record", "published"]
 Scope = Literal["private_data", "run"]

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.checks import round_up
 from privacy.events.base import release_from_dict
-from privacy.formatting import round_up
 from privacy.guarantee import FULLY_ADAPTIVE, RELATIONS, Guarantee, level_of
 from privacy.neighbours import Unit, common_neighbours
-from privacy.published.claims import claim_from_dict, published_epsilon
+from privacy.published import claim_from_dict, published_epsilon
 
 _Counted = TypeVar("_Counted")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import known_epsilon
+from privacy.checks import json_number, round_up
 from privacy.description import MechanismDescription
-from privacy.files import write_atomically
-from privacy.formatting import json_number, round_up
+from privacy.journal import write_atomically
 from privacy.ledger import Ledger
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge

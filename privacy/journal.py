@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines that survives crashes and reveals edits; a ledger is written in one."""
+"""Files that survive crashes: append-only JSON lines that reveal edits, as a ledger is, and files replaced whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,3 +155,30 @@ def _is_json(text: bytes) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:
+    """Writes a file so that a crash leaves either the old content or the new, never a part of it.
+
+    The content is written to a temporary file next to the target, synced, and renamed. A new file has the permissions
+    of the process's `umask`; a replaced file keeps its own.
+
+    Raises:
+        OSError: The file could not be written, for example because the disk is full; the old content remains.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(content.encode() if isinstance(content, str) else content)
+            handle.flush()
+            os.fsync(handle.fileno())
+            if target.exists():
+                os.fchmod(handle.fileno(), target.stat().st_mode & 0o777)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return target

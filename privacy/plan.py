@@ -13,7 +13,7 @@ from typing import Any
 
 from privacy.checks import check_count
 from privacy.events import Release, release_from_dict
-from privacy.published.claims import Claim, claim_from_dict
+from privacy.published import Claim, claim_from_dict
 
 
 @dataclass(frozen=True)

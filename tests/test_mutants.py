@@ -38,7 +38,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
      "if len(units) > 1:", "if False:", f"{TESTS}/privacy/test_neighbours.py"),
     ("relations compose only where a lemma says so", "privacy/neighbours.py",
      "if len(single) > 1:", "if False:", f"{TESTS}/privacy/test_neighbours.py"),
-    ("figures are rounded up", "privacy/formatting.py",
+    ("figures are rounded up", "privacy/checks.py",
      "if float(text) < value:", "if False:", f"{TESTS}/privacy/test_guarantee.py"),
     ("sums of pure bounds are rounded up", "privacy/events/base.py",
      "else rounded_up", "else min", f"{TESTS}/privacy/accounting/test_composition.py"),

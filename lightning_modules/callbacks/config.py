@@ -11,7 +11,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_modules.runtime.runs import callbacks_of, run_folder
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 
 
 class SaveConfig(SaveConfigCallback):

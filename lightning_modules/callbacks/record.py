@@ -23,9 +23,9 @@ from lightning_modules.runtime.runs import (
     run_folder,
     versions,
 )
-from privacy.files import write_atomically
-from privacy.formatting import json_number
+from privacy.checks import json_number
 from privacy.guarantee import Guarantee
+from privacy.journal import write_atomically
 
 
 class ResultRecord(Callback):

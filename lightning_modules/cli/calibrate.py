@@ -21,11 +21,11 @@ from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.formatting import round_down, round_up
+from privacy.checks import round_down, round_up
 from privacy.guarantee import about_place
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledgers_of
-from privacy.published.claims import published_epsilon
+from privacy.published import published_epsilon
 from privacy.session import OWN, PrivacySession
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)

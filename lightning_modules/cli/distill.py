@@ -21,8 +21,7 @@ from lightning_modules.publishing.loading import name_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from privacy.accounting.composition import compose
-from privacy.checks import check_count
-from privacy.formatting import round_up
+from privacy.checks import check_count, round_up
 from privacy.guarantee import ONE_PERSON
 from privacy.identity import Training
 from privacy.neighbours import Unit

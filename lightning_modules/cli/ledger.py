@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privacy.account import Budget, PrivacyAccount
-from privacy.formatting import round_up
+from privacy.checks import round_up
 from privacy.guarantee import ONE_PERSON, about_place
 from privacy.journal import LedgerError
 from privacy.ledger import RECORDS, Ledger

@@ -13,9 +13,8 @@ from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.accounting.composition import compose
-from privacy.checks import check_count
+from privacy.checks import check_count, round_up
 from privacy.events import Gaussian
-from privacy.formatting import round_up
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape

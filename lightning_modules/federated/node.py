@@ -32,7 +32,7 @@ from lightning_modules.federated.messages import (
 from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from privacy.account import BudgetExceeded
-from privacy.formatting import round_up
+from privacy.checks import round_up
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from lightning_modules.networks.named_code import unknown_code
 from lightning_modules.publishing.formats import ONNX, TOLERANCE
 from lightning_modules.publishing.loading import WEIGHTS, name_of
 from lightning_modules.publishing.run import FinishedRun
+from privacy.checks import round_up
 from privacy.exported import section_of
-from privacy.formatting import round_up
 from privacy.guarantee import MEANINGFUL_EPSILON
 
 CARD = "README.md"

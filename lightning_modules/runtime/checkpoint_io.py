@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.runtime.runs import LAST, run_folder
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from privacy.processes import failed_everywhere
 
 

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 
 TOP = 0.93
 """Height at which an infinite ε is drawn, as a fraction of the panel's."""

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, folder_of_checkpoint, run_folder
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 
 _UNDEFINED = LightningDataModule.predict_dataloader
 _PRIVATE = (

@@ -18,8 +18,8 @@ from lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from lightning_modules.runtime.runs import is_dev_run, run_folder
-from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
+from privacy.journal import write_atomically
 
 
 def public_folder(trainer: Trainer) -> Path:

@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from privacy.accountants import ExactAccountant
 from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
+from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
-from privacy.events.discrete import SampledDiscreteGaussian
-from privacy.formatting import round_up
+from privacy.events.gaussian import SampledDiscreteGaussian
 from privacy.identity import CheckpointError
 from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan

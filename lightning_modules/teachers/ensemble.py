@@ -30,7 +30,7 @@ from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.private_teacher import tensors_digest
 from privacy.identity import CheckpointError
-from privacy.mechanisms.votes import vote_counts
+from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.processes import Processes, require_same
 
 Schedule = Literal["one_cycle", "linear"]

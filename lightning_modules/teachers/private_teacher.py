@@ -22,7 +22,7 @@ from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.teacher_input import AdaptedTeacher
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
-from privacy.mechanisms.votes import vote_counts
+from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.session import PrivacySession
 
 _is_training = attrgetter("training")

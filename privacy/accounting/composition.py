@@ -17,8 +17,7 @@ from privacy.events import Gaussian, OneOf, Release, Repeated
 from privacy.events.base import pure_sum
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
 from privacy.numerics import pld
-from privacy.numerics.gaussian import gaussian_epsilon
-from privacy.numerics.rdp import rdp_curve_epsilon
+from privacy.numerics.epsilon import gaussian_epsilon, rdp_curve_epsilon
 
 Items: TypeAlias = Sequence[tuple[Release, int]]
 

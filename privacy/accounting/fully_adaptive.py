@@ -25,7 +25,7 @@ from privacy.checks import check_count, check_delta
 from privacy.events import OneOf, Release, Repeated
 from privacy.events.base import pure_sum
 from privacy.neighbours import IncompatibleNeighbours, common_neighbours
-from privacy.numerics.gaussian import gaussian_epsilon
+from privacy.numerics.epsilon import gaussian_epsilon
 
 ORDERS = 1.0 + 2.0 ** np.arange(-1, 11)
 """Fixed orders, from 1.5 to 1025."""

@@ -1,13 +1,15 @@
 """The cost of one access to private data, as frozen values that can be counted, stored and composed."""
 
-from privacy.events.base import Release, release_from_dict
+from privacy.events.base import LabelOnly, Release, Unbounded, release_from_dict
 from privacy.events.compound import OneOf, Repeated
-from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
-from privacy.events.gaussian import Gaussian
-from privacy.events.laplace import LaplaceVotes
-from privacy.events.randomized_response import RandomizedResponse
-from privacy.events.sampled import RevealedGaussian, SampledGaussian
-from privacy.events.unbounded import LabelOnly, Unbounded
+from privacy.events.gaussian import (
+    DiscreteGaussian,
+    Gaussian,
+    RevealedGaussian,
+    SampledDiscreteGaussian,
+    SampledGaussian,
+)
+from privacy.events.labels import LaplaceVotes, RandomizedResponse
 
 __all__ = [
     "DiscreteGaussian",

@@ -14,7 +14,7 @@ import torch
 from privacy.description import MechanismDescription
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.plan import Charge
-from privacy.published.claims import Claim
+from privacy.published import Claim
 
 
 class Shape(NamedTuple):

@@ -18,10 +18,10 @@ from privacy.description import FLOATS, THRESHOLDS, MechanismDescription
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.mechanisms.noisy_gradients import THEOREMS, NoisyGradients, theorem
-from privacy.mechanisms.randomized_response import randomized_response
+from privacy.mechanisms.noisy_labels import randomized_response
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
-from privacy.published.claims import WholeRun
+from privacy.published import WholeRun
 
 _COINS = "the sampling can be reproduced by anyone who knows its seed, and a record may be in every step"
 

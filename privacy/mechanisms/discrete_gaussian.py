@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from privacy.mechanisms.bounding import clip_per_sample, zero_non_finite_samples
-from privacy.mechanisms.draws import uniform_integers
-from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.noise import NoiseSource, uniform_integers
 
 _SIGMAS = (2.0**-40, 2.0**40)
 # float64 decides events whose probability is further than this from the uniform draw; its own error stays below 2^-45.

@@ -6,6 +6,7 @@ subtract it. `torch.Generator` is no alternative: on the CPU it keeps only 32 bi
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -66,3 +67,50 @@ class ReproducibleNoise(NoiseSource):
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` words of a Philox stream, shape (count,)."""
         return np.asarray(self._bits.random_raw(count), dtype=np.uint64)
+
+
+_WORDS = 2**64
+
+
+def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
+    """Integers in [0, limit), int64, one for each of int64 `limits` of any shape; exactly uniform by rejection.
+
+    Raises:
+        ValueError: A limit below 1.
+    """
+    if (limits < 1).any():
+        raise ValueError(f"limits must be 1 or more, got {int(limits.min())}")
+    flat = limits.detach().cpu().numpy().astype(np.uint64).reshape(-1)
+    words = noise.words(flat.size).copy()
+    # The last, incomplete multiple of the limit would make small values likelier. Its length is 2**64 % limit, which
+    # equals (2**64 - limit) % limit.
+    excess = (np.uint64(0) - flat) % flat
+    while (bad := words > np.uint64(_WORDS - 1) - excess).any():
+        words[bad] = noise.words(int(bad.sum()))
+    return torch.from_numpy((words % flat).astype(np.int64)).reshape(limits.shape)
+
+
+def bernoulli(noise: NoiseSource, probabilities: Sequence[int], index: torch.Tensor) -> torch.Tensor:
+    """Events of probability `probabilities[i] / 2**64` for each entry i of int64 `index`: bool, of its shape.
+
+    Integer thresholds, from 0 to 2**64 - 1, make the probabilities exact: no rounding of floating-point numbers can
+    favour an outcome.
+    """
+    thresholds = np.array(probabilities, dtype=np.uint64)[index.detach().cpu().numpy()]
+    words = noise.words(int(thresholds.size)).reshape(thresholds.shape)
+    return torch.from_numpy(np.asarray(words < thresholds))
+
+
+def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
+    """Standard Laplace draws (density exp(-|x|)/2), float64 on the CPU, as the difference of two exponentials.
+
+    The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
+    hardened against attacks on its low bits (Mironov 2012); votes release only the class.
+    """
+    first, second = _exponentials(noise, shape), _exponentials(noise, shape)
+    return torch.from_numpy(first - second).reshape(tuple(shape))
+
+
+def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
+    count = math.prod(shape)
+    return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)

@@ -11,7 +11,7 @@ from privacy.description import MechanismDescription, of_shards
 from privacy.events import Gaussian
 from privacy.mechanisms.base import Mechanism, Shape, require_shape
 from privacy.mechanisms.bounding import normalize_per_sample, zero_non_finite_samples
-from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.mechanisms.noisy_gradients import output_gradient_mu
 from privacy.plan import Charge
 
 

@@ -1,8 +1,12 @@
-"""Noisy labels by the votes of an ensemble of teachers on disjoint shards (DGD; Papernot et al. 2017, 2018)."""
+"""Noisy votes of an ensemble (DGD; Papernot et al. 2017, 2018), and DGD's noise on latent codes.
+
+Teachers are trained on disjoint shards, so one record changes one teacher: two counts of each query move by 1.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,10 +14,100 @@ import torch
 
 from privacy.checks import check_positive, look_up
 from privacy.description import FLOATS, MechanismDescription, of_shards
+from privacy.events import Gaussian, LaplaceVotes, Release
 from privacy.mechanisms.base import Mechanism, Shape
-from privacy.mechanisms.votes import VOTE_MECHANISMS, NoisyVote, laplace_latents
+from privacy.mechanisms.bounding import zero_non_finite_samples
+from privacy.mechanisms.noise import NoiseSource, laplace
 from privacy.plan import Charge
-from privacy.published.claims import Claim
+from privacy.published import Claim, NoisyVotesClaim, RdpSlope
+
+_GNMAX = "Papernot et al. 2018, Proposition 8"
+
+
+def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
+    """Votes per class, (N, c), from n teachers' decisions on each query, (n, N), both int64; rows sum to n.
+
+    Raises:
+        ValueError: Not two-dimensional, or a decision outside [0, c): a broken teacher must still give one fixed vote.
+    """
+    if decisions.ndim != 2:
+        raise ValueError(f"decisions must have the shape (teachers, queries), got {tuple(decisions.shape)}")
+    if decisions.numel() and (int(decisions.min()) < 0 or int(decisions.max()) >= num_classes):
+        raise ValueError(
+            f"decisions must lie in [0, {num_classes}), got {int(decisions.min())} to {int(decisions.max())}"
+        )
+    return torch.nn.functional.one_hot(decisions, num_classes).sum(dim=0)
+
+
+def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
+    """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
+
+    Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
+    are divided by their largest entry; samples that are not finite become zeros.
+    """
+    rows = zero_non_finite_samples(codes.cpu())
+    rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
+    noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
+    return noisy.to(dtype=codes.dtype, device=codes.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyVote:
+    """A kind of noise on vote counts; the label is the class with most noisy votes.
+
+    Attributes:
+        noisy: Maps counts (N, c), int64 on the CPU, a scale and a source of noise to noisy counts.
+        event: Maps a scale to the record-level cost of one label.
+        claim: Maps a scale and ε₁ of the latent codes' noise, which only DGD's formula has, to what the paper counts
+            for one label. Infinite noise gives its claim for using another model: zero.
+        source: Theorem behind the record-level figure.
+        published_source: Theorem behind the published figure.
+        words: The noise, for a reader; `{:g}` stands for its scale.
+    """
+
+    noisy: Callable[[torch.Tensor, float, NoiseSource], torch.Tensor]
+    event: Callable[[float], Release]
+    claim: Callable[[float, float], Claim]
+    source: str
+    published_source: str
+    words: str
+
+    def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
+        """argmax(counts + noise) for each query: labels (N,), int64, on the device of `counts`.
+
+        `counts`, **private**, is (N, c), int64: fractions would carry more than one vote each. `scale` is b, or σ. Ties
+        go to the lowest class, which reveals nothing more.
+        """
+        return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
+
+
+VOTE_MECHANISMS: dict[str, NoisyVote] = {
+    # DGD Eq. 3.
+    "laplace": NoisyVote(
+        noisy=lambda counts, scale, noise: counts.double() + scale * laplace(noise, tuple(counts.shape)),
+        event=LaplaceVotes,
+        # b = 2/ε₀
+        claim=lambda scale, epsilon1: NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1),
+        source=(
+            "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
+            "pessimistically"
+        ),
+        published_source="DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
+        words="Lap({:g})",
+    ),
+    # GNMax, which DGD calls DGD+.
+    "gaussian": NoisyVote(
+        noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
+        # argmax is post-processing of counts with L2 sensitivity √2.
+        event=lambda scale: Gaussian(mu=math.sqrt(2.0) / scale),
+        claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
+        source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
+        published_source=f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",
+        words="N(0, {:g}^2)",
+    ),
+}
+"""All kinds of noise whose cost is known."""
+
 
 VoteMechanism = Literal["laplace", "gaussian"]
 

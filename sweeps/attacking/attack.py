@@ -38,9 +38,9 @@ from privacy.attacks.generative_inversion import generative_inversion
 from privacy.attacks.gradient_inversion import gradient_inversion
 from privacy.attacks.inversion import judged
 from privacy.attacks.overfitted import overfitted
-from privacy.files import write_atomically
-from privacy.formatting import json_number
+from privacy.checks import json_number
 from privacy.guarantee import level_of
+from privacy.journal import write_atomically
 from sweeps.attacking.report import CONTROL, Inverted, Leak, figure, page
 from sweeps.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
 

@@ -13,7 +13,7 @@ from torchvision.utils import make_grid
 from privacy.attacks import AttackResult, Records
 from privacy.attacks.audit import AuditResult
 from privacy.attacks.inversion import InversionResult
-from privacy.formatting import lower_bound, round_up
+from privacy.checks import lower_bound, round_up
 
 CONTROL = "control"
 """Name of the overfitted control network."""

@@ -33,8 +33,8 @@ from lightning_modules.runtime.hyperparameters import flat
 from lightning_modules.runtime.paths import find_config
 from lightning_modules.runtime.runs import commit, folder_of_checkpoint, versions
 from privacy.attacks import Answers, Records, Shadows, answers_of
-from privacy.files import write_atomically
 from privacy.identity import CheckpointError
+from privacy.journal import write_atomically
 from privacy.ledger_place import LEDGERS
 from sweeps.runner.fit import hashed
 from sweeps.runner.queue import Store

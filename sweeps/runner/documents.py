@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from sweeps.runner.fit import read_record
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 from sweeps.runner.leaks import inversions_table, leaks_table

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from privacy.accounting.composition import compose
+from privacy.checks import short_epsilon
 from privacy.events import (
     Gaussian,
     LaplaceVotes,
@@ -18,9 +19,7 @@ from privacy.events import (
     SampledGaussian,
     Unbounded,
 )
-from privacy.formatting import short_epsilon
-from privacy.mechanisms.gradients import output_gradient_mu
-from privacy.mechanisms.noisy_gradients import GradientReleases
+from privacy.mechanisms.noisy_gradients import GradientReleases, output_gradient_mu
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 DELTA = 1e-5

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from privacy.formatting import lower_bound, short_epsilon
+from privacy.checks import lower_bound, short_epsilon
 from sweeps.runner.fit import read_record
 
 _KINDS = ("record", "mislabelled", "noise")

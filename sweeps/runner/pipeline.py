@@ -20,8 +20,8 @@ from rich.markdown import Markdown
 
 from lightning_modules.runtime.figures import comparison, save_figure
 from lightning_modules.runtime.outcome import role
-from privacy.files import write_atomically
-from privacy.formatting import short_epsilon
+from privacy.checks import short_epsilon
+from privacy.journal import write_atomically
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.queue import Plan, Run, Store, run_plan

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.wandb_runs import end_wandb_run
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from privacy.ledger_place import benchmark_ledgers
 from sweeps.runner.fit import Fit, RunnerError
 

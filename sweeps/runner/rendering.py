@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lightning_modules.runtime.figures import save_figure
-from privacy.files import write_atomically
-from privacy.formatting import short_epsilon
+from privacy.checks import short_epsilon
+from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import footnotes, reported

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from sweeps.runner.queue import Plan, Progress, Run, Store, run_plan
 from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.rows import read_rows

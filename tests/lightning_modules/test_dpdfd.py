@@ -19,7 +19,7 @@ from lightning_modules.networks import logits_and_features
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.mechanisms import NoisyGradients
-from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.mechanisms.noisy_gradients import output_gradient_mu
 from privacy.processes import ProcessesError
 
 

@@ -34,7 +34,7 @@ from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
 from privacy.mechanisms import NoisyLabels, Shape
-from privacy.published.claims import RdpSlope, WholeRun
+from privacy.published import RdpSlope, WholeRun
 
 DATA = {"class_path": "NoisyGradients", "init_args": {"top_k": 3}}
 LABEL = {"class_path": "NoisyLabels", "init_args": {"smallest": 3}}

@@ -14,8 +14,7 @@ from privacy.accounting.composition import compose
 from privacy.events import Gaussian, Unbounded
 from privacy.ledger import Ledger
 from privacy.plan import Charge
-from privacy.published import dpdfd_rdp_slope, published_dpdfd_epsilon
-from privacy.published.claims import RdpSlope
+from privacy.published import RdpSlope, dpdfd_rdp_slope, published_dpdfd_epsilon
 
 STEP = Charge(
     release=Gaussian(mu=0.32),

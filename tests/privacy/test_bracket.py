@@ -27,8 +27,8 @@ from support.seeded import Seeded
 from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose, published_dgd_epsilon
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.bounding import clip_per_sample
-from privacy.mechanisms.randomized_response import randomized_response
-from privacy.mechanisms.votes import VOTE_MECHANISMS
+from privacy.mechanisms.noisy_labels import randomized_response
+from privacy.mechanisms.noisy_votes import VOTE_MECHANISMS
 from privacy.session import PrivacySession
 
 DELTA = 1e-5

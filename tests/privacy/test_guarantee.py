@@ -18,12 +18,11 @@ from support.short_names import budgeted
 from privacy import Budget, exported
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import compose
+from privacy.checks import json_number, round_up, short_epsilon
 from privacy.events import Gaussian, Release, SampledGaussian, Unbounded
-from privacy.files import write_atomically
-from privacy.formatting import json_number, round_up, short_epsilon
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.journal import LedgerError
+from privacy.journal import LedgerError, write_atomically
 from privacy.ledger import Ledger
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise

@@ -28,7 +28,7 @@ from privacy.journal import Journal, LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_state import LedgerState
 from privacy.plan import Charge, Plan
-from privacy.published.claims import RdpSlope
+from privacy.published import RdpSlope
 
 VOTE = Charge(release=Gaussian(mu=2**0.5 / 40))
 STEP = Charge(release=Gaussian(mu=0.32), claim=RdpSlope(source="DPDFD Theorem 3", slope=5e-7), queries=256)

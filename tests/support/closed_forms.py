@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from privacy import Release
-from privacy.numerics.rdp import rdp_curve_epsilon
+from privacy.numerics.epsilon import rdp_curve_epsilon
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

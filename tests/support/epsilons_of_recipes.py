@@ -22,7 +22,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of
 from lightning_modules.cli.fit import command_line
 from privacy import SampledGaussian, calibrate_noise, compose
-from privacy.formatting import json_number
+from privacy.checks import json_number
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 

@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from privacy.files import write_atomically
 from privacy.guarantee import Guarantee
+from privacy.journal import write_atomically
 
 FILE = Path(__file__).with_suffix(".json")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from datamodules import Digits, SyntheticSteps
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
-from privacy.files import write_atomically
+from privacy.journal import write_atomically
 from privacy.ledger import Ledger
 
 QUIET = [

@@ -13,7 +13,7 @@ import torch
 from support.runs import QUIET, configuration, distil, fit, result
 
 from lightning_modules.cli import main
-from privacy.formatting import round_up
+from privacy.checks import round_up
 
 RESULT_FIELDS = {
     "paper", "method", "dataset", "accuracy", "epsilon_record", "epsilon_published", "delta",

@@ -21,8 +21,8 @@ from lightning_modules.cli.distill import PRIORS, facts_of, prior_for
 from lightning_modules.priors import __all__ as priors
 from lightning_modules.publishing import ExportError
 from lightning_modules.teachers.files import TeacherError
+from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
-from privacy.formatting import round_up
 from privacy.identity import CheckpointError, Training
 from privacy.ledger import Ledger
 

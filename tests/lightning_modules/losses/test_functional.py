@@ -27,7 +27,7 @@ from lightning_modules.losses.regression import solve_head
 from lightning_modules.priors import StrokePrior
 from privacy.events import RandomizedResponse
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.randomized_response import randomized_response
+from privacy.mechanisms.noisy_labels import randomized_response
 
 FEW = settings(max_examples=40, deadline=None)
 

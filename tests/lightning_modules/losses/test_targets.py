@@ -15,7 +15,7 @@ from lightning_modules.losses.functional import decoupled_kd, decoupled_kd_as_pr
 from lightning_modules.losses.targets import GradientTargets, teacher_answers
 from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.base import Mechanism
-from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
+from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.session import PrivacySession
 
 C = 1e-3

@@ -38,7 +38,7 @@ SPECS: dict[str, Any] = {
     "eval": told("builtins.eval", source="open('marker', 'w')"),
     "what a module of ours has imported": told("lightning_modules.publishing.run.os.system", command="touch marker"),
     "what a module of torch has imported": told("torch.nn.parallel.distributed.os.system", command="touch marker"),
-    "a function of ours": told("privacy.files.write_atomically", path="marker", content="x"),
+    "a function of ours": told("privacy.journal.write_atomically", path="marker", content="x"),
     "a function of torch": told("torch.nn.parallel.distributed.torch.hub.load", repo_or_dir=".", source="local"),
     "an argument": told("torch.nn.Sequential", args={"class_path": "os.system", "init_args": {"command": "true"}}),
     "a text that holds settings": json.dumps(SYSTEM),

@@ -32,7 +32,7 @@ from lightning_modules.teachers import ensemble, ensemble_networks, joint_traini
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
 from lightning_modules.teachers.joint_training import shifted, shuffled_passes
-from privacy.mechanisms.votes import vote_counts
+from privacy.mechanisms.noisy_votes import vote_counts
 
 TEACHERS, STEPS = 6, 24
 SHAPE = (1, 8, 8)

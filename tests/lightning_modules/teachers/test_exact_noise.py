@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy import compose
-from privacy.events.discrete import SampledDiscreteGaussian
+from privacy.events.gaussian import SampledDiscreteGaussian
 
 C = 0.3
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from privacy import calibrate_count, calibrate_noise, gaussian_epsilon, published_dpdfd_epsilon
-from privacy.mechanisms.gradients import output_gradient_mu
+from privacy.mechanisms.noisy_gradients import output_gradient_mu
 
 DELTA = 1e-5
 

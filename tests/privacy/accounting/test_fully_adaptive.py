@@ -26,7 +26,7 @@ from privacy.events import (
     Unbounded,
 )
 from privacy.neighbours import Relation, Unit
-from privacy.numerics.gaussian import gaussian_epsilon
+from privacy.numerics.epsilon import gaussian_epsilon
 
 DELTA, TARGET = 1e-2, 1.0
 #: The first run: 14 randomized responses, whose loss the adversary knows from the answers.

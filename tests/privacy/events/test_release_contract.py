@@ -29,13 +29,13 @@ from privacy import (
     SampledGaussian,
     Unbounded,
     compose,
+    published,
 )
 from privacy.events import release_from_dict
 from privacy.events.base import _REGISTRY
 from privacy.ledger import Ledger
 from privacy.plan import Charge
-from privacy.published import claims
-from privacy.published.claims import Claim, NoisyVotesClaim, RdpSlope, WholeRun
+from privacy.published import Claim, NoisyVotesClaim, RdpSlope, WholeRun
 
 DELTA = 1e-5
 # Each with a noisier neighbour, which must cost less.
@@ -117,7 +117,7 @@ CLAIMS: list[Claim] = [RdpSlope("DPDFD", 0.1), NoisyVotesClaim("DGD", 0.1), Whol
 
 def test_a_fresh_process_reads_a_ledger_with_every_kind_of_release_and_claim(tmp_path: Path) -> None:
     """Which has imported the ledger, and nothing for the sake of what stands in it."""
-    assert {claim.kind for claim in CLAIMS} == set(claims._REGISTRY)
+    assert {claim.kind for claim in CLAIMS} == set(published._REGISTRY)
     charges = {Charge(release=release): 2 for release in [*RELEASES, *UNBOUNDED]}
     charges |= {Charge(release=Gaussian(0.1), claim=claim): 3 for claim in CLAIMS}
     ledger = Ledger(path=tmp_path / "ledger.jsonl", private_data="x", run="run", block=1)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from privacy import BudgetExceeded, Gaussian, LabelOnly, RandomizedResponse, SampledGaussian, Unbounded, compose
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
-from privacy.mechanisms.gradients import GRADIENT_RELEASES
 from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
 from privacy.neighbours import Relation, Unit
 from privacy.session import PrivacySession
 

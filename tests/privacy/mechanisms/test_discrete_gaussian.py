@@ -22,7 +22,7 @@ from support.seeded import Seeded
 
 import privacy.mechanisms.discrete_gaussian as module
 from privacy import Gaussian, compose
-from privacy.events.discrete import DiscreteGaussian, SampledDiscreteGaussian
+from privacy.events.gaussian import DiscreteGaussian, SampledDiscreteGaussian
 from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 

@@ -15,11 +15,10 @@ from support.threads import in_threads
 
 import privacy.mechanisms.noisy_gradients
 from privacy import Gaussian
-from privacy.events.discrete import DiscreteGaussian
+from privacy.events.gaussian import DiscreteGaussian
 from privacy.mechanisms import NoisyGradients, Shape
-from privacy.mechanisms.bounding import normalize_per_sample
-from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_RELEASES
+from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, normalize_per_sample
+from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
 from privacy.plan import Charge
 from privacy.processes import Processes
 from privacy.session import PrivacySession

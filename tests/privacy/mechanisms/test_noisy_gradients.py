@@ -18,13 +18,12 @@ from support.sessions import session_of
 
 from privacy.account import Budget, BudgetExceeded
 from privacy.events import Gaussian, Unbounded
-from privacy.events.discrete import DiscreteGaussian
+from privacy.events.gaussian import DiscreteGaussian
 from privacy.journal import LedgerError
 from privacy.mechanisms import Mechanism, Shape
-from privacy.mechanisms.gradient_bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.gradients import GRADIENT_RELEASES
+from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
-from privacy.mechanisms.noisy_gradients import GradientBoundings, GradientReleases, NoisyGradients
+from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, GradientBoundings, GradientReleases, NoisyGradients
 from privacy.session import PrivacySession
 
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")

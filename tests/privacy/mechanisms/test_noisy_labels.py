@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse, Repeated
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
-from privacy.mechanisms.randomized_response import top_k_candidates
+from privacy.mechanisms.noisy_labels import top_k_candidates
 from privacy.session import PrivacySession
 
 B, CLASSES = 4000, 10

@@ -14,7 +14,7 @@ from scipy import stats
 from support.auditing import worst_case_epsilon
 
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.randomized_response import (
+from privacy.mechanisms.noisy_labels import (
     keep_threshold,
     randomized_response,
     threshold_candidates,

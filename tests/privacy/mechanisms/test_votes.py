@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from privacy.mechanisms.draws import laplace, uniform_integers
-from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.mechanisms.votes import laplace_latents, vote_counts
+from privacy.mechanisms.noise import ReproducibleNoise, laplace, uniform_integers
+from privacy.mechanisms.noisy_votes import laplace_latents, vote_counts
 
 
 def test_laplace_against_scipy() -> None:

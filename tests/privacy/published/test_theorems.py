@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from privacy import published_dgd_epsilon, published_dpdfd_epsilon
-from privacy.mechanisms.gradients import output_gradient_mu
-from privacy.numerics.rdp import rdp_slope_epsilon
-from privacy.published import dpdfd_rdp_slope
-from privacy.published.claims import NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, published_epsilon
+from privacy.mechanisms.noisy_gradients import output_gradient_mu
+from privacy.numerics.epsilon import rdp_slope_epsilon
+from privacy.published import NoisyVotesClaim, RdpSlope, WholeRun, claim_from_dict, dpdfd_rdp_slope, published_epsilon
 
 
 @pytest.mark.parametrize(
