@@ -9,8 +9,7 @@ one may exist.
 from __future__ import annotations
 
 from privacy.attacks.answers import Answers, Records, Shadows, answers_of, train_shadows
-from privacy.attacks.lira import lira
-from privacy.attacks.membership import MEMBERSHIP, attack_each
+from privacy.attacks.membership import MEMBERSHIP, attack_each, lira
 from privacy.attacks.result import AttackResult
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Answers of classifiers about records, the input of membership attacks."""
+"""Answers of classifiers about records, the input of membership attacks; shadow models, and an overfitted control."""
 
 from __future__ import annotations
 
@@ -151,3 +151,30 @@ def train_shadows(
         asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
     answers = [answers_of(train(records.at(torch.from_numpy(half))), asked) for half in coins]
     return Shadows.of(answers, np.pad(coins, ((0, 0), (0, never))))
+
+
+def fit(network: nn.Module, loss: Callable[[], Tensor], *, steps: int, lr: float = 2e-3) -> None:
+    """Minimises `loss` by steps of Adam on a network's weights."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def overfitted(records: Records, *, num_classes: int, hidden: int = 256, steps: int = 100) -> nn.Module:
+    """Overfit a two-layer dense network without privacy: images (N, C, H, W) to logits (N, c), in eval mode.
+
+    Args:
+        records: About a thousand; more take longer and are memorised less well.
+        num_classes: c.
+        hidden: Width of the hidden layer.
+        steps: Steps of Adam, on all records at once.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        size = records.images[0].numel()
+        network = nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+    with torch.enable_grad():
+        fit(network, lambda: F.cross_entropy(network(records.images), records.labels), steps=steps, lr=1e-2)
+    return network.eval()

@@ -31,13 +31,16 @@ from lightning_modules.networks.memory import feature_memory
 from lightning_modules.runtime.figures import save_figure
 from lightning_modules.runtime.runs import commit, versions
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
-from privacy.attacks.background_inversion import background_inversion
-from privacy.attacks.copied import copied, passes_gradients
-from privacy.attacks.data_free_inversion import data_free_inversion
-from privacy.attacks.generative_inversion import generative_inversion
-from privacy.attacks.gradient_inversion import gradient_inversion
-from privacy.attacks.inversion import judged
-from privacy.attacks.overfitted import overfitted
+from privacy.attacks.answers import overfitted
+from privacy.attacks.inversion import (
+    background_inversion,
+    copied,
+    data_free_inversion,
+    generative_inversion,
+    gradient_inversion,
+    judged,
+    passes_gradients,
+)
 from privacy.checks import json_number
 from privacy.guarantee import level_of
 from privacy.journal import write_atomically

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torchvision.utils import make_grid
 
 from privacy.attacks import AttackResult, Records
-from privacy.attacks.audit import AuditResult
 from privacy.attacks.inversion import InversionResult
+from privacy.attacks.result import AuditResult
 from privacy.checks import lower_bound, round_up
 
 CONTROL = "control"

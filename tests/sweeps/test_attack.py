@@ -21,8 +21,8 @@ from datamodules.splits import id_fraction
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows
+from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
-from privacy.attacks.overfitted import overfitted
 from privacy.description import MechanismDescription
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak

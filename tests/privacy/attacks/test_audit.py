@@ -10,7 +10,7 @@ from scipy.stats import binom
 from support.auditing import Sampler, audit, randomized_response_table, worst_case_delta
 
 from privacy import RandomizedResponse, compose, gaussian_epsilon
-from privacy.attacks.audit import one_run_epsilon
+from privacy.attacks.result import one_run_epsilon
 
 DELTA = 1e-5
 

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from datamodules import Digits
 from lightning_modules.priors import StrokePrior
 from privacy.attacks import Records
-from privacy.attacks.background_inversion import background_inversion
-from privacy.attacks.data_free_inversion import data_free_inversion
-from privacy.attacks.generative_inversion import generative_inversion
-from privacy.attacks.gradient_inversion import gradient_inversion
-from privacy.attacks.inversion import judged
-from privacy.attacks.overfitted import overfitted
+from privacy.attacks.answers import overfitted
+from privacy.attacks.inversion import (
+    background_inversion,
+    data_free_inversion,
+    generative_inversion,
+    gradient_inversion,
+    judged,
+)
 
 ATTACKS: dict[str, Callable[[nn.Module, Tensor], Records]] = {
     "gradient": lambda model, _: gradient_inversion(model, **SIZES, image_shape=(1, 8, 8)),

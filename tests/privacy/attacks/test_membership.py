@@ -15,10 +15,8 @@ from torch import nn
 
 from datamodules import Digits
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, Shadows, answers_of, attack_each, lira, train_shadows
-from privacy.attacks.answers import moved
-from privacy.attacks.lira import lira_offline
-from privacy.attacks.overfitted import overfitted
-from privacy.attacks.rmia import rmia
+from privacy.attacks.answers import moved, overfitted
+from privacy.attacks.membership import lira_offline, rmia
 
 #: AUC that an attack reaches on the overfitted models, at the least.
 MARGIN = {"loss": 0.6, "lira": 0.7, "lira-offline": 0.7, "rmia": 0.7, "label-only": 0.6}
