@@ -10,13 +10,14 @@ from lightning_modules.runtime.quiet import quiet
 
 if TYPE_CHECKING:
     from lightning_modules.base import DataFreeDistillation
-    from lightning_modules.baselines import DPMERF, FedAvg, FedDistillation
     from lightning_modules.dgd import DGD
     from lightning_modules.direct_training import DirectTraining
     from lightning_modules.distillation import Distillation
+    from lightning_modules.dp_merf import DPMERF
     from lightning_modules.dpdfd import DPDFD
     from lightning_modules.dpsd import DPSD
     from lightning_modules.feddpsd import FedDPSD
+    from lightning_modules.federated import FedAvg, FedDistillation
     from lightning_modules.labeldp import LabelDP
     from lightning_modules.publishing import load_student
     from lightning_modules.student import StudentConfig
@@ -50,7 +51,8 @@ quiet()
 # Lightning takes seconds to import, and the command line's help and its answer to a mistyped command do not need it.
 _MODULES = {
     "DataFreeDistillation": "base",
-    **dict.fromkeys(("DPMERF", "FedAvg", "FedDistillation"), "baselines"),
+    "DPMERF": "dp_merf",
+    **dict.fromkeys(("FedAvg", "FedDistillation"), "federated"),
     **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "FedDPSD", "LabelDP")},
     "DirectTraining": "direct_training",
     "load_student": "publishing",

@@ -14,6 +14,7 @@ from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
 from lightning_modules.evaluation import refuse_selection, require_monitored
 from lightning_modules.losses.functional import output_gradients
+from lightning_modules.losses.labels import annotation_of_labels
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.private_fit import (
     open_session,
@@ -132,7 +133,7 @@ class DirectTraining(Teacher):
             self.noisy_labels = self.session.release(mechanism, self._labels())
         every_class = torch.ones_like(outputs, dtype=torch.bool)
         responses = self.noisy_labels[records.cpu()].to(records.device)
-        return Annotation.of_labels(outputs, responses, every_class, epsilon=mechanism.epsilon)
+        return annotation_of_labels(outputs, responses, every_class, epsilon=mechanism.epsilon)
 
     def update(self, loss: Tensor) -> None:
         """Runs backward, an optimizer step, and a step of the default schedule."""

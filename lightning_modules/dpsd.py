@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import class_shares
-from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
+from lightning_modules.losses.functional import GeneratorLoss
+from lightning_modules.losses.labels import LabelTargets, LinearCandidates, class_shares
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice

@@ -23,8 +23,9 @@ from lightning_modules.federated import (
     Terms,
 )
 from lightning_modules.federated.client import OF_SERVER
-from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, LinearCandidates
+from lightning_modules.losses.functional import GeneratorLoss
+from lightning_modules.losses.labels import LabelTargets, LinearCandidates
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.setting_checks import check_choice, check_whole_number

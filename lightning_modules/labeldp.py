@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import joined
-from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss
+from lightning_modules.losses.labels import annotation_of_labels
 from lightning_modules.losses.targets import Annotation
+from lightning_modules.manual_optimization import joined
 from lightning_modules.networks.batchnorm import distance_to_statistics, evaluating
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.runtime.processes import share_of
@@ -235,7 +236,7 @@ class LabelDP(DataFreeDistillation):
         if not self.stages.noise_correction:
             return Annotation(F.one_hot(labels, self.num_classes).float())
         candidates = self.stage_candidates[self._rows].to(self.device)
-        return Annotation.of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon)
+        return annotation_of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""

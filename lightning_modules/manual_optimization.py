@@ -14,7 +14,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from lightning_modules.losses.functional import joined
 from lightning_modules.private_fit import steps_planned
 from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
 from lightning_modules.runtime.runs import datamodule_of
@@ -151,3 +150,12 @@ class ManualOptimization(LightningModule, ABC):
         broadcast_tensors(self.buffers(), self.processes)
 
     on_train_end = on_validation_start
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate tensors on the CPU along their first dimension, keeping their dtype.
+
+    Autocast would choose another dtype, and in bfloat16 refuses images in float16.
+    """
+    with torch.autocast("cpu", enabled=False):
+        return torch.cat(list(parts))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
+from lightning_modules.federated.fed_avg import FedAvg
+from lightning_modules.federated.fed_distillation import FedDistillation, ImageTerms
 from lightning_modules.federated.federation import Federation
 from lightning_modules.federated.flower import FlowerClients
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
@@ -13,10 +15,13 @@ __all__ = [
     "Absence",
     "ClientConnection",
     "ClientRefusal",
+    "FedAvg",
+    "FedDistillation",
     "FederatedClient",
     "Federation",
     "FederationError",
     "FlowerClients",
+    "ImageTerms",
     "Introduction",
     "LocalClients",
     "Node",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_modules.losses.functional import label_posterior
+from lightning_modules.losses.labels import label_posterior
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.setting_checks import check_number, check_whole_number
 from privacy.identity import CheckpointError

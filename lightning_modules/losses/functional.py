@@ -1,4 +1,4 @@
-"""Losses of the papers as pure functions of logits and features.
+"""Losses of the papers: of distillation, and of a generator.
 
 They work on logits and stay in log space: none takes the `log` of a softmax, so values and gradients are finite for
 logits of any finite size.
@@ -7,12 +7,16 @@ logits of any finite size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from lightning_modules.networks.classifiers import logits_and_features
+from lightning_modules.setting_checks import check_choice, check_number
 
 
 def decoupled_kd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float = 8.0) -> Tensor:
@@ -176,47 +180,6 @@ def logit_distance(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
 
 
-def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
-    """Log-probability of each response given each of the c classes as the teacher's: (B, c), float32.
-
-    Randomized response keeps the class with probability e^ε/(e^ε + k - 1), gives each other candidate with
-    1/(e^ε + k - 1), and is uniform on the k candidates if the class is none of them. `label_posterior` turns this into
-    likely classes. The gradient of the cross-entropy to these is that of the likelihood of the responses ("forward
-    correction", Patrini et al. 2017), so a student fitted to them learns the teacher's classes and not the noise.
-    Everything is computed from released responses and costs nothing.
-
-    Args:
-        responses: (B,), int64.
-        candidates: (B, c), bool, two or more in each sample.
-        epsilon: ε of one response.
-    """
-    size = candidates.sum(1, keepdim=True).float()
-    # -log(e^ε + k - 1) without e^ε, which overflows float32 from ε = 89 on.
-    log_other = -(epsilon + torch.log1p((size - 1) * math.exp(-epsilon)))
-    return torch.where(candidates, log_other, -torch.log(size)).scatter(1, responses[:, None], log_other + epsilon)
-
-
-def label_posterior(outputs: Tensor, evidence: Tensor) -> Tensor:
-    """Probabilities of the teacher's classes by Bayes' rule, given logits (B, c) as the prior, and `label_evidence`.
-
-    A class's prior is at least 1/1000 of the likeliest one's: otherwise a student that is sure of one class for all
-    images would never learn another, whatever the responses.
-    """
-    prior = torch.maximum(outputs, outputs.amax(dim=1, keepdim=True) - math.log(1000))
-    return torch.softmax(prior + evidence, dim=1)
-
-
-def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tensor:
-    """Unbiased estimate, shape (c,), of each class's share of the true labels behind randomized responses (B,).
-
-    All c classes were candidates. Shares sum to 1, and may be negative: with ε = 1, ten classes and 256 responses the
-    standard deviation of each is about 0.12.
-    """
-    other = 1 / (math.exp(epsilon) + num_classes - 1)
-    counted = torch.bincount(responses, minlength=num_classes) / len(responses)
-    return (counted - other) / (math.expm1(epsilon) * other)
-
-
 def informativeness(logits: Tensor) -> float:
     """Mutual information between images and the teacher's classes, as a fraction of its maximum: from 0 to 1.
 
@@ -236,10 +199,59 @@ def informativeness(logits: Tensor) -> float:
     return min(1.0, max(0.0, float(told) / math.log(logits.shape[1])))
 
 
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors on the CPU along their first dimension, keeping their dtype.
+@dataclass(frozen=True, kw_only=True)
+class GeneratorLoss:
+    """Terms of the generator's loss (DPDFD Eq. 5, DPSD Eq. 8, LabelDP and DGD Eq. 2); a weight of 0 drops a term.
 
-    Autocast would choose another dtype, and in bfloat16 refuses images in float16.
+    Larger activations mean more realistic images, so their term is subtracted.
+
+    Attributes:
+        one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
+        balance_weight: α, weight of the negative entropy of the mean prediction.
+        activation_weight: β, weight of the size of the features.
+        activation_norm: `l1` for the mean absolute feature, or `l2` for the mean norm of an image's features.
+        student_loss_weight: Weight of the student's loss on the released targets (1 as printed).
     """
-    with torch.autocast("cpu", enabled=False):
-        return torch.cat(list(parts))
+
+    setting: ClassVar[str] = "generator_loss"
+
+    one_hot_weight: float = 1.0
+    balance_weight: float = 5.0
+    activation_weight: float = 0.1
+    activation_norm: Literal["l1", "l2"] = "l1"
+    student_loss_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
+            check_number(f"{self.setting}.{name}", getattr(self, name))
+        check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
+
+    def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sum of the terms on images (n, C, H, W), and their logits (n, c), both with their graph.
+
+        The discriminator is a classifier; see `logits_and_features`.
+        """
+        if self.activation_weight:
+            logits, features = logits_and_features(discriminator, images)
+        else:
+            logits = features = discriminator(images)
+        return self.of(logits.float(), features.float()), logits.float()
+
+    def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+        """The discriminator's terms on images (n, C, H, W), and the student's loss on fixed targets (n, c), if any."""
+        loss, logits = self(discriminator, images)
+        if self.student_loss_weight and len(targets):
+            outputs = logits if discriminator is student else student(images).float()
+            loss = loss + self.student_loss_weight * functional.cross_entropy(outputs, targets.detach())
+        return loss
+
+    def of(self, logits: Tensor, features: Tensor) -> Tensor:
+        """The weighted sum of the terms of logits (n, c) and features (n, F)."""
+        loss = logits.new_zeros(())
+        if self.one_hot_weight:
+            loss = loss + self.one_hot_weight * one_hot_loss(logits)
+        if self.balance_weight:
+            loss = loss + self.balance_weight * class_balance(logits)
+        if self.activation_weight:
+            loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
+        return loss

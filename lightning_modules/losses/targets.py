@@ -1,21 +1,18 @@
-"""The student's targets, from noisy gradients (DPDFD, DPSD) and from noisy labels (DPSD, FedDPSD)."""
+"""The student's targets, and how they come from noisy gradients (DPDFD, DPSD)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from lightning_modules.losses.functional import (
     decoupled_kd,
     decoupled_kd_as_printed,
     kd,
-    label_evidence,
-    label_posterior,
     logit_distance,
     output_gradients,
 )
@@ -27,8 +24,6 @@ _SMALLEST_PROBABILITY = 1e-12
 _LONGEST = 2**0.5
 """Norm of p_s − p_t, at most."""
 _LEAST_STABILITY = 0.01
-_COVERAGE = 0.99
-"""Of `ConfidentCandidates`. Less lets an overconfident student confirm itself: in trials 0.95 stayed at 79 %."""
 
 
 class Annotation(NamedTuple):
@@ -46,12 +41,6 @@ class Annotation(NamedTuple):
     gradients: Tensor | None = None
     step: Tensor | None = None
     evidence: Tensor | None = None
-
-    @classmethod
-    def of_labels(cls, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-        """Targets from noisy labels by `label_evidence`; `outputs` are detached logits (B, c)."""
-        evidence = label_evidence(labels, candidates, epsilon=epsilon)
-        return cls(label_posterior(outputs.float(), evidence), evidence=evidence)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The student's loss per sample, (B, c) to (B,): L_S of DPDFD's Algorithm 1, unless it follows `gradients`."""
@@ -221,125 +210,3 @@ def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
     total = kept.sum(dim=1, keepdim=True)
     usable = total > torch.finfo(total.dtype).tiny
     return torch.where(usable, kept / total.where(usable, torch.ones_like(total)), probabilities)
-
-
-class CandidateSchedule(nn.Module, ABC):
-    """Decides how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
-
-    Attributes:
-        fixed_beforehand: Whether sizes depend only on the step. Then each call is charged for its own size; sizes that
-            depend on the student, which earlier responses have trained, are charged as the smallest possible.
-    """
-
-    fixed_beforehand: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # What a class states about its own sizes does not hold for those of a subclass.
-        if {"size", "sizes"} & vars(cls).keys() and "fixed_beforehand" not in vars(cls):
-            cls.fixed_beforehand = False
-
-    @abstractmethod
-    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        """Number of candidates in this step, between `smallest`, DPSD's k, and the number of classes c.
-
-        The student's probabilities are (B, c), detached; steps are numbered from 0.
-        """
-
-    def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:
-        """Number of candidates of each image in this step, shape (B,), int64; see `size`."""
-        size = self.size(probabilities, step=step, smallest=smallest)
-        return torch.full((len(probabilities),), size, device=probabilities.device)
-
-
-class FixedCandidates(CandidateSchedule):
-    """DPSD as printed: `smallest` from the first step on, which collapses if raw responses are used.
-
-    The top 3 of an untrained student seldom include the label, and then the uniform response confirms the student's own
-    guess.
-    """
-
-    fixed_beforehand = True
-
-    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        return smallest
-
-
-class LinearCandidates(CandidateSchedule):
-    """From all classes linearly down to `smallest`, depending only on the step.
-
-    Args:
-        begin: Number of steps during which all classes are candidates.
-        end: Number of steps after which `smallest` is reached.
-
-    Raises:
-        ValueError: Not 0 <= begin <= end.
-    """
-
-    fixed_beforehand = True
-
-    def __init__(self, *, begin: int = 500, end: int = 1200) -> None:
-        super().__init__()
-        if not 0 <= begin <= end:
-            raise ValueError(f"begin and end must satisfy 0 <= begin <= end, got {begin} and {end}")
-        self.begin = begin
-        self.end = end
-
-    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        classes = probabilities.shape[1]
-        if step >= self.end:
-            return smallest
-        passed = max(0, step - self.begin) / max(1, self.end - self.begin)
-        return classes - int(passed * (classes - smallest))
-
-
-class ConfidentCandidates(CandidateSchedule):
-    """The fewest that hold nearly all of the student's probability, on average over the batch or for each image.
-
-    Args:
-        per_image: A size for each image, small if the student is sure of it. The published ε of DPSD's Theorem 2
-            does not depend on sizes, and the record-level one is that of the smallest size either way.
-    """
-
-    fixed_beforehand = False
-
-    def __init__(self, *, per_image: bool = False) -> None:
-        super().__init__()
-        self.per_image = per_image
-
-    def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
-        return int(self._fewest(_held(probabilities).mean(dim=0, keepdim=True), smallest))
-
-    def sizes(self, probabilities: Tensor, *, step: int, smallest: int) -> Tensor:
-        if not self.per_image:
-            return super().sizes(probabilities, step=step, smallest=smallest)
-        return self._fewest(_held(probabilities), smallest)
-
-    def _fewest(self, held: Tensor, smallest: int) -> Tensor:
-        """Smallest sufficient number of candidates in each row of (n, c), shape (n,)."""
-        return ((held < _COVERAGE).sum(dim=1) + 1).clamp(smallest, held.shape[1])
-
-
-def _held(probabilities: Tensor) -> Tensor:
-    """Total probability of the 1 to c most probable classes, shape (B, c)."""
-    return probabilities.sort(dim=1, descending=True).values.cumsum(dim=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelTargets:
-    """Targets of the label switch.
-
-    Attributes:
-        schedule: Number of candidates over a run. Default: `LinearCandidates`.
-        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`), instead
-            of the labels themselves as printed. Computed only from released labels.
-    """
-
-    schedule: CandidateSchedule | None = None
-    noise_correction: bool = True
-
-    def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-        """Targets for detached logits (B, c), from labels (B,), each drawn among candidates (B, c), bool, with ε."""
-        if not self.noise_correction:
-            return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
-        return Annotation.of_labels(outputs, labels, candidates, epsilon=epsilon)

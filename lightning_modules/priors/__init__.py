@@ -1,6 +1,6 @@
 """Procedural priors: images drawn from a random generator alone, which cost no privacy."""
 
-from lightning_modules.priors.base import ImagePrior, check_sample
+from lightning_modules.priors.base import ImagePrior, NoisePrior, check_sample
 from lightning_modules.priors.dead_leaves import DeadLeavesPrior
 from lightning_modules.priors.fractals import FractalPrior
 from lightning_modules.priors.glyphs import GlyphPrior
@@ -14,6 +14,7 @@ __all__ = [
     "GlyphPrior",
     "ImagePrior",
     "MixturePrior",
+    "NoisePrior",
     "SilhouettePrior",
     "StrokePrior",
     "check_sample",

@@ -146,3 +146,20 @@ class RandomRows:
         """Return standard normal numbers (B, *shape), each from one uniform number by the inverse CDF."""
         quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
         return quantiles
+
+
+class NoisePrior(ImagePrior):
+    """Standard normal pixels, as at the start of DeepInversion, but clipped to [-1, 1]."""
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+        device: torch.device | str,
+    ) -> torch.Tensor:
+        """Draws `batch_size` images (B, C, H, W); see `ImagePrior.sample`."""
+        check_sample(batch_size, image_shape)
+        drawn = torch.randn(batch_size, *image_shape, generator=generator, device=generator.device)
+        return drawn.clamp_(-1, 1).to(device)

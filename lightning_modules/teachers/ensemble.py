@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
 from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
-from lightning_modules.losses.regression import check_linear, solve_head
 from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import NetworkCallable, TwoConvNet
+from lightning_modules.networks.linear_fits import check_linear, solve_head
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.runtime.predictions import images_of, prediction_callbacks

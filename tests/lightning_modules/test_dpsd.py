@@ -28,8 +28,7 @@ from torch import Tensor
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images.source import Images
-from lightning_modules.losses import ConfidentCandidates, FixedCandidates, LinearCandidates
-from lightning_modules.losses.functional import class_shares
+from lightning_modules.losses.labels import ConfidentCandidates, FixedCandidates, LinearCandidates, class_shares
 from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse

@@ -11,7 +11,7 @@ from support.runs import distil
 from torch import nn
 
 from lightning_modules import DGD, DPDFD
-from lightning_modules.dgd_phases import GeneratorPhase
+from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.config import TeacherConfig

@@ -29,10 +29,10 @@ from torch import nn
 
 from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
-from lightning_modules.dgd_phases import GeneratorPhase
+from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images.source import Images
-from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lightning_modules import DGD, DPDFD, DPSD, Distillation, FedDPSD, LabelDP
-from lightning_modules.baselines.dp_merf import DPMERF
-from lightning_modules.baselines.fed_distillation import FedDistillation
-from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.dp_merf import DPMERF
+from lightning_modules.federated.fed_distillation import FedDistillation
 from lightning_modules.labeldp import GeneratorTraining
-from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig

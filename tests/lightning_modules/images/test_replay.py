@@ -11,7 +11,8 @@ from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
 
 from lightning_modules import DPDFD
 from lightning_modules.images.replay import Replay, ReplayMemory
-from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
+from lightning_modules.losses.labels import LabelTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from privacy.identity import CheckpointError
 
 CAPACITY = 20

@@ -23,7 +23,8 @@ from lightning_modules.losses.functional import (
     logit_distance,
     one_hot_loss,
 )
-from lightning_modules.losses.regression import solve_head
+from lightning_modules.losses.labels import class_shares, label_evidence
+from lightning_modules.networks.linear_fits import solve_head
 from lightning_modules.priors import StrokePrior
 from privacy.events import RandomizedResponse
 from privacy.mechanisms.noise import ReproducibleNoise
@@ -135,7 +136,7 @@ def test_evidence_and_the_students_prediction_make_bayes_rule(size: int) -> None
     outputs, epsilon = torch.randn(40, 10).double(), 1.3
     candidates = torch.zeros(40, 10, dtype=torch.bool).scatter_(1, torch.randn(40, 10).topk(size, dim=1).indices, True)
     answers = torch.tensor([int(torch.nonzero(row)[i % size]) for i, row in enumerate(candidates)])
-    found = (outputs + losses.label_evidence(answers, candidates, epsilon=epsilon)).softmax(1)
+    found = (outputs + label_evidence(answers, candidates, epsilon=epsilon)).softmax(1)
     keep, other = RandomizedResponse(epsilon, size).probabilities
     for row in range(40):
         likelihood = [(keep if c == answers[row] else other) if candidates[row, c] else 1 / size for c in range(10)]
@@ -148,7 +149,7 @@ def test_evidence_is_finite_at_any_epsilon(epsilon: float) -> None:
     outputs = torch.tensor([[0.3, -1.0, 2.0, 0.0]])
     candidates = torch.tensor([[True, True, True, False]])
 
-    found = (outputs + losses.label_evidence(torch.tensor([1]), candidates, epsilon=epsilon)).softmax(1)
+    found = (outputs + label_evidence(torch.tensor([1]), candidates, epsilon=epsilon)).softmax(1)
 
     # Bayes' rule in float64 and in logs, where e^1000 has no place.
     log_total = max(epsilon, 0.0) + math.log1p(2 * math.exp(-epsilon))
@@ -161,7 +162,7 @@ def test_the_gradient_of_likely_classes_is_that_of_the_likelihood_of_the_answers
     outputs = torch.randn(20, 10, dtype=torch.float64, requires_grad=True)
     candidates = torch.zeros(20, 10, dtype=torch.bool).scatter_(1, torch.randn(20, 10).topk(3, dim=1).indices, True)
     answers = candidates.double().argmax(1)
-    targets = (outputs.detach() + losses.label_evidence(answers, candidates, epsilon=1.0)).softmax(1)
+    targets = (outputs.detach() + label_evidence(answers, candidates, epsilon=1.0)).softmax(1)
     (gradient,) = torch.autograd.grad(functional.cross_entropy(outputs, targets, reduction="sum"), outputs)
     keep, other = RandomizedResponse(1.0, 3).probabilities
     channel = torch.where(candidates, other, 1 / 3).double().scatter(1, answers[:, None], keep)
@@ -207,10 +208,10 @@ def test_shares_of_classes_are_told_from_noisy_labels() -> None:
     labels = torch.repeat_interleave(torch.arange(4), (shares * 40_000).long())
     noise = ReproducibleNoise(seed=1)
     responses = randomized_response(labels, torch.ones(40_000, 4, dtype=torch.bool), epsilon=1.0, noise=noise)
-    found = losses.class_shares(responses, num_classes=4, epsilon=1.0)
+    found = class_shares(responses, num_classes=4, epsilon=1.0)
     assert float(found.sum()) == pytest.approx(1) and torch.allclose(found, shares, atol=0.03)
     # Control: read as responses of another epsilon, or as they are, they are other shares.
-    assert not torch.allclose(losses.class_shares(responses, num_classes=4, epsilon=1.5), shares, atol=0.1)
+    assert not torch.allclose(class_shares(responses, num_classes=4, epsilon=1.5), shares, atol=0.1)
     assert not torch.allclose(torch.bincount(responses) / 40_000, shares, atol=0.1)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.losses.selection import balanced_quotas, confident_samples
-from lightning_modules.losses.tangent_normal import distort
+from lightning_modules.dgd.queries import balanced_quotas, confident_samples
+from lightning_modules.dgd.tangent_normal import distort
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 14)])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_modules import DGD, DPDFD
-from lightning_modules.dgd_phases import VAEPhase
+from lightning_modules.dgd.phases import VAEPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior

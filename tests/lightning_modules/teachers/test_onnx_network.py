@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_modules import DGD, DPDFD, DPSD, LabelDP
-from lightning_modules.dgd_phases import GeneratorPhase
+from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.images.source import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import SmallCNN, logits_and_statistics
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput

@@ -14,11 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.dgd_phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
-from lightning_modules.dgd_query_set import QuerySet
+from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
+from lightning_modules.dgd.queries import QuerySet, balanced_quotas, confident_samples
+from lightning_modules.dgd.tangent_normal import TangentNormalLoss
 from lightning_modules.images.pool import PoolSource
-from lightning_modules.losses.selection import balanced_quotas, confident_samples
-from lightning_modules.losses.tangent_normal import TangentNormalLoss
 from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics

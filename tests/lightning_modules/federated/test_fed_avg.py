@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import ConstantLR
 
 from datamodules import Digits
 from lightning_modules import FedAvg
-from lightning_modules.baselines.fed_avg import weighted_mean
 from lightning_modules.cli import main
+from lightning_modules.federated.fed_avg import weighted_mean
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
 

@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 
-from lightning_modules.dgd_query_set import QuerySet
+from lightning_modules.dgd.queries import QuerySet
 from privacy.identity import CheckpointError
 
 

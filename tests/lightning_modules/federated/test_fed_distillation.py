@@ -13,12 +13,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import FedDistillation
-from lightning_modules.baselines import ImageTerms, NoisePrior
 from lightning_modules.cli import main
+from lightning_modules.federated.fed_distillation import ImageTerms
 from lightning_modules.images.source import Images
-from lightning_modules.losses.generator import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics
+from lightning_modules.priors import NoisePrior
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import BudgetExceeded

@@ -10,8 +10,8 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from lightning_modules.losses.regression import LinearResponses, fit_noisy_responses, solve_head, solve_ridge
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
+from lightning_modules.networks.linear_fits import LinearResponses, fit_noisy_responses, solve_head, solve_ridge
 
 SHAPE = (1, 8, 8)
 

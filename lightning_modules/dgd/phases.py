@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.losses.generator import GeneratorLoss
-from lightning_modules.losses.tangent_normal import distort
+from lightning_modules.dgd.tangent_normal import distort
+from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.network import VAECallable, built, factory_of
 from lightning_modules.runtime.hyperparameters import settings_of

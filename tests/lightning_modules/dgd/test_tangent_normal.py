@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_modules.losses import tangent_normal
-from lightning_modules.losses.functional import kd
-from lightning_modules.losses.tangent_normal import (
+from lightning_modules.dgd import tangent_normal
+from lightning_modules.dgd.tangent_normal import (
     Directions,
     entropy,
     find_directions,
@@ -20,6 +19,7 @@ from lightning_modules.losses.tangent_normal import (
     project_out,
     with_length,
 )
+from lightning_modules.losses.functional import kd
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.generators import ConvVAE
 

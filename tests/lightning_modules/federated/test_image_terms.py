@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_modules.baselines.image_terms import ImagePool, boundary_support, jensen_shannon, total_variation
+from lightning_modules.federated.fed_distillation import ImagePool, boundary_support, jensen_shannon, total_variation
 
 SHAPE = (1, 8, 8)
 
