@@ -130,7 +130,7 @@ lint: $(INSTALLED) ## ruff: rules and formatting
 
 .PHONY: types
 types: $(INSTALLED) ## mypy --strict
-	$(BIN)/mypy --strict privacy datamodules lightning_modules sweeps benchmarks
+	$(BIN)/mypy --strict privacy datamodules lightning_modules sweeps benchmarks experiments
 
 .PHONY: format
 format: $(INSTALLED) ## rewrite the code as ruff would have it
@@ -177,7 +177,7 @@ tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where
 
 .PHONY: leaks
 leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=sweeps/pipelines/leaks_digits.yaml SHADOWS=64)
-	$(BIN)/python -m benchmarks.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
+	$(BIN)/python -m experiments.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
 	$(BIN)/LightningCLI render results/leaks.md
 
 .PHONY: lock

@@ -1,1 +1,1 @@
-"""Measurements of speed and leaks: ``python -m benchmarks.<name>``."""
+"""Measurements of speed: ``python -m benchmarks.<name>``."""

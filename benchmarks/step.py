@@ -31,7 +31,7 @@ from opacus.optimizers import DPOptimizer
 from torch.nn import functional as F
 
 from datamodules.mapped import one_thread
-from datamodules.synthetic_steps import StepIndices
+from datamodules.wrapped import StepIndices
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.callbacks import PrivacyCourse
 from lightning_modules.images.source import Images

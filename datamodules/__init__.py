@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from datamodules.base import ImageDataModule
-from datamodules.celeba import CelebA
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.clients import ClientRecords, Clients
-from datamodules.digits import Digits
+from datamodules.digits import MNIST, SVHN, Digits, FashionMNIST
 from datamodules.files import MissingDataError, MissingExtraError
 from datamodules.image_folder import ImageFolder
-from datamodules.imagenet import ImageNet
-from datamodules.images import ImageDataset
 from datamodules.medmnist import MedMNIST
-from datamodules.mnist import MNIST, FashionMNIST
+from datamodules.picture_sets import CelebA, COVIDx, ImageNet
 from datamodules.poisson_sampled import PoissonBatches, PoissonSampled
-from datamodules.radiography import COVIDx
+from datamodules.records import ImageDataset
 from datamodules.shadowed import Shadowed
 from datamodules.shards import ShardedRecords, Shards, shard_of
-from datamodules.svhn import SVHN
-from datamodules.synthetic_steps import SyntheticSteps
+from datamodules.wrapped import SyntheticSteps
 
 __all__ = [
     "CIFAR10",

@@ -16,10 +16,8 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.class_choice import ClassChoice
 from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, require_md5
-from datamodules.images import ImageDataset, keep_batch
-from datamodules.splits import id_fraction
+from datamodules.records import ClassChoice, ImageDataset, id_fraction, keep_batch
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
 from privacy.processes import share_size

@@ -12,8 +12,7 @@ from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
 from datamodules.files import reading
-from datamodules.images import ImageDataset
-from datamodules.splits import ids_of_names
+from datamodules.records import ImageDataset, ids_of_names
 
 
 class CIFAR10(ImageDataModule):

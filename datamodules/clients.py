@@ -12,9 +12,8 @@ from torch import Tensor
 
 from datamodules.base import ImageDataModule, Part
 from datamodules.image_folder import ImageFolder
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset, id_fraction
 from datamodules.shards import ShardedRecords, Shards
-from datamodules.splits import id_fraction
 from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome

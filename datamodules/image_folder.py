@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import Part
-from datamodules.images import ImageDataset
 from datamodules.pictures import (
     SUFFIXES,
     Picture,
@@ -28,7 +27,7 @@ from datamodules.pictures import (
     subfolders,
     warn_of_dark,
 )
-from datamodules.splits import id_fraction, ids_of_names
+from datamodules.records import ImageDataset, id_fraction, ids_of_names
 from privacy.checks import check_count, look_up
 from privacy.ledger_place import DataHome
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 
 #: Number of images per call.
 PIECE = 512

@@ -13,7 +13,7 @@ from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
 from datamodules.files import MissingExtraError, reading
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 
 _KEYS: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
 _SINGLE_LABEL = ("binary-class", "multi-class", "ordinal-regression")

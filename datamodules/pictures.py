@@ -21,9 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from datamodules.base import ImageDataModule
-from datamodules.images import ImageDataset
-from datamodules.partition import Partition, PartitionError
-from datamodules.splits import ids_of_names
+from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
 from privacy.checks import check_count
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import Batches, ImageDataModule
-from datamodules.images import ImageDataset, keep_batch
 from datamodules.mapped import MappedRecords
+from datamodules.records import ImageDataset, keep_batch
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.noise import NoiseSource, SystemNoise

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.images import ImageDataset
-from datamodules.splits import id_fraction
+from datamodules.records import ImageDataset, id_fraction
 from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
 

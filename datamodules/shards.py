@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from datamodules.base import ImageDataModule
-from datamodules.images import ImageDataset
 from datamodules.mapped import MappedRecords
-from datamodules.splits import id_fraction
-from datamodules.synthetic_steps import StepIndices
-from datamodules.wrapped import WrappedDataset
+from datamodules.records import ImageDataset, id_fraction
+from datamodules.wrapped import StepIndices, WrappedDataset
 from privacy.checks import check_count
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.partition import disjoint
+from datamodules.records import disjoint
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.federated import (
     Absence,

@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from datamodules.partition import Partition, require_classes, require_partition, same_data
 from datamodules.pictures import PictureDataModule, pictures_below, require_outside
-from datamodules.synthetic_steps import SyntheticSteps
+from datamodules.records import Partition, require_classes, require_partition, same_data
+from datamodules.wrapped import SyntheticSteps
 from lightning_modules.images.pool import innermost
 from lightning_modules.runtime.publication import publish
 from lightning_modules.runtime.runs import callbacks_of, datamodule_of, is_dev_run

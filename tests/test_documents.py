@@ -15,7 +15,7 @@ from sweeps.runner.guarantee_tables import methods_table, papers_table
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 #: Where a path in a document leads to a file; `public/` and the like are of a run.
-FOLDERS = "benchmarks|datamodules|docs|examples|lightning_modules|privacy|results|sweeps|tests"
+FOLDERS = "benchmarks|datamodules|docs|examples|experiments|lightning_modules|privacy|results|sweeps|tests"
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "results" / "leaks.md", *(ROOT / "docs").glob("*.md")])
 
 

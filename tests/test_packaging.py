@@ -54,7 +54,7 @@ def bounds_not_tested(text: str) -> list[str]:
 def test_wheel_holds_all_of_the_packages_and_nothing_else(tmp_path: Path) -> None:
     """Built of a copy of the sources as pip would, without its isolated environment."""
     source = tmp_path / "source"
-    for name in (*PACKAGES, "tests", "benchmarks"):
+    for name in (*PACKAGES, "tests", "benchmarks", "experiments"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("LICENSE", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, source / name)

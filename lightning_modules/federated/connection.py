@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from datamodules.partition import disjoint
+from datamodules.records import disjoint
 from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.networks import NetworkCallable

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from datamodules.partition import Partition
+from datamodules.records import Partition
 from privacy.events import Release, release_from_dict
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from datamodules import ImageDataModule
-from datamodules.partition import Partition, require_partition, same_data
 from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
+from datamodules.records import Partition, require_partition, same_data
 from lightning_modules.images.base import ImageSource
 from lightning_modules.precision import full_float32
 from lightning_modules.runtime.randomness import Draws

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
-from datamodules.partition import Partition, require_partition
+from datamodules.records import Partition, require_partition
 from lightning_modules.private_fit import say_ledger
 from lightning_modules.runtime.processes import processes_of
 from lightning_modules.runtime.runs import datamodule_of

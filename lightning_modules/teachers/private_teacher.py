@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from datamodules.partition import Partition, same_data
+from datamodules.records import Partition, same_data
 from lightning_modules.networks import check_network
 from lightning_modules.networks.memory import bytes_of, same_module
 from lightning_modules.networks.stacked import NetworkStack

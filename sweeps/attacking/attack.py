@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from datamodules.records import id_fraction
 from datamodules.shadowed import Shadowed
-from datamodules.splits import id_fraction
 from lightning_modules import priors
 from lightning_modules.cli.distill import PRIORS
 from lightning_modules.networks.memory import feature_memory

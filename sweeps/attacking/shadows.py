@@ -23,9 +23,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset, id_fraction
 from datamodules.shadowed import Shadowed
-from datamodules.splits import id_fraction
 from lightning_modules.cli.resuming import differences, read_checkpoint
 from lightning_modules.networks.memory import bytes_of
 from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run

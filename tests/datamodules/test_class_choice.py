@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datamodules import CIFAR10, Digits, PoissonSampled, Shards, SyntheticSteps
-from datamodules.class_choice import ClassChoice
+from datamodules.records import ClassChoice
 
 
 def test_records_of_other_classes_are_left_out_and_the_rest_numbered_anew() -> None:

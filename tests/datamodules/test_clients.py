@@ -16,7 +16,7 @@ from torch import Tensor
 from datamodules import ClientRecords, Clients, Digits, ImageDataset, ImageFolder, Shards
 from datamodules.base import Part
 from datamodules.clients import ClientPartition
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 from lightning_modules import TeacherEnsemble
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig

@@ -53,9 +53,9 @@ from datamodules import (
     MissingDataError,
     MissingExtraError,
     SyntheticSteps,
-    svhn,
+    digits,
 )
-from datamodules.splits import id_fraction, ids_of_names
+from datamodules.records import id_fraction, ids_of_names
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,7 @@ def test_whose_a_face_is_stands_in_the_file_of_identities(copied: Callable[[str]
 def test_a_bug_of_a_reader_is_not_called_a_damaged_file(
     copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(svhn, "loadmat", lambda *_, **__: None.content)  # type: ignore[attr-defined]
+    monkeypatch.setattr(digits, "loadmat", lambda *_, **__: None.content)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         SVHN(root=copied("SVHN"), verify=False).setup("test")
 

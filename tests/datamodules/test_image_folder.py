@@ -13,7 +13,7 @@ from PIL import Image
 from support.data_files import picture, write_folders
 
 from datamodules import ImageFolder, MissingDataError, image_folder
-from datamodules.splits import ids_of_names
+from datamodules.records import ids_of_names
 
 
 @pytest.fixture

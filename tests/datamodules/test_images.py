@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 
 
 def records(peak: int = 255) -> ImageDataset:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from datamodules import Digits, ImageDataset, PoissonBatches, PoissonSampled
 from datamodules.base import Part
-from datamodules.splits import selection_halves
+from datamodules.records import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules import Digits, ImageDataset, ShardedRecords, Shards, shard_of
 from datamodules.base import Part
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 
 N = 10
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 
 
 def moved(assign_by_id: bool, removed: int) -> int:

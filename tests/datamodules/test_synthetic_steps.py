@@ -11,7 +11,7 @@ from support.variants import LockedDigits
 from torch import Tensor, nn
 
 from datamodules import MNIST, Digits, SyntheticSteps
-from datamodules.splits import id_fraction, selection_halves
+from datamodules.records import id_fraction, selection_halves
 
 
 class Recorder(LightningModule):

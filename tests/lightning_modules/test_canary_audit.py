@@ -27,7 +27,7 @@ from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled
 from datamodules.base import Part
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
 from privacy import SampledGaussian, compose

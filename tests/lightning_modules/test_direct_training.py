@@ -18,7 +18,7 @@ from support.short_names import budgeted
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
-from datamodules.images import ImageDataset, keep_batch
+from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.runtime.publication import ForwardExceptions

@@ -19,7 +19,7 @@ from support.runs import SMALL, checkpoint, configuration, equal, fit, interrupt
 from torch import nn
 
 from datamodules import ClientRecords, Digits
-from datamodules.partition import disjoint
+from datamodules.records import disjoint
 from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question, connection
 from lightning_modules.federated.connection import _require_apart

@@ -18,7 +18,7 @@ from support.runs import configuration, fit
 from support.variants import CarelessDPDFD
 
 from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
-from datamodules.partition import PartitionError, require_partition
+from datamodules.records import PartitionError, require_partition
 from lightning_modules import Teacher, private_fit
 from lightning_modules.cli import main
 from lightning_modules.images import pool as pools

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from datamodules import PoissonSampled
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 from lightning_modules import DPSGDTeacher
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from datamodules import Digits
 from datamodules.base import ImageDataModule, Part
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 from lightning_modules import DPDFD
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import logits_and_features

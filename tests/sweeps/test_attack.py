@@ -17,7 +17,7 @@ from support.runs import QUIET, copy_runs, shelve, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
-from datamodules.splits import id_fraction
+from datamodules.records import id_fraction
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows

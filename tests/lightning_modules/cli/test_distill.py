@@ -14,7 +14,7 @@ from PIL import Image
 from support.data_files import write_folders
 from support.runs import QUIET
 
-from datamodules.partition import PartitionError
+from datamodules.records import PartitionError
 from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.cli.distill import PRIORS, facts_of, prior_for

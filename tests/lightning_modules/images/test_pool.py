@@ -13,7 +13,7 @@ from support.data_files import write_folders
 from support.runs import configuration, equal, fit, interrupted, networks
 
 from datamodules import ImageFolder, SyntheticSteps
-from datamodules.partition import PartitionError
+from datamodules.records import PartitionError
 from lightning_modules import DPDFD
 from lightning_modules.images import pool as pools
 from lightning_modules.images.pool import PoolSource, varied

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior, GlyphPrior, ImagePrior, SilhouettePrior, StrokePrior
-from lightning_modules.priors.fractals import power_law_noise
+from lightning_modules.priors.photographs import power_law_noise
 
 
 def draw(

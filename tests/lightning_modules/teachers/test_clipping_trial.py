@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from datamodules import Digits, PoissonSampled
-from datamodules.images import ImageDataset, keep_batch
 from datamodules.poisson_sampled import PoissonBatches, PoissonLoader
+from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, LinearOnFeatures, SmallCNN, Whitening
 from lightning_modules.networks.memory import feature_memory

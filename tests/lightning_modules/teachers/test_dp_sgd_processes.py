@@ -18,7 +18,7 @@ from torch import nn
 
 from datamodules import Digits
 from datamodules.base import Part
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import Clipping

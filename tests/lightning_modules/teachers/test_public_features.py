@@ -11,7 +11,7 @@ from support.features import linear_spec
 from support.runs import fit
 from torch import Tensor
 
-from datamodules.images import ImageDataset
+from datamodules.records import ImageDataset
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import memory
 from lightning_modules.teachers.clipped_network import ClippedNetwork

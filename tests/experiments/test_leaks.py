@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import leaks
+from experiments import leaks
 from privacy.attacks import MEMBERSHIP
 from sweeps.runner.documents import render_text
 from sweeps.runner.fit import RunnerError

@@ -1,4 +1,4 @@
-"""Makes two data sets of characters unlike all shipped priors from MNIST digits: `python -m datamodules.untuned`."""
+"""Makes two data sets of characters unlike all shipped priors from MNIST digits: `python -m experiments.untuned`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from datamodules.base import Part
-from datamodules.mnist import MNIST
+from datamodules.digits import MNIST
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -177,7 +177,7 @@ def _draws(purpose: int) -> np.random.RandomState:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m datamodules.untuned", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.untuned", description=__doc__)
     parser.add_argument("--root", default="data", help="folder that holds MNIST/raw/*-ubyte (default: %(default)s)")
     parser.add_argument("--to", default="data/untuned", help="folder to make (default: %(default)s)")
     print(build_untuned(**vars(parser.parse_args())))

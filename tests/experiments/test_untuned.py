@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from support.data_files import write_idx
 
 from datamodules import ImageFolder, MissingDataError
-from datamodules.untuned import Labels, Pixels, build_untuned, cropped
+from experiments.untuned import Labels, Pixels, build_untuned, cropped
 
 #: Between dark ground and bright ink.
 SOME_INK = 32
@@ -20,7 +20,7 @@ SMALL = (("cropped", 16, (30, 40)), ("overlaid", 28, (40, 20)))
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datamodules.untuned.SETS", SMALL)
+    monkeypatch.setattr("experiments.untuned.SETS", SMALL)
 
 
 def handwriting() -> tuple[Pixels, Labels]:

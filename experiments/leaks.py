@@ -1,4 +1,4 @@
-"""Attacks each fit of a pipeline: `python -m benchmarks.leaks`.
+"""Attacks each fit of a pipeline: `python -m experiments.leaks`.
 
 It makes the fits, runs membership attacks on each and inversion on the first one, unless told otherwise, and writes
 results and figures. An interrupted command continues. Use it only for public data: `results/` is not kept private.
