@@ -33,14 +33,14 @@ from torch.nn import functional as F
 from datamodules.mapped import one_thread
 from datamodules.wrapped import StepIndices
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.callbacks import PrivacyCourse
-from lightning_modules.images.source import Images
+from lightning_modules.callbacks import PrivacyCallback
+from lightning_modules.images import Images
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
-from lightning_modules.runtime.runs import commit, hardware, versions
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.training.run import commit, hardware, versions
 from privacy import Budget
 from privacy.journal import write_atomically
 from privacy.mechanisms import NoisyGradients, NoisyLabels
@@ -131,7 +131,7 @@ def seconds_of_method(name: str, size: Size, *, folder: Path) -> float:
     trainer = Trainer(
         max_epochs=1, accelerator="auto", devices=1, logger=CSVLogger(folder, name="runs"), enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0,
-        callbacks=[PrivacyCourse(), clock], default_root_dir=folder,
+        callbacks=[PrivacyCallback(), clock], default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(module, train_dataloaders=StepIndices(size.warm_up + size.steps + 1))
     return float((clock.marks[-1] - clock.marks[size.warm_up]) / size.steps)

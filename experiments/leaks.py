@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli import main as command
 from lightning_modules.networks.memory import feature_memory
-from lightning_modules.runtime.figures import save_figure
-from lightning_modules.runtime.runs import hardware, versions
+from lightning_modules.training.run import hardware, versions
 from privacy.attacks import MEMBERSHIP
 from privacy.journal import write_atomically
 from sweeps.attacking.shadows import AttackError

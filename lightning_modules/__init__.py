@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.runtime.quiet import quiet
+from lightning_modules.quiet import quiet
 
 if TYPE_CHECKING:
     from lightning_modules.base import DataFreeDistillation
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from lightning_modules.labeldp import LabelDP
     from lightning_modules.publishing import load_student
     from lightning_modules.student import StudentConfig
-    from lightning_modules.teachers import DPSGDTeacher, Teacher, TeacherEnsemble
     from lightning_modules.teachers.config import TeacherConfig
+    from lightning_modules.teachers.dp_sgd import DPSGDTeacher
+    from lightning_modules.teachers.ensemble import TeacherEnsemble
     from lightning_modules.teachers.record_clipping import Clipping
+    from lightning_modules.teachers.teacher import Teacher
 
 __all__ = [
     "DGD",
@@ -57,7 +59,9 @@ _MODULES = {
     "DirectTraining": "direct_training",
     "load_student": "publishing",
     "StudentConfig": "student",
-    **dict.fromkeys(("DPSGDTeacher", "Teacher", "TeacherEnsemble"), "teachers"),
+    "DPSGDTeacher": "teachers.dp_sgd",
+    "Teacher": "teachers.teacher",
+    "TeacherEnsemble": "teachers.ensemble",
     "TeacherConfig": "teachers.config",
     "Clipping": "teachers.record_clipping",
 }

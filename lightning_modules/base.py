@@ -12,33 +12,32 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.nn import functional
 
-from lightning_modules.evaluation import Evaluated, Evaluation, validation_names
-from lightning_modules.images.pool import PoolSource
-from lightning_modules.images.source import Images
+from lightning_modules.callbacks import Curves, ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
+from lightning_modules.callbacks.saving import take_back_unfinished_step
+from lightning_modules.images import Images, PoolSource
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.manual_optimization import ManualOptimization, OptimizedGroup
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.private_fit import state_of_run
-from lightning_modules.runtime.checkpoint_io import take_back_unfinished_step
+from lightning_modules.private_fit import LearnsFromTeacher, state_of_run
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
-from lightning_modules.runtime.processes import share_of
-from lightning_modules.runtime.randomness import Draws
-from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.setting_checks import check_left_out
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.learning import LearnsFromTeacher
+from lightning_modules.training.evaluation import Evaluated, Evaluation, validation_names
+from lightning_modules.training.manual_optimization import OptimizedGroup
+from lightning_modules.training.processes import share_of
+from lightning_modules.training.randomness import Draws
+from lightning_modules.training.run import datamodule_of
 from privacy.account import Budget
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.session import PrivacySession
 
 
-class DataFreeDistillation(Evaluated, ManualOptimization, LearnsFromTeacher):
+class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     """Base of the data-free methods. A subclass writes its paper's algorithm as one `training_step`.
 
     Nothing about the teacher is used except through the privacy session, which `on_fit_start` opens and whose plan
-    `on_train_start` fixes; `PrivacyCourse` logs both ε and ends the fit in time.
+    `on_train_start` fixes; `PrivacyCallback` logs both ε and ends the fit in time.
 
     Args:
         num_classes: c; linked from the data.
@@ -238,10 +237,8 @@ class DataFreeDistillation(Evaluated, ManualOptimization, LearnsFromTeacher):
     # --- fit hooks ---
 
     def configure_callbacks(self) -> list[Callback]:
-        """Adds `PrivacyCourse` and the callbacks that draw figures, unless the trainer has its own."""
-        from lightning_modules.callbacks import default_callbacks  # which are about this class
-
-        return default_callbacks(self.trainer)
+        """Returns the callbacks that every fit of such a method has; Lightning leaves out others of the same class."""
+        return [Curves(), SyntheticImages(), PrivacyCallback(), ForwardExceptions(), PredictionWriter()]
 
     def prepare_fit(self) -> None:
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
-from lightning_modules.evaluation import refuse_selection, require_monitored
+from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.labels import annotation_of_labels
 from lightning_modules.losses.targets import Annotation, GradientTargets
@@ -20,15 +20,14 @@ from lightning_modules.private_fit import (
     open_session,
     require_first_step,
     state_of_run,
-    steps_ahead,
     stop_before,
     warn_of_changed_noise,
     write_statement,
 )
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.publication import ForwardExceptions, clear
-from lightning_modules.runtime.runs import datamodule_of
 from lightning_modules.teachers.teacher import Teacher
+from lightning_modules.training.evaluation import refuse_selection, require_monitored
+from lightning_modules.training.run import clear, datamodule_of, steps_ahead
 from privacy.account import Budget
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training

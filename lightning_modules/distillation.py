@@ -11,16 +11,16 @@ from rich.progress import track
 
 from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.source import Images, SyntheticSource
+from lightning_modules.images import Images, SyntheticSource
 from lightning_modules.losses.functional import class_weights, informativeness, kd, logit_distance
-from lightning_modules.manual_optimization import joined
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.networks.linear_fits import fit_noisy_responses
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.priors import ImagePrior
-from lightning_modules.runtime.processes import share_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
+from lightning_modules.training.manual_optimization import joined
+from lightning_modules.training.processes import share_of
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, RawResponses
 

@@ -55,7 +55,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
     ("a private teacher is not copied", "lightning_modules/teachers/private_teacher.py",
      "def __reduce__(self) -> NoReturn:", "def _reduce(self) -> NoReturn:",
      f"{MODULES}/test_secrecy.py"),
-    ("weights are published with a finite epsilon only", "lightning_modules/runtime/publication.py",
+    ("weights are published with a finite epsilon only", "lightning_modules/training/run.py",
      "{} if math.isinf(guarantee.epsilon) else networks", "networks", f"{MODULES}/test_identity.py -k in_public"),
     ("splits depend on the id alone", "datamodules/records.py",
      "for record in ids.tolist()]", "for record in range(len(ids))]", f"{TESTS}/datamodules/test_splits.py"),

@@ -1,55 +1,29 @@
-"""Curves of accuracy and both ε over a fit, and grids of synthetic images."""
+"""Grids of synthetic images, and how a figure is saved."""
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torchvision.utils import make_grid
 
+from privacy.journal import write_atomically
+
+if "matplotlib.pyplot" not in sys.modules:  # a notebook's own backend stays
+    matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
 from lightning_modules.callbacks.privacy import data_free
-from lightning_modules.evaluation import validation_metric
-from lightning_modules.runtime.figures import image_grid, save_figure
-from lightning_modules.runtime.publication import private_folder, public_folder
-from lightning_modules.runtime.runs import is_dev_run
-
-
-class Curves(Callback):
-    """Accuracy and both ε over steps, for the result record.
-
-    Attributes:
-        history: One point per validation: `steps`, `accuracy`, `epsilon`, `epsilon_published`, `queries`.
-    """
-
-    def __init__(self) -> None:
-        self.history: list[dict[str, float]] = []
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        accuracy = trainer.callback_metrics.get(validation_metric(trainer))
-        if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
-            return
-        module = data_free(pl_module)
-        account = module.session.account
-        self.history.append(
-            {
-                "steps": module.steps_done,
-                "accuracy": float(accuracy),
-                "epsilon": account.epsilon(),
-                "epsilon_published": account.epsilon_published(),
-                "queries": account.queries(),
-            }
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The points, so that a resumed run draws one curve."""
-        return {"history": self.history}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [dict(point) for point in state_dict["history"]]
+from lightning_modules.training.run import is_dev_run, private_folder, public_folder
 
 
 class SyntheticImages(Callback):
@@ -62,7 +36,8 @@ class SyntheticImages(Callback):
         self._drawn = -1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit" and data_free(pl_module).generator is not None:
+        trained = data_free(pl_module).images.generator is not None
+        if trained and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._draw(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,7 +47,7 @@ class SyntheticImages(Callback):
     def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_dev_run(trainer):
             return
-        module = data_free(pl_module)
+        module: Any = data_free(pl_module)
         self._drawn = module.steps_done
         # In every process: layers that synchronise over processes wait for all.
         images = module.synthetic_grid()
@@ -96,3 +71,23 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
             )
         elif isinstance(logger, WandbLogger):
             logger.log_image(key="synthetic", images=[str(path)], step=step)
+
+
+def image_grid(images: torch.Tensor, *, title: str) -> Figure:
+    """Draw images (N, C, H, W) in a square grid, each scaled to its own range, since generators may exceed [-1, 1]."""
+    grid = make_grid(
+        images.detach().float().cpu(), nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True
+    )
+    figure, axes = plt.subplots(figsize=(4.5, 4.7))
+    axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
+    axes.set_title(title, fontsize=10)
+    axes.axis("off")
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Writes a PNG atomically and closes the figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
+    plt.close(figure)
+    return write_atomically(path, buffer.getvalue())

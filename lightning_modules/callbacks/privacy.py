@@ -6,11 +6,10 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from lightning_modules.base import DataFreeDistillation
-from lightning_modules.private_fit import require_public, stop_before
+from lightning_modules.private_fit import LearnsFromTeacher, require_public, stop_before
 
 
-class PrivacyCourse(Callback):
+class PrivacyCallback(Callback):
     """Logs both ε and the number of queries to every logger and the progress bar, and ends the fit in time.
 
     What no class may do without is checked here, since a class may override a hook of its base: a plan before the first
@@ -51,12 +50,20 @@ class PrivacyCourse(Callback):
             module.log_dict(module.spent(), prog_bar=True, on_step=False, on_epoch=True)
 
 
-def data_free(module: LightningModule) -> DataFreeDistillation:
+def data_free(module: LightningModule) -> LearnsFromTeacher:
     """The module of a callback as a data-free method.
 
     Raises:
         TypeError: It is another kind of module.
     """
-    if not isinstance(module, DataFreeDistillation):
+    if not isinstance(module, LearnsFromTeacher):
         raise TypeError(f"this callback is for data-free methods, not for {type(module).__name__}")
     return module
+
+
+class ForwardExceptions(Callback):
+    """Calls the module's `on_exception(exception)`: Lightning itself calls that hook only for callbacks and data."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        module: Any = pl_module
+        module.on_exception(exception)

@@ -1,20 +1,21 @@
-"""Writes a run's measured result as a record."""
+"""A run's measured result, with its curve and provenance, as a record."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from lightning_modules.base import DataFreeDistillation
-from lightning_modules.callbacks.config import resolved_config
-from lightning_modules.callbacks.figures import Curves
-from lightning_modules.evaluation import asks_for_auroc, measured_on, validation_metric
-from lightning_modules.runtime.runs import (
+from lightning_modules.callbacks.privacy import data_free
+from lightning_modules.callbacks.saving import resolved_config
+from lightning_modules.private_fit import LearnsFromTeacher
+from lightning_modules.training.evaluation import asks_for_auroc, measured_on, validation_metric
+from lightning_modules.training.run import (
     callbacks_of,
     commit,
     datamodule_of,
@@ -26,6 +27,40 @@ from lightning_modules.runtime.runs import (
 from privacy.checks import json_number
 from privacy.guarantee import Guarantee
 from privacy.journal import write_atomically
+
+
+class Curves(Callback):
+    """Accuracy and both ε over steps, for the result record.
+
+    Attributes:
+        history: One point per validation: `steps`, `accuracy`, `epsilon`, `epsilon_published`, `queries`.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, float]] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        accuracy = trainer.callback_metrics.get(validation_metric(trainer))
+        if trainer.sanity_checking or trainer.state.fn != "fit" or accuracy is None:
+            return
+        module = data_free(pl_module)
+        account = module.session.account
+        self.history.append(
+            {
+                "steps": module.steps_done,
+                "accuracy": float(accuracy),
+                "epsilon": account.epsilon(),
+                "epsilon_published": account.epsilon_published(),
+                "queries": account.queries(),
+            }
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The points, so that a resumed run draws one curve."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = [dict(point) for point in state_dict["history"]]
 
 
 class ResultRecord(Callback):
@@ -59,7 +94,7 @@ class ResultRecord(Callback):
         loader = data.test_dataloader()  # only this process measures
         guarantee: Guarantee | None = None
         uncharged: list[str] | None = None  # whatever is measured of a private model
-        if isinstance(pl_module, DataFreeDistillation):
+        if isinstance(pl_module, LearnsFromTeacher):
             network, seed, steps = pl_module.student, pl_module.draw_seed, pl_module.steps_done
             guarantee, uncharged = pl_module.guarantee(), pl_module.session.uncharged_queries
             account = pl_module.session.account
@@ -132,3 +167,20 @@ def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
         "unit": guarantee.unit,
         "run": guarantee.run,
     }
+
+
+def epsilon_of(record: Mapping[str, Any]) -> float:
+    """ε of a record, for the unit that it names."""
+    return float(record.get("epsilon_person", record["epsilon_record"]))
+
+
+def role(record: Mapping[str, Any]) -> str:
+    """Description of what a record is about."""
+    teachers = {
+        "Teacher": "teacher, private",
+        "DPSGDTeacher": "teacher by DP-SGD",
+        "TeacherEnsemble": "ensemble of teachers, private",
+        "FedAvg": "mean of the clients' models, private",
+        "DirectTraining": "model by direct training, private but for what is said of labels",
+    }
+    return teachers.get(record["method"], f"student by {record['method']}")

@@ -91,7 +91,7 @@ def _of_process() -> None:
     except (KeyboardInterrupt, SystemExit) as error:
         if type(error) is SystemExit and error.__context__ is None:
             raise
-        from lightning_modules.runtime.outcome import exit_status
+        from lightning_modules.cli.outcome import exit_status
 
         sys.exit(exit_status(error))
 
@@ -99,7 +99,7 @@ def _of_process() -> None:
 def _last_words(error: Exception) -> str | int:
     if "torch" not in sys.modules:
         return f"error: {error}"
-    from lightning_modules.runtime.runs import first_process
+    from lightning_modules.training.run import first_process
     from privacy.processes import failed_everywhere
 
     # If all processes fail, one reports the error.

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images.pool import PoolSource
+from lightning_modules.images import PoolSource
 from privacy.account import Accounting
 from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
 from privacy.accounting.composition import known_epsilon

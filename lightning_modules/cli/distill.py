@@ -18,8 +18,8 @@ from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import texts_in, unknown_code
 from lightning_modules.publishing import ExportError, check_options
 from lightning_modules.publishing.loading import name_of
-from lightning_modules.runtime.runs import is_dev_run, run_folder
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
+from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, round_up
 from privacy.guarantee import ONE_PERSON

@@ -26,25 +26,24 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import lightning_modules
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.callbacks.config import SaveConfig
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
+from lightning_modules.cli.configs import find_configs
 from lightning_modules.cli.errors import explain
+from lightning_modules.cli.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
+from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.networks.named_code import texts_in
 from lightning_modules.networks.names import look_in_current_folder
-from lightning_modules.runtime.checkpoint_io import LastCheckpoint, SkipCheckpointOnLocalError, WholeCheckpointIO
 from lightning_modules.runtime.hyperparameters import flat
-from lightning_modules.runtime.outcome import how_to_resume, outcome, say_how_to_resume
-from lightning_modules.runtime.paths import find_configs
-from lightning_modules.runtime.processes import (
+from lightning_modules.training.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
     check_launcher,
     check_strategy,
 )
-from lightning_modules.runtime.runs import LAST, first_process, fixed_folder, own_folder, run_folder
-from lightning_modules.runtime.wandb_runs import describe_runs
+from lightning_modules.training.run import LAST, first_process, fixed_folder, own_folder, run_folder
 from privacy.mechanisms import DirectLabels, NoisyLabels, NoisyMeanResponse
 
 # Written with their class, by which jsonargparse tells them from a method's other mechanism.

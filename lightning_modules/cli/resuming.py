@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
+from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.runtime.hyperparameters import flat, require_known_checkpoint
 from privacy.identity import CheckpointError
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_modules.precision import full_float32
+from lightning_modules.training.randomness import full_float32
 
 
 class ImagePrior(ABC):

@@ -15,7 +15,7 @@ from lightning_modules.publishing.formats import ONNX, require_agreement, requir
 from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
 from lightning_modules.publishing.model_card import CARD, model_card
 from lightning_modules.publishing.run import FinishedRun, read_run
-from lightning_modules.runtime.runs import versions
+from lightning_modules.training.run import versions
 from privacy.exported import GUARANTEE, checksums
 
 PREPROCESSING = {"layout": "NCHW", "dtype": "float32", "range": [-1.0, 1.0], "from_0_to_1": "2 * x - 1"}

@@ -18,14 +18,14 @@ from jsonargparse import ArgumentParser
 from lightning import LightningDataModule
 from torch import nn
 
+from lightning_modules.callbacks.record import epsilon_of
+from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.networks import build_network, described
 from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
 from lightning_modules.publishing.folder import ExportError, without_folders
 from lightning_modules.publishing.loading import name_of
-from lightning_modules.runtime.checkpoint_io import hyperparameters, noted_by_run
-from lightning_modules.runtime.outcome import epsilon_of
-from lightning_modules.runtime.runs import LAST, LOCK, folder_of_checkpoint
+from lightning_modules.training.run import LAST, LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release
 from privacy.guarantee import level_of

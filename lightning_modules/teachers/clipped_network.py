@@ -11,8 +11,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.stacked import fixed_extractor
-from lightning_modules.precision import full_float32
-from lightning_modules.runtime.randomness import random_states
 from lightning_modules.teachers.clipping_trial import (
     DRAWS,
     ClippingTrial,
@@ -28,6 +26,7 @@ from lightning_modules.teachers.clipping_trial import (
 from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping, Mode, RecordClipping, pieces_of
+from lightning_modules.training.randomness import full_float32, random_states
 from privacy.identity import CheckpointError
 from privacy.processes import Processes, by_all
 

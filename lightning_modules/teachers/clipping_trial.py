@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from datamodules.mapped import PIECE
 from lightning_modules.networks.memory import bytes_of, without_memory
 from lightning_modules.priors import DeadLeavesPrior, StrokePrior
-from lightning_modules.runtime.randomness import random_states
 from lightning_modules.teachers.losses import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import GHOST_MARGIN, MODES, Clipping, Mode, RecordClipping
+from lightning_modules.training.randomness import random_states
 
 Extracts: TypeAlias = Literal["forward_features", "feature_extractor"]
 """Part of a network whose outputs are computed once, in eval mode."""

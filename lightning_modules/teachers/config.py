@@ -18,6 +18,7 @@ from lightning_modules.networks.network import hand_out
 from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice
+from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_teacher import (
@@ -27,7 +28,6 @@ from lightning_modules.teachers.private_teacher import (
     require_own_weights,
     tensors_digest,
 )
-from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput, TeacherOutputs
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LEDGERS
 

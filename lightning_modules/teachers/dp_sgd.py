@@ -17,14 +17,10 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
-from lightning_modules.evaluation import require_monitored, validation_names
+from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.precision import full_float32
-from lightning_modules.private_fit import steps_ahead, write_statement
+from lightning_modules.private_fit import write_statement
 from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.runtime.processes import check_strategy, processes_of
-from lightning_modules.runtime.publication import ForwardExceptions, clear
-from lightning_modules.runtime.runs import datamodule_as, is_dev_run
 from lightning_modules.setting_checks import check_choice, check_number
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
@@ -33,6 +29,10 @@ from lightning_modules.teachers.losses import InnerProduct
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import MODES, Clipping
 from lightning_modules.teachers.teacher import Teacher
+from lightning_modules.training.evaluation import require_monitored, validation_names
+from lightning_modules.training.processes import check_strategy, processes_of
+from lightning_modules.training.randomness import full_float32
+from lightning_modules.training.run import clear, datamodule_as, is_dev_run, steps_ahead
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta

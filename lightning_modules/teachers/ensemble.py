@@ -15,20 +15,20 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
-from lightning_modules.manual_optimization import OptimizedGroup
+from lightning_modules.callbacks.predictions import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
 from lightning_modules.networks.linear_fits import check_linear, solve_head
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
-from lightning_modules.runtime.predictions import images_of, prediction_callbacks
-from lightning_modules.runtime.processes import check_strategy, processes_of, share_of
-from lightning_modules.runtime.runs import datamodule_as
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.private_teacher import tensors_digest
+from lightning_modules.training.evaluation import Evaluated, Evaluation, images_of, require_monitored, validation_names
+from lightning_modules.training.manual_optimization import OptimizedGroup
+from lightning_modules.training.processes import check_strategy, processes_of, share_of
+from lightning_modules.training.run import datamodule_as
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.processes import Processes, require_same
@@ -373,7 +373,7 @@ class TeacherEnsemble(Evaluated):
         return shares
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*prediction_callbacks(self.trainer)]
+        return [PredictionWriter()]
 
     # --- checkpoints ---
 

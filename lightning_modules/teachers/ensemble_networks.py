@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks import NetworkCallable, build_network
 from lightning_modules.networks.stacked import fixed_extractor, without_feature_extractor
-from lightning_modules.runtime.randomness import key
+from lightning_modules.training.randomness import key
 
 
 class EnsembleNetworks:

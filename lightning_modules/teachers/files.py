@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from lightning_modules.runtime.paths import find_config
+from lightning_modules.cli.configs import find_config
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
 _Weights = Mapping[str, torch.Tensor]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from datamodules import ShardedRecords
 from datamodules.mapped import one_thread
 from lightning_modules.networks.stacked import in_threads
-from lightning_modules.runtime.randomness import key, random_states, stream
+from lightning_modules.training.randomness import key, random_states, stream
 
 _BLOCK = 100
 """Number of steps that are drawn at a time."""

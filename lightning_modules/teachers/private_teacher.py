@@ -17,9 +17,10 @@ from datamodules.records import Partition, same_data
 from lightning_modules.networks import check_network
 from lightning_modules.networks.memory import bytes_of, same_module
 from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.priors import ImagePrior
+from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork
-from lightning_modules.teachers.teacher_input import AdaptedTeacher
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.noisy_votes import vote_counts
@@ -156,6 +157,15 @@ class PrivateModel(ABC):
     def is_external(self) -> bool:
         """Whether it was trained elsewhere, and may expect other images or not return logits."""
         return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
+
+    def try_external(
+        self, session: PrivacySession, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
+    ) -> None:
+        """Tries a teacher that was trained elsewhere, see `external.try_external`; the session notes it."""
+        if self.is_external:
+            session.note(TRIAL_ACCESS)
+            network, whose, from_file = self._network_of(0), self.name(), self.path is not None
+            try_external(network, image_shape=image_shape, prior=prior, whose=whose, named=named, from_file=from_file)
 
     def require_gradients(self, *, reason: str) -> None:
         """Refuses a graph without gradients if gradients or BatchNorm statistics are needed.

@@ -11,15 +11,15 @@ from lightning import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-from lightning_modules.evaluation import Evaluated, Evaluation, require_monitored, validation_names
-from lightning_modules.manual_optimization import OptimizedGroup
+from lightning_modules.callbacks.predictions import PredictionWriter
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
-from lightning_modules.private_fit import steps_planned
 from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
-from lightning_modules.runtime.predictions import prediction_callbacks
-from lightning_modules.runtime.processes import check_strategy
 from lightning_modules.teachers.losses import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
+from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
+from lightning_modules.training.manual_optimization import OptimizedGroup
+from lightning_modules.training.processes import check_strategy
+from lightning_modules.training.run import steps_planned
 
 
 class Teacher(Evaluated):
@@ -108,7 +108,7 @@ class Teacher(Evaluated):
     on_validation_start = on_predict_start = on_test_start
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*prediction_callbacks(self.trainer)]
+        return [PredictionWriter()]
 
     def try_optimizer(self) -> None:
         """See `OptimizedGroup.try_out`; a schedule of the user's is stepped once per epoch."""

@@ -26,10 +26,10 @@ from torch import nn
 from datamodules.records import id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules import priors
+from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli.distill import PRIORS
 from lightning_modules.networks.memory import feature_memory
-from lightning_modules.runtime.figures import save_figure
-from lightning_modules.runtime.runs import commit, versions
+from lightning_modules.training.run import commit, versions
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import (

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Any, cast
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
-from lightning_modules.runtime.figures import TOP, accuracy_axis
 from sweeps.runner.reported import Reported, reported
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import REACHED, Spec
 
+TOP = 0.93
+"""Height at which an infinite ε is drawn, as a fraction of the panel's."""
 RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
 
@@ -115,3 +119,33 @@ def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, 
     handles = [line for bound, line in kinds.items() if bound in shown]
     panel.legend(handles=handles, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
     figure.tight_layout()
+
+
+def comparison(
+    runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
+) -> Figure:
+    """Draw synthetic images of several runs next to their accuracy over steps."""
+    shown = {name: path for name, path in pictures.items() if name in runs}
+    widths = [3.4] * len(shown) + [5.6]
+    figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)
+    for panel, (name, path) in zip(panels[0], shown.items(), strict=False):
+        panel.imshow(plt.imread(path))
+        panel.set_title(name, fontsize=10)
+        panel.axis("off")
+    axes = panels[0][-1]
+    for name, history in runs.items():
+        steps = [point["steps"] for point in history]
+        axes.plot(steps, [point["accuracy"] for point in history], marker="o", markersize=3, label=name)
+    axes.set_xlabel("steps")
+    accuracy_axis(axes)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def accuracy_axis(axes: Axes) -> None:
+    """Formats the vertical axis for accuracies between 0 and 1: in per cent, fitted to the data."""
+    axes.set_ylabel("student accuracy (test)")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.grid(alpha=0.3)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lightning_modules.runtime.paths import find_config
+from lightning_modules.cli.configs import find_config
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _MOST_BYTES = 1 << 20

@@ -18,10 +18,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.markdown import Markdown
 
-from lightning_modules.runtime.figures import comparison, save_figure
-from lightning_modules.runtime.outcome import role
+from lightning_modules.callbacks.figures import save_figure
+from lightning_modules.callbacks.record import role
 from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
+from sweeps.runner.figures import comparison
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.queue import Plan, Run, Store, run_plan

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.networks.memory import feature_memory
-from lightning_modules.runtime.wandb_runs import end_wandb_run
 from privacy.journal import write_atomically
 from privacy.ledger_place import benchmark_ledgers
 from sweeps.runner.fit import Fit, RunnerError

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from lightning_modules.runtime.figures import save_figure
+from lightning_modules.callbacks.figures import save_figure
 from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of

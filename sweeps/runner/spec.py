@@ -52,7 +52,7 @@ from typing import Any
 
 import yaml
 
-from lightning_modules.runtime.paths import find_config
+from lightning_modules.cli.configs import find_config
 from sweeps.runner.fit import Fit, RunnerError
 from sweeps.runner.queue import CLAIMS, Task
 from sweeps.runner.reported import Reported, reported

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
+from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.runtime.publication import ForwardExceptions
 from privacy import LedgerError, RandomizedResponse, compose
 from privacy.identity import CheckpointError
 from privacy.ledger_place import DataHome

@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.teachers.config import TeacherConfig

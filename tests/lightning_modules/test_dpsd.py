@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.losses.labels import ConfidentCandidates, FixedCandidates, LinearCandidates, class_shares
 from lightning_modules.losses.targets import Annotation
 from privacy.accounting.composition import compose

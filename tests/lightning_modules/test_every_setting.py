@@ -26,11 +26,11 @@ import lightning_modules
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules.federated import LocalClients
 from lightning_modules.losses.labels import LinearCandidates
-from lightning_modules.manual_optimization import OptimizedGroup
 from lightning_modules.networks import ConvVAE, DAFLGenerator, SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.runtime.hyperparameters import _taken
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
+from lightning_modules.training.manual_optimization import OptimizedGroup
 from privacy import Budget, mechanisms
 from privacy.ledger import Ledger
 from privacy.mechanisms.base import Mechanism
@@ -232,7 +232,7 @@ def test_a_metric_that_is_not_stated_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher", "DirectTraining"])
 def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("teachers.learning", "teachers.dp_sgd", "direct_training"):
+    for place in ("private_fit", "teachers.dp_sgd", "direct_training"):
         monkeypatch.setattr(f"lightning_modules.{place}.require_monitored", lambda *_: None)
     with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
         listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
@@ -289,7 +289,7 @@ def test_what_fails_later_is_refused(name: str, settings: Given, words: str, bro
 @pytest.mark.parametrize("broken", [False, True])
 def test_gathered_gradients_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
-        monkeypatch.setattr("lightning_modules.runtime.processes.check_callbacks", lambda _: None)
+        monkeypatch.setattr("lightning_modules.training.processes.check_callbacks", lambda _: None)
     with pytest.raises(RuntimeError if broken else ValueError, match="GradientAccumulationScheduler"):
         fit(made(lightning_modules.DPDFD, FILE), "DPDFD", GradientAccumulationScheduler({1: 2}))
     assert bool([*Path().rglob("*.jsonl")]) is broken

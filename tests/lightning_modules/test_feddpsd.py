@@ -23,9 +23,9 @@ from datamodules.records import disjoint
 from lightning_modules import FedDPSD, feddpsd
 from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question, connection
 from lightning_modules.federated.connection import _require_apart
-from lightning_modules.images.replay import Replay
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.losses.targets import GradientTargets
+from lightning_modules.student import Replay
 from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict

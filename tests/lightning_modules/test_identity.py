@@ -22,14 +22,14 @@ from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp
 from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, PoissonSampled, SyntheticSteps
-from lightning_modules import DPDFD, DPSGDTeacher, Teacher
-from lightning_modules.images.source import Images
+from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
-from lightning_modules.runtime.publication import clear
-from lightning_modules.teachers import dp_sgd, learning, own_training
+from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
+from lightning_modules.training.run import clear
 from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import NoisyGradients, Shape
@@ -253,7 +253,7 @@ def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, m
     model, settings = {"teacher": f"private/{LAST}", "images": "prior"}, {"release": "per_sample_full", "scope": "run"}
     distil("run", model=model, mechanism=settings, steps=4)
     if broken:  # as if all epochs had had today's length
-        monkeypatch.setattr(learning, "steps_of_run", lambda trainer, *, done: 4)
+        monkeypatch.setattr(private_fit, "steps_of_run", lambda trainer, *, done: 4)
     plan = distil("run", RESUME, model=model, mechanism=settings, steps=1, epochs=4).model.session.plan
     assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
 

@@ -12,12 +12,11 @@ from torch import nn
 
 from lightning_modules import DGD, DPDFD
 from lightning_modules.dgd.phases import GeneratorPhase
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.external import TRIAL_ACCESS, TeacherInput
 from lightning_modules.teachers.files import TeacherError
-from lightning_modules.teachers.teacher_input import TeacherInput
-from lightning_modules.teachers.trial import TRIAL_ACCESS
 from privacy.identity import CheckpointError
 
 NET = """
@@ -72,7 +71,7 @@ def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int =
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr("lightning_modules.teachers.trial.rank_zero_warn", found.append)
+    monkeypatch.setattr("lightning_modules.teachers.external.rank_zero_warn", found.append)
     return found
 
 

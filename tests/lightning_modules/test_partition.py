@@ -20,9 +20,9 @@ from support.variants import CarelessDPDFD
 from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError, require_partition
 from lightning_modules import Teacher, private_fit
+from lightning_modules import images as pools
 from lightning_modules.cli import main
-from lightning_modules.images import pool as pools
-from lightning_modules.images.pool import PoolSource
+from lightning_modules.images import PoolSource
 from lightning_modules.teachers import own_training
 from privacy import LedgerError
 from privacy.identity import Training

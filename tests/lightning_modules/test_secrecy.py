@@ -31,7 +31,7 @@ from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
 from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
 from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig

@@ -16,7 +16,7 @@ from support.runs import fit_script
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modules import DPDFD, DPSD
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.networks.memory import same_module
 from lightning_modules.teachers.config import TeacherConfig

@@ -15,7 +15,7 @@ from support.runs import QUIET
 
 import sweeps
 from lightning_modules.cli import main
-from lightning_modules.runtime.wandb_runs import end_wandb_run
+from lightning_modules.cli.wandb_runs import end_wandb_run
 
 SWEEPS = Path(sweeps.__path__[0])
 FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))

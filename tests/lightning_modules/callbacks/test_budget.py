@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support.runs import BATCH_SIZE, checkpoint, distil, guarantee, result
 
-from lightning_modules.callbacks import PrivacyCourse
+from lightning_modules.callbacks import PrivacyCallback
 from privacy import Budget
 from privacy.account import BudgetExceeded
 from privacy.mechanisms import NoisyGradients, Shape
@@ -74,7 +74,7 @@ def test_a_class_that_forgets_to_fix_its_plan_is_refused_before_the_first_releas
 
 
 def test_the_session_refuses_where_the_callback_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrivacyCourse, "on_train_batch_end", lambda *_, **__: None)
+    monkeypatch.setattr(PrivacyCallback, "on_train_batch_end", lambda *_, **__: None)
     target = _target_for(5, accounting="published")
     with pytest.raises(BudgetExceeded, match="published accounting"):
         distil(mechanism={**PUBLISHED, "target_epsilon": target}, steps=4, epochs=3)

@@ -25,14 +25,14 @@ import datamodules
 import lightning_modules
 import privacy.mechanisms
 from lightning_modules import DPDFD
+from lightning_modules.callbacks.saving import LastCheckpoint, WholeCheckpointIO
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, read_checkpoint, refuse
+from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.federated.connection import ClientConnection, LocalClients
 from lightning_modules.federated.flower import FlowerClients
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
-from lightning_modules.runtime.checkpoint_io import LastCheckpoint, WholeCheckpointIO
-from lightning_modules.runtime.wandb_runs import end_wandb_run
 from privacy.identity import CheckpointError
 from privacy.mechanisms import Mechanism
 

@@ -9,10 +9,10 @@ import yaml
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules import cli as command_line
-from lightning_modules.callbacks import PrivacyCourse
+from lightning_modules.callbacks import PrivacyCallback
 from lightning_modules.cli import main
+from lightning_modules.cli.configs import find_config, find_configs
 from lightning_modules.networks import SmallCNN, Whitening
-from lightning_modules.runtime.paths import find_config, find_configs
 from lightning_modules.teachers.files import TeacherError
 from privacy.account import BudgetExceeded
 
@@ -101,12 +101,12 @@ def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
 def test_callbacks_of_the_users_own(folder: Path) -> None:
     alone = fit(configuration(steps=1), "--trainer.callbacks=RichModelSummary")
     names = [type(callback).__name__ for callback in alone.trainer.callbacks]
-    assert {"RichModelSummary", "PrivacyCourse", "LastCheckpoint", "ResultRecord"} <= set(names)
+    assert {"RichModelSummary", "PrivacyCallback", "LastCheckpoint", "ResultRecord"} <= set(names)
     config = configuration(
-        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.PrivacyCourse"}]}
+        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.PrivacyCallback"}]}
     )
     both = fit(config)
-    assert sum(isinstance(callback, PrivacyCourse) for callback in both.trainer.callbacks) == 1
+    assert sum(isinstance(callback, PrivacyCallback) for callback in both.trainer.callbacks) == 1
 
 
 def test_sweeps_are_found_from_anywhere() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lightning_modules import FedDistillation
 from lightning_modules.cli import main
 from lightning_modules.federated.fed_distillation import ImageTerms
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics

@@ -15,8 +15,8 @@ from support.runs import configuration, equal, fit, interrupted, networks
 from datamodules import ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD
-from lightning_modules.images import pool as pools
-from lightning_modules.images.pool import PoolSource, varied
+from lightning_modules import images as pools
+from lightning_modules.images import PoolSource, varied
 
 SHAPE = (1, 8, 8)
 

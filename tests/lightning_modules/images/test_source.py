@@ -10,12 +10,12 @@ import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
+from lightning_modules import images as source_module
 from lightning_modules.cli.distill import prior_for
-from lightning_modules.images import source as source_module
-from lightning_modules.images.source import Images, SyntheticSource
+from lightning_modules.images import Images, SyntheticSource
 from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
-from lightning_modules.runtime.randomness import Draws
+from lightning_modules.training.randomness import Draws
 
 GRAY = (1, 28, 28)
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_modules.precision import full_float32
 from lightning_modules.priors import (
     DeadLeavesPrior,
     FractalPrior,
@@ -25,6 +24,7 @@ from lightning_modules.priors import (
     StrokePrior,
 )
 from lightning_modules.priors.base import RandomRows
+from lightning_modules.training.randomness import full_float32
 
 DRAWINGS: list[ImagePrior] = [StrokePrior(), GlyphPrior(), SilhouettePrior()]
 PHOTOGRAPHS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior()]

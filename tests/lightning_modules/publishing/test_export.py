@@ -27,7 +27,7 @@ from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.publishing import ExportError, export, formats
 from lightning_modules.publishing.model_card import inline
-from lightning_modules.runtime.runs import LOCK
+from lightning_modules.training.run import LOCK
 from privacy.exported import AlteredError
 from privacy.guarantee import MEANINGFUL_EPSILON
 

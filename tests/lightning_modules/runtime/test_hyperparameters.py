@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_modules import DGD, DPDFD
 from lightning_modules.dgd.phases import VAEPhase
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig

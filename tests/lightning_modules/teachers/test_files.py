@@ -18,7 +18,7 @@ from support.variants import MoodyTeacher
 from torch import nn
 
 from lightning_modules import DPDFD
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError

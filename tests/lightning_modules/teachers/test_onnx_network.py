@@ -14,11 +14,11 @@ from torch import nn
 
 from lightning_modules import DGD, DPDFD, DPSD, LabelDP
 from lightning_modules.dgd.phases import GeneratorPhase
-from lightning_modules.images.source import Images
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.external import TeacherInput
 from lightning_modules.teachers.files import TeacherError
-from lightning_modules.teachers.teacher_input import TeacherInput
 from privacy.identity import UnnamedTraining
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}

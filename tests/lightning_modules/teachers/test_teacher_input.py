@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import SmallCNN, logits_and_statistics
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.teacher_input import AdaptedTeacher, TeacherInput
+from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 

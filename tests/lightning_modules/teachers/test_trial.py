@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.teachers import trial
+from lightning_modules.teachers import external as trial
 from lightning_modules.teachers.config import TeacherConfig
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.session import PrivacySession
@@ -26,7 +26,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
     teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
     session = PrivacySession(NoisyGradients(), Shape(8, 10))
-    trial.try_external(teacher, session, image_shape=SHAPE, prior=None, named=named)
+    teacher.try_external(session, image_shape=SHAPE, prior=None, named=named)
     assert session.uncharged_queries == [trial.TRIAL_ACCESS]
 
 

@@ -14,7 +14,7 @@ from support.runs import fit, guarantee
 from datamodules import ClientRecords, Digits, PoissonSampled
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
-from lightning_modules.runtime.publication import ForwardExceptions
+from lightning_modules.callbacks.privacy import ForwardExceptions
 from privacy import Ledger
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
     config = settings("some", callbacks=[{"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}])
     with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit"):
         fit(config)
-    monkeypatch.setattr("lightning_modules.runtime.processes.check_callbacks", lambda _: None)
+    monkeypatch.setattr("lightning_modules.training.processes.check_callbacks", lambda _: None)
     try:
         fit(config)
     except BaseException as error:

@@ -14,9 +14,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from lightning_modules.private_fit import steps_planned
-from lightning_modules.runtime.processes import average_gradients, broadcast_tensors, processes_of
-from lightning_modules.runtime.runs import datamodule_of
+from lightning_modules.training.processes import average_gradients, broadcast_tensors, processes_of
+from lightning_modules.training.run import datamodule_of, steps_planned
 from privacy.processes import Processes
 
 #: Most steps of a schedule that are tried, also if the end of the fit is unknown; they take half a second.

@@ -12,29 +12,13 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_modules.callbacks.record import epsilon_of, role
 from lightning_modules.networks.named_code import unknown_code
 
 #: Methods whose networks no command publishes.
 _NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
 _TEACHERS = ("Teacher", "TeacherEnsemble", "FedAvg", "DPSGDTeacher")
 _PRIVATE = "record-level ε: inf: nothing bounds what it reveals about a training record; it must stay private"
-
-
-def epsilon_of(record: Mapping[str, Any]) -> float:
-    """ε of a record, for the unit that it names."""
-    return float(record.get("epsilon_person", record["epsilon_record"]))
-
-
-def role(record: Mapping[str, Any]) -> str:
-    """Description of what a record is about."""
-    teachers = {
-        "Teacher": "teacher, private",
-        "DPSGDTeacher": "teacher by DP-SGD",
-        "TeacherEnsemble": "ensemble of teachers, private",
-        "FedAvg": "mean of the clients' models, private",
-        "DirectTraining": "model by direct training, private but for what is said of labels",
-    }
-    return teachers.get(record["method"], f"student by {record['method']}")
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
-from lightning_modules.runtime.runs import callbacks_of
+from lightning_modules.training.run import callbacks_of
 from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
 

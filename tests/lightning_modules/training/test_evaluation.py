@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from support.runs import QUIET, distil, result
 
 from lightning_modules.cli import main
-from lightning_modules.evaluation import AreaUnderCurve, measured_on, require_monitored, validation_names
+from lightning_modules.training.evaluation import AreaUnderCurve, measured_on, require_monitored, validation_names
 
 
 def area_of(answers: torch.Tensor, labels: torch.Tensor, *, pieces: int = 3) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modules.runtime.runs import LOCK, RunFolderError, own_folder
+from lightning_modules.training.run import LOCK, RunFolderError, own_folder
 
 
 def test_a_folder_that_is_held_is_refused_by_name_and_let_go(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from support.processes import TWO, command_line, fit_in_processes, in_processes,
 from support.runs import QUIET, checkpoint, configuration, distil, fit, result
 
 from lightning_modules.cli import main
-from lightning_modules.runtime.processes import check_kind_of_strategy, check_launcher, check_strategy
+from lightning_modules.training.processes import check_kind_of_strategy, check_launcher, check_strategy
 from privacy.processes import ProcessesError
 
 STEPS = 2

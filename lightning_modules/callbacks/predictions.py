@@ -14,8 +14,8 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_modules.runtime.processes import processes_of
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of, folder_of_checkpoint, run_folder
+from lightning_modules.training.processes import processes_of
+from lightning_modules.training.run import datamodule_of, folder_of_checkpoint, run_folder
 from privacy.journal import write_atomically
 
 _UNDEFINED = LightningDataModule.predict_dataloader
@@ -83,23 +83,6 @@ class PredictionWriter(BasePredictionWriter):
         path = folder / ("private" if private else "") / "predictions.csv"
         write_atomically(path, table(sorted(rows), _class_names(trainer, rows)))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
-
-
-def images_of(batch: Any) -> torch.Tensor:
-    """Return the images (N, C, H, W) of a batch, which may contain labels as well.
-
-    Raises:
-        ValueError: It contains no images.
-    """
-    images = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
-    if not isinstance(images, torch.Tensor):
-        raise ValueError(f"predict needs batches of images, or of images and labels, got {type(batch).__name__}")
-    return images
-
-
-def prediction_callbacks(trainer: Trainer) -> list[PredictionWriter]:
-    """Return a `PredictionWriter`, unless the trainer has one."""
-    return [] if any(isinstance(own, PredictionWriter) for own in callbacks_of(trainer)) else [PredictionWriter()]
 
 
 def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]]) -> list[str]:

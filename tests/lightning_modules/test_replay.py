@@ -10,9 +10,9 @@ import torch
 from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
 
 from lightning_modules import DPDFD
-from lightning_modules.images.replay import Replay, ReplayMemory
 from lightning_modules.losses.labels import LabelTargets
 from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.student import Replay, ReplayMemory
 from privacy.identity import CheckpointError
 
 CAPACITY = 20
@@ -51,7 +51,7 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
 def test_large_images_are_kept_as_far_as_there_is_room(
     images: int, kept: set[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_modules.images.replay._MOST_BYTES", 8 * images)
+    monkeypatch.setattr("lightning_modules.student._MOST_BYTES", 8 * images)
     first, second = _memory(), _memory()
     for number in range(4):
         first.add(*_batch(number))

@@ -1,23 +1,35 @@
-"""A run's folder and its lock, and the hardware and versions that it ran with."""
+"""A run: its folder and lock, what of it is public, its length, its data and what it ran on.
+
+In its folder `public/` holds what the guarantee covers, `private/` what no guarantee covers. Everything else there
+(configuration, checkpoints, curves, records) is working state and must stay there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
+import json
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+
+from privacy.guarantee import Guarantee
+from privacy.journal import write_atomically
 
 _Data = TypeVar("_Data")
 
@@ -60,6 +72,13 @@ def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
     data = datamodule_of(trainer)
     if not isinstance(data, kind):
         raise ValueError(f"{needed}, got {type(data).__name__}")
+    return data
+
+
+def innermost(data: Any) -> Any:
+    """Return the data set that data modules are wrapped around."""
+    while hasattr(data, "dataset"):
+        data = data.dataset
     return data
 
 
@@ -148,3 +167,103 @@ def folder_of_checkpoint(checkpoint: Path) -> Path | None:
     """Return the run folder of a checkpoint `FOLDER/checkpoints/NAME.ckpt`; None for a file elsewhere."""
     beside = checkpoint.resolve().parent.parent
     return beside if checkpoint.resolve().parent.name == "checkpoints" and (beside / "config.yaml").is_file() else None
+
+
+# --- what of it is public ---
+
+
+def public_folder(trainer: Trainer) -> Path:
+    """Folder of the guarantee and of what it covers."""
+    return run_folder(trainer) / "public"
+
+
+def private_folder(trainer: Trainer) -> Path:
+    """Folder of figures from non-private accesses, for which nothing was charged."""
+    return run_folder(trainer) / "private"
+
+
+def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
+    """Removes files of an earlier fit in the same folder, unless they belong to the run to be `resumed`.
+
+    Process 0 does so, and no fit that writes nothing.
+    """
+    if not trainer.is_global_zero or is_dev_run(trainer):
+        return
+    try:
+        found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if resumed and found == resumed:
+        return
+    for folder in (public_folder(trainer), private_folder(trainer), *run_folder(trainer).glob("clients/*")):
+        for pattern in ("guarantee.*", "*.pt", "figures/*.png", "attack/attack.*"):
+            for file in folder.glob(pattern):
+                file.unlink(missing_ok=True)
+
+
+def write_guarantee(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
+    """Writes the guarantee and, next to it, the plain weights that it covers: none if ε is infinite.
+
+    Returns:
+        Path of the guarantee's page.
+    """
+    _, page = guarantee.write(folder := public_folder(trainer))
+    covered = {} if math.isinf(guarantee.epsilon) else networks
+    if not covered:
+        # These were drawn while a bound still held.
+        for picture in (folder / "figures").glob("*.png"):
+            kept = folder.parent / "private" / "figures" / picture.name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(picture, kept)
+    for stale in folder.glob("*.pt"):
+        if stale.stem not in covered:
+            stale.unlink()
+    for name, network in covered.items():
+        state = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(folder / f"{name}.pt", buffer.getvalue())
+    return page
+
+
+# --- its length ---
+
+
+def steps_ahead(trainer: Trainer, length: float) -> int | None:
+    """Number of steps left in a fit with epochs of `length` steps; None if its end is unknown.
+
+    Finished epochs count as finished, whatever their length was.
+
+    Raises:
+        ValueError: The end is unknown and `EarlyStopping` chooses it by results, so ε of the steps taken does not hold.
+    """
+    if trainer.max_epochs in (None, -1) or not math.isfinite(length):
+        if any(isinstance(callback, EarlyStopping) for callback in callbacks_of(trainer)):
+            raise ValueError(
+                "trainer.max_epochs must be set with EarlyStopping: all its steps are then charged, however early it "
+                "stops"
+            )
+        return None
+    loop: Any = trainer.fit_loop
+    epochs, steps = loop.epoch_progress.current, int(length)
+    # Not `completed`: a step is not repeated if the fit was interrupted after it.
+    steps_of_epoch = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
+    return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(steps_of_epoch)))
+
+
+def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
+    """Number of steps of a whole fit with epochs of `length` steps, before loaders are made; infinite without an end.
+
+    1 where `trainer.max_steps` ends the fit; a budget that may end it is not looked at.
+    """
+    if trainer.max_steps not in (None, -1):
+        return 1
+    limit = trainer.limit_train_batches
+    length = max(1, min(length, limit) if isinstance(limit, int) else int(length * limit))
+    return length * (math.inf if trainer.max_epochs in (None, -1) else int(trainer.max_epochs or 0))
+
+
+def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
+    """Total number of steps of a run of which `done` are made; None if its end is unknown."""
+    ahead = steps_ahead(trainer, trainer.num_training_batches)
+    return None if ahead is None else done + ahead

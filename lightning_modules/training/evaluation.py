@@ -21,8 +21,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.runtime.hyperparameters import load_guarded
-from lightning_modules.runtime.predictions import images_of
-from lightning_modules.runtime.runs import callbacks_of, datamodule_of
+from lightning_modules.training.run import callbacks_of, datamodule_of
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
@@ -106,6 +105,18 @@ class Evaluated(LightningModule, ABC):
         """Return probabilities (N, c) for images or a batch with labels. They are as private as the network."""
         probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
         return probabilities
+
+
+def images_of(batch: Any) -> torch.Tensor:
+    """Return the images (N, C, H, W) of a batch, which may contain labels as well.
+
+    Raises:
+        ValueError: It contains no images.
+    """
+    images = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    if not isinstance(images, torch.Tensor):
+        raise ValueError(f"predict needs batches of images, or of images and labels, got {type(batch).__name__}")
+    return images
 
 
 def validation_metric(trainer: Trainer) -> str:

@@ -78,3 +78,19 @@ def random_states(device: torch.device) -> tuple[bytes, ...]:
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     ours = [state.numpy().tobytes() for state in states]
     return *ours, pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Computes matrix products and convolutions in full float32 instead of TF32, and makes cuDNN deterministic.
+
+    Runs allow TF32 on a GPU, where equal seeds would then draw other images than on a CPU. The previous settings are
+    restored on exit.
+    """
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)

@@ -1,4 +1,8 @@
-"""Conversion between the images and outputs of this project and those of an external teacher."""
+"""A teacher from elsewhere: its images and outputs, converted to those of this project, and an uncharged trial of it.
+
+The trial asks, on procedural images: does it give the stated outputs, and more than one class? The guarantee of every
+student lists it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
+from lightning_modules.teachers.files import TeacherError
+from lightning_modules.training.randomness import stream
 
 TeacherOutputs = Literal["logits", "probabilities"]
 
@@ -16,6 +25,19 @@ TeacherOutputs = Literal["logits", "probabilities"]
 _LUMA = (0.299, 0.587, 0.114)
 #: Below this a float32 softmax gives no information.
 _LEAST_PROBABILITY = 1e-7
+
+TRIAL_ACCESS = (
+    "when the teacher was loaded, the form of its outputs for procedural images was looked at without noise (whether "
+    "they are logits, and of more than one class): a refusal or a warning was shown to the owner on the console alone. "
+    "What is stated of its inputs and outputs is how it was trained, and was not chosen by these messages"
+)
+"""For the guarantee if a teacher is tried: the same words whatever was found."""
+
+_IMAGES = 64
+#: Fewer images if they are large.
+_LARGE, _FEWER = 96 * 96, 16
+#: Tolerance of the outputs' sums, for a softmax in half precision.
+_TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +92,7 @@ class TeacherInput:
             return channels, self.size[0], self.size[-1]
         return channels, self.size or height, self.size or width
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         """Converts images (N, C, H, W) in [-1, 1] to the teacher's input, with its graph."""
         channels, height, width = self.shape((images.shape[1], images.shape[2], images.shape[3]))
         if channels != images.shape[1]:
@@ -103,11 +125,66 @@ class AdaptedTeacher(nn.Module):
         self.takes = takes
         self.outputs: TeacherOutputs = outputs
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Logits (N, c) of images (N, C, H, W) in [-1, 1]; log-probabilities are logits too."""
-        outputs: torch.Tensor = self.network(self.takes(images))
+        outputs: Tensor = self.network(self.takes(images))
         return outputs.clamp_min(_LEAST_PROBABILITY).log() if self.outputs == "probabilities" else outputs
 
 
 def _listed(given: float | list[float] | None) -> list[float]:
     return [] if given is None else given if isinstance(given, list) else [given]
+
+
+def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) -> Tensor:
+    """Public images (N, C, H, W), the same ones each time: half of a run's prior (or strokes), half dead leaves."""
+    draw = stream(0, 0, 0, "trial")
+    device = torch.device("cpu")
+    priors: list[ImagePrior] = [prior or StrokePrior(), DeadLeavesPrior()]
+    parts = [one.sample(_IMAGES // 2, image_shape=image_shape, generator=draw, device=device) for one in priors]
+    # Alternating, so that any few of them include both.
+    return torch.stack(parts, dim=1).flatten(0, 1)
+
+
+def try_external(
+    teacher: nn.Module,
+    *,
+    image_shape: tuple[int, int, int],
+    prior: ImagePrior | None,
+    whose: str,
+    named: str,
+    from_file: bool,
+) -> None:
+    """Tries an external teacher on procedural images, and warns its owner about problems.
+
+    This is a non-private access: its results must not be published, stored, or used for a choice. In messages `whose`
+    is the teacher and `named` its setting.
+
+    Raises:
+        TeacherError: Its outputs are not what was stated.
+    """
+    if not isinstance(teacher, AdaptedTeacher):
+        if from_file:
+            rank_zero_warn(
+                f"{named}.input is not stated: {whose} is given pixels in [-1, 1]. State what it was trained "
+                f"with, for example {named}.input.range: [0, 1]"
+            )
+        teacher = AdaptedTeacher(teacher, takes=TeacherInput(), outputs="logits")
+    network, takes, outputs = teacher.network, teacher.takes, teacher.outputs
+    images = trial_images(image_shape, prior)
+    _, height, width = takes.shape(image_shape)
+    if height * width > _LARGE:
+        images = images[:_FEWER]
+    images = images.to(next((parameter.device for parameter in network.parameters()), images.device))
+    with torch.no_grad():
+        raw = network(takes(images)).float()
+    count = f"{len(images)} procedural images"
+    finite = raw[torch.isfinite(raw).all(dim=1)]
+    sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
+    found: TeacherOutputs = "probabilities" if bool((finite >= -1e-6).all() and sums_to_one) else "logits"
+    if len(finite) and found != outputs:
+        stated = f"{named}.outputs states {outputs}. State {named}.outputs: {found}"
+        raise TeacherError(f"{whose} gives {found} for {count}, and {stated}")
+    if (raw - raw[0]).abs().max() <= 1e-6 * raw.abs().max():
+        rank_zero_warn(f"{whose} gives the same outputs for {count}: check its weights, and state {named}.input")
+    elif len(raw.argmax(dim=1).unique()) == 1:
+        rank_zero_warn(f"{whose} gives one class for all of {count}: state {named}.input if it takes other pixels")

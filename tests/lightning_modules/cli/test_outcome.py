@@ -21,8 +21,8 @@ from support.dp_teachers import SMALL
 from support.runs import configuration, fit, trainer_settings
 
 from lightning_modules.cli import main
-from lightning_modules.runtime.outcome import outcome
-from lightning_modules.runtime.wandb_runs import describe_runs
+from lightning_modules.cli.outcome import outcome
+from lightning_modules.cli.wandb_runs import describe_runs
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:

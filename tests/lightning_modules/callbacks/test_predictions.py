@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from datamodules import Digits
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
-from lightning_modules.runtime.predictions import images_of
+from lightning_modules.training.evaluation import images_of
 
 
 def table(file: str | Path) -> list[dict[str, str]]:

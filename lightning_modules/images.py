@@ -1,0 +1,386 @@
+"""Sources of a run's images: a generator, a procedural prior, both, or a public pool.
+
+None of them reads private data; only queries cost privacy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import update_bn
+
+from datamodules import ImageDataModule
+from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
+from datamodules.records import Partition, require_partition, same_data
+from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
+from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.network import GeneratorCallable, built, factory_of
+from lightning_modules.priors import ImagePrior, StrokePrior
+from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.training.randomness import Draws, full_float32, key, stream
+from lightning_modules.training.run import innermost
+from privacy.processes import ProcessesError, share_size
+
+_STATISTICS_IMAGES = 512
+#: Least standard deviation, for a prior with a constant channel.
+_SMALLEST_STD = 1e-3
+_JUDGED = "accuracy on it is of images that the student was trained on"
+
+_Source = Literal["generator", "prior", "both", "pool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Settings of the image source.
+
+    Attributes:
+        source: `generator`, `prior`, `both` (half of each batch), or `pool`.
+        prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
+        generator: Builds the generator. If it is `standardised`, its pixels get the mean and standard deviation of the
+            prior's images.
+        reset_every: Number of steps after which the generator is reset to new random weights; null is never. A
+            generator trained for long collapses to a few kinds of images; fresh ones show the student more. The
+            optimizer's state is cleared; the learning-rate schedule continues.
+        optimizer: Builds the optimizer of the generator; null is Adam at 1e-3.
+        lr_scheduler: Builds its schedule, stepped once per student step; null is none.
+        pool: Images for `pool`, declared public: a data set, whose labels are never read, or a folder of pictures in
+            any layout, prepared like those of the data.
+        pool_part: Part of the data set, `test` or `train`. The train part of the private data itself is refused, except
+            by DGD, where it stands in for public data and voids the guarantee.
+        pool_varied: Draw random variations of the pool's images (`varied`), with which a few hundred images teach the
+            student much more. DGD queries the images unchanged.
+    """
+
+    source: _Source = "generator"
+    prior: ImagePrior | None = None
+    generator: GeneratorCallable = DAFLGenerator
+    reset_every: int | None = None
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
+    pool: ImageDataModule | str | None = None
+    pool_part: Literal["test", "train"] = "test"
+    pool_varied: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and not isinstance(self.prior, ImagePrior):
+            raise ValueError(f"images.prior must be an ImagePrior, got {self.prior!r}")
+        check_choice("images.source", self.source, get_args(_Source))
+        check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
+        if (self.pool is not None) != (self.source == "pool"):
+            raise ValueError(
+                "images.pool must be given for images.source='pool', and for no other, got "
+                f"pool={self.pool!r} with source={self.source!r}"
+            )
+        if self.pool is not None and self.prior is not None:
+            raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")
+        if self.source in ("prior", "pool") and self.reset_every is not None:
+            raise ValueError(f"images.reset_every must be null for source {self.source!r}, got {self.reset_every}")
+
+    def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
+        """Build the source, for images (C, H, W) in batches of `batch_size`."""
+        if self.pool is not None:
+            drawn: dict[str, Any] = {"part": self.pool_part, "varied": self.pool_varied}
+            return PoolSource(self.pool, **drawn, image_shape=image_shape, batch_size=batch_size)
+        return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
+
+
+class ImageSource(ABC):
+    """Base class for sources of the images of each step of a run.
+
+    A method registers `generator` as its own submodule, so that it is trained, moved and saved with the method.
+
+    Attributes:
+        kind: `images.source` in the settings.
+        rows: Number of images of each batch that this process makes: all, or its share of several processes.
+        generator: The generator, or None.
+        published: Names of the parts that a student's owner may publish.
+        reset_every: Steps after which the generator is reset; None is never.
+        prior: Procedural images, or None.
+    """
+
+    kind: str
+    rows: int
+    generator: nn.Module | None = None
+    published: tuple[str, ...] = ()
+    reset_every: int | None = None
+    prior: ImagePrior | None = None
+
+    @property
+    def generated(self) -> int:
+        """Number of images of a batch that the generator makes."""
+        return 0
+
+    def share(self, batch_size: int, processes: int) -> None:
+        """Set the number of images of a batch that this process makes.
+
+        Raises:
+            ProcessesError: The processes cannot share a batch, or the generated half of it, evenly.
+        """
+        self.rows = share_size(batch_size, processes)
+        if self.kind == "both" and (batch_size // 2) % processes:
+            raise ProcessesError(
+                f"data.batch_size must be a multiple of 2 x {processes} processes for images.source='both', got "
+                f"{batch_size}"
+            )
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the generator's input."""
+        return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
+
+    def latents(self, step: int, draws: Draws) -> Tensor | None:
+        """Latent inputs of the generator for a step; None without a generator."""
+        return None
+
+    @abstractmethod
+    def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
+        """Return a batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
+
+    @abstractmethod
+    def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
+        """Images for display, shape (n, C, H, W) with n at most `count`, determined by the seed."""
+
+    def reset(self, step: int, draws: Draws) -> None:
+        """Reset the generator to random weights, determined by seed and step and equal in all processes."""
+        raise NotImplementedError(f"{type(self).__name__} has no generator to reset")
+
+    def assumptions(self) -> list[str]:
+        """Assumptions that a guarantee makes about this source."""
+        return []
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Published networks by name."""
+        return {}
+
+
+class SyntheticSource(ImageSource):
+    """Synthetic images from a generator, a procedural prior, or both."""
+
+    def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
+        if settings.source == "both" and batch_size < 2:
+            raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
+        self.kind = settings.source
+        self.image_shape = image_shape
+        self.batch_size = self.rows = batch_size
+        self._settings = settings
+        self._public_prior = settings.prior or StrokePrior()
+        self.prior = self._public_prior if self.kind != "generator" else None
+        self.generator = self._build_generator()
+        self.reset_every = settings.reset_every
+        self.published = (*self.networks(), "synthetic images")
+
+    def _build_generator(self) -> nn.Module | None:
+        """Build and check the generator; scale its images to the prior's statistics if it is `standardised`."""
+        if self.kind == "prior":
+            return None
+        generator = self._built()
+        if not generator.standardised:
+            return generator
+        mean, std = self._prior_statistics()
+        return ScaledOutput(generator, scale=std, shift=mean)
+
+    def _built(self) -> ImageGenerator:
+        factory = factory_of(self._settings.generator, GeneratorCallable)
+        generator = built(factory, self.image_shape, name="model.images.generator")
+        if not isinstance(generator, ImageGenerator):
+            raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")
+        return generator
+
+    def _prior_statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of the prior's pixels per channel, the same in every run."""
+        draw = stream(0, 0, 0, "statistics")
+        images = self._prior_images(_STATISTICS_IMAGES, draw, torch.device("cpu")).double()
+        std = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)
+        return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
+
+    @property
+    def generated(self) -> int:
+        if self.generator is None:
+            return 0
+        return self.rows // 2 if self.kind == "both" else self.rows
+
+    def latents(self, step: int, draws: Draws) -> Tensor | None:
+        """Draw z, shape (n, latent_dim), where n is `generated`; None without a generator."""
+        if self.generator is None:
+            return None
+        return self._latents(self.generated, draws.stream(step, "latents"), draws.device)
+
+    def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
+        parts = []
+        if self.generator is not None and latents is not None:
+            parts.append(self.generator(latents).float())
+        left = self.rows - sum(len(part) for part in parts)
+        if left:
+            parts.append(self._prior_images(left, draws.stream(step, "prior"), draws.device))
+        return torch.cat(parts)
+
+    def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
+        """Draw images for display, shape (count, C, H, W), from the same latents each time."""
+        draw = stream(seed, 0, 0, "grid")
+        parts = []
+        if self.generator is not None:
+            latents = self._latents(count // 2 if self.kind == "both" else count, draw, device)
+            with torch.no_grad(), frozen_statistics(self.generator):
+                parts.append(self.generator(latents).float())
+        left = count - sum(len(part) for part in parts)
+        if left:
+            parts.append(self._prior_images(left, draw, device))
+        return torch.cat(parts)
+
+    def reset(self, step: int, draws: Draws) -> None:
+        assert self.generator is not None
+        network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(draws.seed, step, 0, "reset"))
+            network.load_state_dict(self._built().state_dict())
+            # BatchNorm's initial statistics last for dozens of steps and would make images flat in eval mode.
+            update_bn([self.latents(step, draws.common)], network)
+
+    def assumptions(self) -> list[str]:
+        """State the assumption that priors from outside this project do not depend on private records."""
+        parts = {type(part) for part in _parts(self._public_prior)}
+        external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
+        return [f"images of {name} depend on no private record" for name in external]
+
+    def networks(self) -> dict[str, nn.Module]:
+        return {} if self.generator is None else {"generator": self.generator}
+
+    def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> Tensor:
+        return torch.randn(count, self.latent_dim, generator=draw).to(device)
+
+    def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> Tensor:
+        return self._public_prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)
+
+
+def _parts(prior: ImagePrior) -> Iterator[ImagePrior]:
+    """A prior and those that it is a mixture of, at any depth."""
+    yield prior
+    for part in getattr(prior, "priors", ()):
+        yield from _parts(part)
+
+
+class PoolSource(ImageSource):
+    """Batches drawn with replacement from a public pool, whose labels are never read; for the settings see `Images`.
+
+    Raises:
+        ValueError: The part is neither `test` nor `train`, or the pool's images have another shape.
+
+    Attributes:
+        pixels: All images, shape (N, C, H, W); empty until `open`.
+        is_private: Whether the pool is the private data themselves; then `grid` shows none of it.
+        is_judged: Whether the student is evaluated on the pool's images.
+    """
+
+    kind = "pool"
+
+    def __init__(
+        self,
+        pool: ImageDataModule | str,
+        *,
+        part: Literal["test", "train"],
+        image_shape: tuple[int, int, int],
+        batch_size: int,
+        varied: bool = False,
+    ) -> None:
+        check_choice("images.pool_part", part, ("test", "train"))
+        if isinstance(pool, ImageDataModule) and tuple(pool.image_shape) != image_shape:
+            raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
+        self.pool = pool
+        self.part = part
+        self.varied = varied
+        self.rows = batch_size
+        self.pixels = torch.empty(0, *image_shape)
+        self.is_private = self.is_judged = False
+
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
+        """Read the images.
+
+        Args:
+            private: Names of the private data. Renaming them must not make them public.
+            partitions: Partitions of the private data according to files and the data module, whatever the name.
+            data: The data module; pictures of a folder are prepared like its own.
+
+        Raises:
+            PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.
+            ValueError: The folder has no pictures, or is used for images that are not square.
+        """
+        pool, data = self.pool, innermost(data)
+        if isinstance(pool, str):
+            self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
+            return
+        require_partition(partitions, pool, whose="the teacher's file, or data.dataset,")
+        same = any(one and same_data(one, pool.partition) for one in partitions)
+        if pool.download:
+            pool.fetch(self.part)
+        if not same and isinstance(pictures := innermost(pool), PictureDataModule):
+            require_outside(partitions, pictures_below(pictures.folder), private=_folder_of(data))
+        pool.setup("fit" if self.part == "train" else "test")
+        records = pool.train_records if self.part == "train" else pool.test_records
+        self.pixels = records.__getitems__(range(len(records)))[0]
+        self.is_private = self.is_of(private, partitions)
+        judged = isinstance(data, ImageDataModule) and same_data(data.partition, pool.partition)
+        self.is_judged = self.part == "test" and judged
+        if self.is_judged:
+            rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
+
+    def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
+        """Whether the pool is private data with one of these names or partitions."""
+        pool = self.pool
+        if self.part != "train" or isinstance(pool, str):
+            return False
+        return pool.private_data in private or any(one and same_data(one, pool.partition) for one in partitions)
+
+    def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
+        files = pictures_below(folder)
+        _, channels, height, width = self.pixels.shape
+        if not files or height != width:
+            raise ValueError(f"images.pool must be a data set or pictures for square images: {folder} has {len(files)}")
+        require_outside(partitions, files, private=_folder_of(data))
+        prepare = getattr(data, "preparation", None) or Preparation(size=height, channels=channels)
+        return read_pictures(files, prepare).float() / 127.5 - 1
+
+    def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
+        draw = draws.stream(step, "pool")
+        images = self.pixels[torch.randint(len(self.pixels), (self.rows,), generator=draw)].to(draws.device)
+        return varied(images, draw=draw) if self.varied else images
+
+    def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
+        return self.pixels[: 0 if self.is_private else count]
+
+    def assumptions(self) -> list[str]:
+        pool = self.pool
+        what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
+        told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
+        return [] if self.is_private else [f"{told} ({_JUDGED})" if self.is_judged else told]
+
+
+def _folder_of(data: Any) -> Path | None:
+    return data.folder if isinstance(data, PictureDataModule) else None
+
+
+def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
+    """Randomly rotate, scale, shift and mirror images (N, C, H, W) in [-1, 1] and change brightness and contrast.
+
+    Then 7 in 10 are mixed with the next image, of which they get up to half (mixup, Zhang et al. 2018).
+    """
+    # torchvision's transforms draw once per batch and use the global generator.
+    numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
+    with torch.autocast(images.device.type, enabled=False), full_float32():
+        turn, size, right, down = (0.15 * numbers[:, :4]).unbind(1)
+        mirror = torch.where(numbers[:, 4] < 0, -1.0, 1.0)
+        along, across = (1 + size) * turn.cos(), (1 + size) * turn.sin()
+        moves = torch.stack([mirror * along, -across, right, mirror * across, along, down], 1).reshape(-1, 2, 3)
+        grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
+        moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        contrast, brightness, share, mixed = numbers[:, 5:, None, None, None].unbind(1)
+        moved = ((1 + 0.2 * contrast) * moved + 0.2 * brightness).clamp(-1, 1)
+        return moved.lerp(moved.roll(1, 0), torch.where(mixed < 0.4, (1 + share) / 4, 0.0))

@@ -1,0 +1,1 @@
+"""What every fit runs on: its folder and length, its processes, seeds, optimizers and metrics."""
