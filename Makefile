@@ -157,11 +157,11 @@ PRESET ?= smoke
 JOBS ?= 1
 TABLE_ARGS ?=
 TABLES := $(BIN)/LightningCLI tables
-TABLE_OPTIONS := --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(TABLE_ARGS)
+TABLE_OPTIONS := --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(if $(RECORD),--record) $(TABLE_ARGS)
 RUN_TABLES := $(TABLES) run $(TABLE_OPTIONS)
 
 .PHONY: list-tables
-list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1)
+list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1 RECORD=)
 	@$(TABLES) list
 
 table-%: $(INSTALLED)
@@ -173,7 +173,7 @@ figure-%: $(INSTALLED)
 .PHONY: tables
 tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where it was (JOBS=2 DRY_RUN=1)
 	$(RUN_TABLES)
-	$(if $(DRY_RUN),,$(TABLES) render)
+	$(if $(RECORD),$(TABLES) render)
 
 .PHONY: leaks
 leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=sweeps/pipelines/leaks_digits.yaml SHADOWS=64)

@@ -36,7 +36,7 @@ from privacy.identity import CheckpointError
 from privacy.journal import write_atomically
 from privacy.ledger_place import LEDGERS
 from sweeps.runner.fit import hashed
-from sweeps.runner.queue import Store
+from sweeps.runner.plan import Store
 
 _NO_RECIPE = ("root", "download", "verify", "num_workers", "eval_batch_size", "workers", "seed_everything")
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
@@ -168,7 +168,7 @@ class Pipelines:
             np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
             store.finish(name, claim=_claim_of(folder), commit=commit())
         del model
-        collect()  # see sweeps.runner.queue
+        collect()  # see sweeps.runner.plan
         return True
 
     def answers(self, role: str, count: int, asked: Asked) -> Shadows:

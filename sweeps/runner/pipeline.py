@@ -25,7 +25,7 @@ from privacy.journal import write_atomically
 from sweeps.runner.figures import comparison
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import short_claim
-from sweeps.runner.queue import Plan, Run, Store, run_plan
+from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
 from sweeps.runner.spec import Spec
 
 MEANING = """\
@@ -36,10 +36,10 @@ A teacher that was trained without differential privacy has no bound at all (inf
 
 
 def pipeline(args: Sequence[str], *, run: Run) -> None:
-    """The command `pipeline FILE [--jobs N]`.
+    """The command `pipeline FILE`.
 
     Raises:
-        RunnerError: The file is invalid, or a fit failed in another process; errors in this one pass through.
+        RunnerError: The file is invalid, or a fit failed.
     """
     parser = argparse.ArgumentParser(
         prog="LightningCLI pipeline",
@@ -47,18 +47,18 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
         description="Run fits in order, each once, in folders of their own.",
     )
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
-    parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
+    add_options(parser)
     options = parser.parse_args(list(args))
     spec = Spec.read(options.file)
     plan = Plan(spec.pipeline(), Store(spec.folder), title=spec.name)
-    command = ["pipeline", *args]
-    progress = run_plan(plan, run, jobs=options.jobs, command=command, say=rank_zero_info, strict=True)
-    if progress.failed:
-        name, error = next(iter(progress.failed.items()))
+    how = {"jobs": options.jobs, "fit": options.fit, "slurm": options.slurm, "command": ["pipeline", *args]}
+    failed = run_plan(plan, run, say=rank_zero_info, **how)
+    if failed:
+        name, error = next(iter(failed.items()))
         raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
-    if progress.left:
-        return  # a process that helps with one fit
+    if plan.left():
+        return  # only one fit was asked for, or a script
     folders = {name: spec.folder / name for name in plan.tasks}
     rank_zero_info(_summary(folders, title=spec.title if spec.kind == "figure" else None, folder=spec.folder))
     if options.results is not None:

@@ -28,7 +28,7 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-`make table-NAME PRESET=cpu` (`make figure-NAME`) measures one again.
+`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again.
 
 *ε published* is what the paper's own theorem gives for our runs: a claim, which bounds no record; for methods that
 protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
@@ -226,11 +226,21 @@ def _provenance(spec: Spec, preset: str, records: Sequence[Mapping[str, Any]]) -
     if not records:
         return f"Preset `{preset}`. {again}"
     seconds = sum(float(record["wall_seconds"]) for record in records)
-    torch = ", ".join(sorted({record["versions"]["torch"] for record in records}))
-    of = {name: ", ".join(_distinct(records, name)) for name in ("unit", "seed", "commit")}
+    by_seed: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        by_seed.setdefault(str(record["seed"]), []).append(record)
+    seeds_of: dict[str, list[str]] = {}  # which seeds were run by whom
+    for seed, own in sorted(by_seed.items()):
+        torch = ", ".join(sorted({record["versions"]["torch"] for record in own}))
+        origin = f"commit {', '.join(_distinct(own, 'commit'))}; {'; '.join(_distinct(own, 'hardware'))}; torch {torch}"
+        seeds_of.setdefault(origin, []).append(seed)
+    origins = "; ".join(
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {origin}" for origin, seeds in seeds_of.items()
+    )
+    unit = ", ".join(_distinct(records, "unit"))
     return (
-        f"Last step, no selection. Preset `{preset}`; unit: {of['unit']}; seeds {of['seed']}; commit {of['commit']}; "
-        f"{'; '.join(_distinct(records, 'hardware'))}; torch {torch}; {len(records)} cells, {seconds:,.0f} s. {again}"
+        f"Last step, no selection. Preset `{preset}`; unit: {unit}; {origins}; {len(records)} cells, {seconds:,.0f} s. "
+        f"{again}"
     )
 
 

@@ -54,7 +54,7 @@ import yaml
 
 from lightning_modules.cli.configs import find_config
 from sweeps.runner.fit import Fit, RunnerError
-from sweeps.runner.queue import CLAIMS, Task
+from sweeps.runner.plan import CLAIMS, Task
 from sweeps.runner.reported import Reported, reported
 
 OF_FITS = {"title", "kind", "folder", "fits"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +17,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from privacy.journal import write_atomically
-from sweeps.runner.queue import Plan, Progress, Run, Store, run_plan
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
 from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.rows import read_rows
 from sweeps.runner.spec import Cell, Spec, list_specs
@@ -45,13 +48,12 @@ def run_tables(
     run: Run,
     folder: str | Path = "runs/tables",
     results: str | Path = RESULTS,
-    jobs: int = 1,
-    command: Sequence[str] = (),
     say: Any = print,
-) -> Progress:
+    **how: Any,
+) -> dict[str, str]:
     """Run missing fits in `folder`; after each one, update records and rendered tables in `results`.
 
-    The other arguments are those of `run_plan`. A fit that several cells need runs when it is first needed.
+    Other arguments and the result are those of `run_plan`. A fit that several cells need runs when it is first needed.
     """
     plan = Plan([task for _, cell in cells for task in cell.tasks], Store(folder), title=f"tables {preset}")
     left = [*cells]
@@ -67,8 +69,9 @@ def run_tables(
         for spec in {spec.name: spec for spec, _ in ended}.values():
             render_table(spec, results=Path(results))
 
-    follow({})
-    return run_plan(plan, run, jobs=jobs, command=command, say=say, after=follow)
+    if how.get("fit") is None:  # the command that makes the whole plan collects its records
+        follow({})
+    return run_plan(plan, run, say=say, after=follow, **how)
 
 
 def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
@@ -93,13 +96,17 @@ def _result(plan: Plan, name: str) -> dict[str, Any]:
     return found
 
 
-def tables(args: Sequence[str], *, run: Run) -> None:
-    """The command `tables list | run | render`."""
+def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], Any]) -> None:
+    """The command `tables list | run | render`.
+
+    Raises:
+        RunnerError: An option, or a table's file, is invalid.
+    """
     options = _parser().parse_args(list(args))
     if options.command == "list":
         _list()
     elif options.command == "run":
-        _run(options, run, args)
+        _run(options, run, build, args)
     else:
         _render(options)
 
@@ -119,13 +126,11 @@ def _parser() -> argparse.ArgumentParser:
         help="smoke (digits), cpu, or paper (as printed). Default: smoke, or the first of a file without it.",
     )
     run.add_argument("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
-    run.add_argument("--folder", default="runs/tables", help="Folder of the fits, shared by all tables.")
-    run.add_argument(
-        "--results",
-        help=f"Folder of records and rendered tables. Default: {RESULTS}; for smoke tests `results` next to the fits.",
-    )
-    run.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
-    run.add_argument("--dry-run", action="store_true", help="Show what would be run; run nothing.")
+    run.add_argument("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")
+    run.add_argument("--folder", type=Path, default=Path("runs/tables"), help="Folder of the fits and their records.")
+    run.add_argument("--record", action="store_true", help=f"Write records and rendered tables into {RESULTS}.")
+    run.add_argument("--dry-run", action="store_true", help="Build each fit's model and data, and run nothing.")
+    add_options(run)
     render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
     render.add_argument("--check", action="store_true", help="Write nothing; fail if a page is out of date.")
     return parser
@@ -149,47 +154,84 @@ def _specs(names: Sequence[str], preset: str) -> list[Spec]:
     sys.exit(f"error: --preset must be one of {', '.join(known)}, got {preset!r}")
 
 
-def _run(options: argparse.Namespace, run: Run, args: Sequence[str]) -> None:
+def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]], Any], args: Sequence[str]) -> None:
     specs = _specs(options.names, options.preset or "smoke")
-    if options.preset is None:
-        known = list(specs[0].presets)
-        options.preset = known[0] if known and "smoke" not in known else "smoke"
-    results = Path(options.results or (Path(options.folder, "results") if options.preset == "smoke" else RESULTS))
-    cells = in_order(specs, preset=options.preset, seeds=options.seeds)
+    preset = options.preset or ("smoke" if "smoke" in specs[0].presets else next(iter(specs[0].presets), "smoke"))
+    cells = _chosen(in_order(specs, preset=preset, seeds=options.seeds), options.cell)
     if options.dry_run:
-        _dry_run(cells, options)
+        _dry_run(cells, Plan([task for _, cell in cells for task in cell.tasks], Store(options.folder)), build)
         return
-    outcome = run_tables(
+    results = Path(RESULTS) if options.record else options.folder / "results"
+    how = {"jobs": options.jobs, "fit": options.fit, "slurm": options.slurm, "command": ["tables", *args]}
+    failed = run_tables(
         cells,
-        preset=options.preset,
+        preset=preset,
         run=run,
         folder=options.folder,
         results=results,
-        jobs=options.jobs,
-        command=["tables", *args],
         say=lambda text: print(text, flush=True),
+        **how,
     )
     console = Console(width=118)
-    for spec in specs if outcome.done else ():  # not by a process that helps with one fit
-        rows = {options.preset: read_rows(spec, options.preset, results)}
+    for spec in specs if options.fit is options.slurm is None else ():
+        rows = {preset: read_rows(spec, preset, results)}
         console.print(Markdown(page_of(spec, rows, results=results, brief=True)))
         print(results / f"{spec.name}.md")
-    if outcome.failed:
-        sys.exit(f"error: {len(outcome.failed)} fits failed; each one's folder in {options.folder} has a failed.json")
+    if failed:
+        sys.exit(f"error: {len(failed)} fits failed; each one's folder in {options.folder} has a failed.json")
 
 
-def _dry_run(cells: Sequence[tuple[Spec, Cell]], options: argparse.Namespace) -> None:
-    plan = Plan([task for _, cell in cells for task in cell.tasks], Store(options.folder))
+def _chosen(cells: Sequence[tuple[Spec, Cell]], wanted: Sequence[str]) -> list[tuple[Spec, Cell]]:
+    """Select cells by `AXIS=VALUE`."""
+    if bad := [word for word in wanted if "=" not in word]:
+        raise RunnerError(f"--cell must be AXIS=VALUE, got {bad[0]!r}")
+    labels = dict(word.split("=", 1) for word in wanted)
+    chosen = [(spec, cell) for spec, cell in cells if labels.items() <= cell.labels.items()]
+    if not chosen:
+        known = {f"{axis}={value}" for _, cell in cells for axis, value in cell.labels.items()}
+        raise RunnerError(f"--cell {' '.join(wanted)}: no cell has all of these; there are {', '.join(sorted(known))}")
+    return chosen
+
+
+def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Sequence[str]], Any]) -> None:
+    left, seen = plan.left(), set[str]()
     turns = [(*turn, [*of]) for turn, of in groupby(cells, lambda one: (f"{one[0].kind}-{one[0].name}", one[1].seed))]
-    seen: set[str] = set()
     print(f"{len(turns)} tables and seeds, {len(cells)} cells, {len(plan.tasks)} fits")
     for table, seed, of_turn in turns:
         names = {task.name for _, cell in of_turn for task in cell.tasks} - seen
         seen |= names
-        left = sum(plan.current(name) is None for name in names)
-        print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {left:>3} fits to do")
+        to_do = len(names.intersection(left))
+        print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {to_do:>3} fits to do", flush=True)
     for line in plan.made_before():
         print(f"  again: {line}")
+    failing = {name: error for name in left if (error := _error_of(plan, name, build))}
+    for name, error in failing.items():
+        print(f"  would fail: {plan.tasks[name].fit.name} ({plan.tasks[name].label}): {error}")
+    if failing:
+        sys.exit(f"error: {len(failing)} of {len(left)} fits would fail")
+
+
+def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> str:
+    """Build a fit's model and data, price its first query, and set its private data up; return what goes wrong."""
+    from lightning_modules.base import DataFreeDistillation
+    from lightning_modules.cli.calibrate import epsilon_of
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said), redirect_stdout(io.StringIO()):
+            cli = build(plan.command(name)[1:])
+        if not isinstance(cli.model, DataFreeDistillation):
+            cli.datamodule.setup("fit")
+            return ""
+        session = cli.model.session
+        target, accounting = session.budget.target_epsilon, session.budget.accounting
+        if target is not None and (first := epsilon_of(session, 1, accounting)) > target:
+            return f"its first query costs ε = {first:.4g} ({accounting}) of {target:g}"
+    except SystemExit:
+        return said.getvalue().strip().removeprefix("error: ")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _render(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import yaml
 from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
+from sweeps.runner.fit import RunnerError
 from sweeps.runner.spec import Spec, _locate
-from sweeps.runner.tables import in_order, run_tables
+from sweeps.runner.tables import in_order, run_tables, tables
 
 
 def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **more: Any) -> Spec:
@@ -27,7 +29,7 @@ def written(name: str, *, sizes: Sequence[int], seeds: Sequence[int] = (0,), **m
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
     """Three tables with one teacher; `second` and `first` share the cells of size 2."""
-    monkeypatch.setattr("sweeps.runner.queue.collect", lambda: None)
+    monkeypatch.setattr("sweeps.runner.plan.collect", lambda: None)
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     return [
@@ -126,12 +128,58 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
 
 
 def test_dry_run_shows_the_order_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
-    main(["tables", "run", "first.yaml", "second.yaml", "third.yaml", "--dry-run"])
+    built: list[Sequence[str]] = []
+
+    def build(line: Sequence[str]) -> Any:
+        return built.append(line) or SimpleNamespace(model=None, datamodule=SimpleNamespace(setup=lambda stage: None))
+
+    tables(["run", "first.yaml", "second.yaml", "third.yaml", "--dry-run"], run=Fits(), build=build)
     shown = " ".join(capsys.readouterr().out.split())
     assert "seed 0 table-first 2 cells, 3 fits to do seed 0 table-second" in shown
     assert "seed 0 table-second 2 cells, 1 fits to do" in shown  # size 2 is that of `first`
     assert "seed 2 table-first 2 cells, 2 fits to do" in shown
-    assert not Path("runs").exists() and not Path("results").exists()
+    assert len(built) == 10 and not Path("runs").exists() and not Path("results").exists()
+
+
+def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    of_ensemble = {"model.teacher.path": "{ensemble}/checkpoints/last.ckpt"}
+    fits = {
+        "ensemble": {"config": "sweeps/methods/ensemble_digits.yaml"},
+        "student": {"config": "sweeps/methods/dgd_digits.yaml", "set": of_ensemble},
+    }
+    axes: dict[str, Any] = {
+        "as it is": {},
+        "misspelt": {"student": {"model.mechanism.scales": 1.0}},
+        "too little": {"student": {"model.budget.target_epsilon": 1.0e-9}},
+        "a shard without a class": {"ensemble": {"data.num_teachers": 200, "data.batch_size": 1}},
+    }
+    Path("own.yaml").write_text(
+        yaml.safe_dump({"title": "t", "fits": fits, "axes": {"setting": axes}}, sort_keys=False)
+    )
+    with pytest.raises(SystemExit, match="3 of 6 fits would fail"):
+        main(["tables", "run", "own.yaml", "--dry-run"])
+    shown = capsys.readouterr().out
+    assert "student (setting misspelt, seed 0): model: there is no setting mechanism.scales" in shown
+    assert "student (setting too little, seed 0): its first query costs ε = " in shown
+    assert "ensemble (setting a shard without a class): " in shown and "never vote for it" in shown
+
+
+def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
+    fits = Fits()
+    tables(["run", "first.yaml", "--cell", "size=2", "--seeds", "1"], run=fits, build=Fits())
+    assert ran(fits) == [("2", "1")] and [path.stem for path in Path("runs/tables/results").rglob("*.json")] == [
+        "2_seed1"
+    ]
+    for wrong in ("size", "size=9"):
+        with pytest.raises(RunnerError, match="--cell"):
+            tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
+
+
+def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
+    tables(["run", "third.yaml"], run=Fits(), build=Fits())
+    assert not Path("results").exists()
+    tables(["run", "third.yaml", "--record"], run=Fits(), build=Fits())
+    assert records("third") == ["5_seed0"]
 
 
 @pytest.mark.slow
@@ -155,7 +203,6 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     # Three lines of each fit and not what it says alone; then the table, once; nothing where git sees it.
     assert len(said.strip().splitlines()) == 1 + 3 * 3 and "LightningCLI" not in said + shown.err
     assert table.count(" normalize ") == table.count(" clip ") == 1 and "chance, 10 %, only show" in table
-    assert not Path("results").exists()
     results = Path("runs/tables/results")
     text = (results / "dpdfd-fig2.md").read_text()
     assert "| Digits | normalize | 1e-3 | " in text and "| Digits | clip | 1e-3 | " in text
@@ -169,4 +216,4 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")} == made
     with pytest.raises(SystemExit, match="fits failed"):
         main(["tables", "run", "dpdfd-fig2.yaml", "--preset", "cpu", "--seeds", "0"])
-    assert "failed" in Path("results/tables/dpdfd-fig2.md").read_text()
+    assert "failed" in (results / "dpdfd-fig2.md").read_text() and not Path("results").exists()

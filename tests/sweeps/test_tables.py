@@ -13,7 +13,7 @@ from support.data_files import write_folders
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import command_line as build
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.queue import Task
+from sweeps.runner.plan import Task
 from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.reported import footnotes, reported
 from sweeps.runner.rows import read_rows
