@@ -19,12 +19,6 @@ ORACLE_INSTALLED := $(ORACLE)/.installed
 # What dp-accounting needs and $(VENV) lacks, or has in too new a version (attrs). Pinned here: the other pins contradict it.
 ORACLE_PINS := attrs==23.2.0 dm-tree==0.1.10 dp-accounting==0.6.0 wrapt==2.5.2
 
-FLOWER := .venv-flower
-FLOWER_INSTALLED := $(FLOWER)/.installed
-# The extra `flower`, in an environment of its own for the same reason: it holds rich, packaging and others back.
-FLOWER_PINS := flwr==1.41.0 grpcio-health-checking==1.81.1 rich==14.3.4 packaging==25.0 protobuf==6.33.6 typer==0.20.1 \
-	fastapi==0.138.2 starlette==1.3.1 uvicorn==0.49.0 cryptography==50.0.2 SQLAlchemy==2.1.9 alembic==1.20.1
-
 DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
 # Reads mkdocs.yml, by the makers of Material for MkDocs, which ends in 2027.
@@ -88,29 +82,17 @@ test-lowest: ## the fast suite at the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
 # Sees all of $(VENV), so that torch is not installed twice; what a path file names comes after the environment's own packages.
-# Called as $(call create_venv_beside,FOLDER,PINS).
-define create_venv_beside
-	@rm -rf $(1)
-	$(call create_venv,$(BIN)/python,$(1))
-	@packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
-	packages $(BIN)/python > "$$(packages $(1)/bin/python)/seen.pth"
-	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2)
-	@touch $(1)/.installed
-endef
-
 $(ORACLE_INSTALLED): $(INSTALLED) Makefile
-	$(call create_venv_beside,$(ORACLE),$(ORACLE_PINS))
-
-$(FLOWER_INSTALLED): $(INSTALLED) Makefile
-	$(call create_venv_beside,$(FLOWER),$(FLOWER_PINS))
+	@rm -rf $(ORACLE)
+	$(call create_venv,$(BIN)/python,$(ORACLE))
+	@packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	packages $(BIN)/python > "$$(packages $(ORACLE)/bin/python)/seen.pth"
+	@$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check $(ORACLE_PINS)
+	@touch $@
 
 .PHONY: test-oracle
 test-oracle: $(ORACLE_INSTALLED) ## the accountants against dp-accounting, in an environment of its own
 	ORACLE=required OMP_NUM_THREADS=1 $(ORACLE)/bin/python -m pytest tests/privacy/test_oracle.py $(PYTEST_ARGS)
-
-.PHONY: test-flower
-test-flower: $(FLOWER_INSTALLED) ## clients on the loopback interface by Flower, in an environment of its own
-	FLOWER=required OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/lightning_modules/federated/test_flower.py $(PYTEST_ARGS)
 
 $(DOCS_INSTALLED): Makefile
 	@rm -rf $(DOCS)
@@ -197,5 +179,5 @@ lock: pyproject.toml ## resolve both constraints files anew
 
 .PHONY: clean
 clean: ## remove environments, caches and build products; data, runs and results stay
-	rm -rf $(VENV) $(LOWEST) $(LOCK) $(ORACLE) $(FLOWER) $(DOCS) build dist *.egg-info .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(LOCK) $(ORACLE) $(DOCS) build dist *.egg-info .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

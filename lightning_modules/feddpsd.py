@@ -107,7 +107,7 @@ class FedDPSD(DataFreeDistillation):
       The noise is not lowered, and the sum is divided by the number of answers.
 
     Args:
-        clients: Connection to the clients: `LocalClients` in this process, `FlowerClients` on other machines.
+        clients: Connection to the clients: `LocalClients` in this process, `RemoteClients` on other machines.
         mechanism: `NoisyGradients` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
             `NoisyLabels` for the label switch. Default: gradients by `ensemble`.
         federation: Name, unit and size of the clients' data together.

@@ -18,7 +18,7 @@ def client(args: Sequence[str]) -> None:
 
     Raises:
         ValueError: A setting is invalid.
-        FederationError: flwr is not installed, or no server was reached.
+        FederationError: No server was reached.
     """
     parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="File that holds these settings.")

@@ -1,4 +1,4 @@
-"""Federated clients: messages, per-client guarantees, and connections in process or by Flower."""
+"""Federated clients: messages, per-client guarantees, and connections in process or by gRPC."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from lightning_modules.federated.connection import ClientConnection, FederationE
 from lightning_modules.federated.fed_avg import FedAvg
 from lightning_modules.federated.fed_distillation import FedDistillation, ImageTerms
 from lightning_modules.federated.federation import Federation
-from lightning_modules.federated.flower import FlowerClients
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
-from lightning_modules.federated.node import Node, serve
+from lightning_modules.federated.remote import Node, RemoteClients, serve
 
 __all__ = [
     "Absence",
@@ -20,12 +19,12 @@ __all__ = [
     "FederatedClient",
     "Federation",
     "FederationError",
-    "FlowerClients",
     "ImageTerms",
     "Introduction",
     "LocalClients",
     "Node",
     "Question",
+    "RemoteClients",
     "Terms",
     "serve",
 ]

@@ -32,7 +32,7 @@ class FederationError(RuntimeError):
 
 
 class ClientConnection(ABC):
-    """Base class of connections to clients in the same process (`LocalClients`) or elsewhere (`FlowerClients`).
+    """Base class of connections to clients in the same process (`LocalClients`) or elsewhere (`RemoteClients`).
 
     A client is a `FederatedClient` or an object that forwards its calls to one as messages. A late or unusable answer
     is an `Absence`, not an error: the round continues with the other clients.

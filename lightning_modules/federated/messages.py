@@ -1,4 +1,4 @@
-"""Messages between server and clients (DPSD Algorithm 2), sent as JSON values and raw array bytes.
+"""Messages between server and clients (DPSD Algorithm 2), sent as JSON values and tensors in the format of safetensors.
 
 Everything that the server sends is public or was released before. Only its answers leave a client. Nothing is pickled,
 and messages from other machines are checked here and refused if malformed.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from datamodules.records import Partition
 from privacy.events import Release, release_from_dict
@@ -119,53 +119,43 @@ class Absence:
 
 # --- on the wire ---
 
-Scalar = bool | bytes | float | int | str
-"""Type of an entry of a Flower configuration."""
-
-_VERSION = 5
-_TYPES = {torch.bool: "|b1", torch.float32: "<f4", torch.int64: "<i8"}
+_VERSION = "6"
 
 
-def pack(kind: str, **values: Any) -> dict[str, Scalar]:
-    """Make a message from plain values."""
-    return {"version": _VERSION, "kind": kind, "content": json.dumps(values)}
+def pack(kind: str, tensors: Mapping[str, torch.Tensor] | None = None, **values: Any) -> bytes:
+    """Make a message of plain values and of bool, float32 or int64 tensors, in the format of safetensors."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in (tensors or {}).items()}
+    return save(plain, {"version": _VERSION, "kind": kind, "values": json.dumps(values)})
 
 
-def unpack(config: Mapping[str, Scalar]) -> tuple[str, dict[str, Any]]:
-    """Return the kind and values of a message.
+def unpack(message: bytes) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the kind, values and tensors of a message.
 
     Raises:
         ClientRefusal: It has another version, or cannot be read.
     """
-    version, kind, content = (config.get(name) for name in ("version", "kind", "content"))
-    if version != _VERSION or not isinstance(kind, str):
-        raise ClientRefusal(f"a message must be of version {_VERSION}, got {version!r}: install one version everywhere")
     try:
-        values = json.loads(content) if isinstance(content, str) else None
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise ClientRefusal(f"the content of a message {kind[:40]!r} cannot be read")
-    return kind, values
+        tensors = load(message)
+        said = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])["__metadata__"]
+        version, kind, values = said["version"], said["kind"], json.loads(said["values"])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ClientRefusal("a message cannot be read") from error
+    if version != _VERSION or not isinstance(values, dict):
+        raise ClientRefusal(f"a message must be of version {_VERSION}, got {version!r}: install one version everywhere")
+    return kind, values, tensors
 
 
-def to_bytes(tensor: torch.Tensor) -> bytes:
-    """Return the values of a bool, float32 or int64 tensor in C order; the receiver knows shape and type."""
-    return tensor.detach().cpu().numpy().astype(_TYPES[tensor.dtype], copy=False).tobytes()
+def _require(tensors: Mapping[str, torch.Tensor], **wanted: tuple[tuple[int, ...], torch.dtype]) -> None:
+    """Refuse tensors of other names, shapes or types, and bools that are neither 0 nor 1."""
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    if found != wanted:
+        raise ClientRefusal(f"the tensors of a message must be {_told(wanted)}, got {_told(found)}")
+    if any(bool((one.view(torch.uint8) > 1).any()) for one in tensors.values() if one.dtype == torch.bool):
+        raise ClientRefusal("a tensor of bools holds values other than 0 and 1")
 
 
-def from_bytes(data: bytes, *, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of `to_bytes`.
-
-    Raises:
-        ClientRefusal: The number of bytes does not fit the shape, or a bool is neither 0 nor 1.
-    """
-    expected = math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize
-    if not isinstance(data, bytes) or len(data) != expected:
-        raise ClientRefusal(f"an array of shape {tuple(shape)} takes {expected:,} bytes, got {len(data):,}")
-    if dtype == torch.bool and any(data.translate(None, b"\x00\x01")):
-        raise ClientRefusal("an array of bools holds values other than 0 and 1")
-    return torch.from_numpy(np.frombuffer(data, dtype=_TYPES[dtype]).reshape(shape).copy())
+def _told(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
+    return ", ".join(f"{name[:20]} {shape} {dtype}" for name, (shape, dtype) in list(tensors.items())[:3]) or "none"
 
 
 Rule = Callable[[Any], bool]
@@ -264,34 +254,30 @@ def read_terms(values: Mapping[str, Any]) -> Terms:
     return Terms(**{**known, "image_shape": tuple(known["image_shape"])})
 
 
-def pack_question(question: Question) -> tuple[list[bytes], dict[str, Scalar]]:
-    """Convert a question to array bytes (images, outputs and, for labels, candidates) and a message with its number."""
-    tensors = [question.images, question.outputs, *([] if question.candidates is None else [question.candidates])]
-    return [to_bytes(tensor) for tensor in tensors], pack("ask", number=question.number)
+def pack_question(question: Question) -> bytes:
+    """Make a message of a question: its images, outputs and, for labels, candidates."""
+    tensors = {name: getattr(question, name) for name in ("images", "outputs", "candidates")}
+    return pack("ask", {name: one for name, one in tensors.items() if one is not None}, number=question.number)
 
 
-def read_question(arrays: Sequence[bytes], values: Mapping[str, Any], terms: Terms) -> Question:
+def read_question(values: Mapping[str, Any], tensors: Mapping[str, Any], terms: Terms) -> Question:
     """Inverse of `pack_question`, for a client that has agreed to these terms.
 
     Raises:
         ClientRefusal: The question does not fit the terms.
     """
     outputs = (terms.batch_size, terms.num_classes)
-    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        "images": ((terms.batch_size, *terms.image_shape), torch.float32),
-        "outputs": (outputs, torch.float32),
-        **({"candidates": (outputs, torch.bool)} if terms.switch == "label" else {}),
-    }
-    if len(arrays) != len(wanted):
-        raise ClientRefusal(f"a question must hold {', '.join(wanted)}, got {len(arrays)} arrays")
-    tensors: dict[str, Any] = {
-        name: from_bytes(data, shape=shape, dtype=dtype)
-        for data, (name, (shape, dtype)) in zip(arrays, wanted.items(), strict=True)
-    }
+    candidates = {"candidates": (outputs, torch.bool)} if terms.switch == "label" else {}
+    _require(
+        tensors,
+        images=((terms.batch_size, *terms.image_shape), torch.float32),
+        outputs=(outputs, torch.float32),
+        **candidates,
+    )
     return Question(**read(values, ["number"]), **tensors)
 
 
-def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Question) -> torch.Tensor:
+def read_answer(values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], question: Question) -> torch.Tensor:
     """Parse a client's answer: gradients (B, c), or classes (B,) for labels.
 
     A value that is not finite reveals something about a client's machine, not its records: non-finite outputs of a
@@ -300,16 +286,16 @@ def read_answer(arrays: Sequence[bytes], values: Mapping[str, Any], question: Qu
     Raises:
         ClientRefusal: It is not a valid answer to this question.
     """
-    if values.get("number") != question.number or len(arrays) != 1:
-        raise ClientRefusal(f"{len(arrays)} arrays, of question {str(values.get('number'))[:20]}: it cannot be used")
+    if values.get("number") != question.number:
+        raise ClientRefusal(f"an answer to question {str(values.get('number'))[:20]} cannot be used")
     if question.candidates is None:
-        gradients = from_bytes(arrays[0], shape=question.outputs.shape, dtype=torch.float32)
-        if not bool(gradients.isfinite().all()):
+        _require(tensors, answer=(tuple(question.outputs.shape), torch.float32))
+        if not bool(tensors["answer"].isfinite().all()):
             raise ClientRefusal("a gradient is not finite")
-        return gradients
-    classes = from_bytes(arrays[0], shape=question.outputs.shape[:1], dtype=torch.int64)
-    chosen = classes.clamp(0, question.outputs.shape[1] - 1)
+        return tensors["answer"]
+    _require(tensors, answer=(tuple(question.outputs.shape[:1]), torch.int64))
+    chosen = tensors["answer"].clamp(0, question.outputs.shape[1] - 1)
     candidate = question.candidates.cpu().gather(1, chosen[:, None])[:, 0]
-    if not bool((candidate & (chosen == classes)).all()):
+    if not bool((candidate & (chosen == tensors["answer"])).all()):
         raise ClientRefusal("a class is not a candidate")
-    return classes
+    return chosen

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
 
 import torch
 
 from lightning_modules.cli import main
 from lightning_modules.federated import Node
-from lightning_modules.federated.messages import Scalar, from_bytes, to_bytes, unpack
+from lightning_modules.federated.messages import pack, unpack
 
 FROM = 2
 
@@ -19,13 +18,11 @@ def spoil(name: str) -> None:
     """Has every client of this process answer otherwise, once its own session has charged the answer."""
     honest = Node.answer
 
-    def answer(
-        self: Node, arrays: Sequence[bytes], config: Mapping[str, Scalar]
-    ) -> tuple[list[bytes], dict[str, Scalar]]:
-        answers, said = honest(self, arrays, config)
-        if unpack(said)[1].get("number", 0) < FROM:
-            return answers, said
-        gradients = from_bytes(answers[0], shape=(8, 10), dtype=torch.float32)
+    def answer(self: Node, message: bytes) -> bytes:
+        kind, values, tensors = unpack(said := honest(self, message))
+        if values.get("number", 0) < FROM:
+            return said
+        gradients = tensors["answer"]
         if name == "late":
             time.sleep(6)
         elif name == "nan":
@@ -33,8 +30,8 @@ def spoil(name: str) -> None:
         elif name == "narrow":
             gradients = gradients[:, :-1]
         elif name == "garbled":
-            return [b"not an array"], said
-        return [to_bytes(gradients)], said
+            return b"not a message"
+        return pack(kind, {"answer": gradients}, **values)
 
     Node.answer = answer  # type: ignore[method-assign]
 

@@ -30,7 +30,7 @@ from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, read_checkpoint, refuse
 from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.federated.connection import ClientConnection, LocalClients
-from lightning_modules.federated.flower import FlowerClients
+from lightning_modules.federated.remote import RemoteClients
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from privacy.identity import CheckpointError
@@ -478,7 +478,7 @@ OF_DATA = ("batch_size", "download", "eval_batch_size", "num_workers", "root", "
 PLACES = ("data", "data.dataset", "data.dataset.dataset", "data" + 3 * ".dataset", "model.images.pool", "model.pool")
 KINDS: dict[Any, list[type]] = {
     Mechanism: [kind for kind in vars(privacy.mechanisms).values() if isinstance(kind, type)],
-    ClientConnection: [LocalClients, FlowerClients],
+    ClientConnection: [LocalClients, RemoteClients],
 }
 
 

@@ -1,4 +1,4 @@
-"""What Flower carries, both ways, and what is refused of it; a client's side of every message. No package is needed."""
+"""What the messages carry, both ways, and what is refused of them; a client's side of every message."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from support.federations import BATCH_SIZE, SHAPE, question, terms
-from support.flower import teacher_files
+from support.remote_clients import teacher_files
 
 from lightning_modules.federated import ClientRefusal, Introduction, Node, Terms
 from lightning_modules.federated.messages import (
-    from_bytes,
     pack,
     pack_question,
     read_answer,
     read_introduction,
     read_question,
     read_terms,
-    to_bytes,
     unpack,
 )
 from privacy.events import Gaussian, Release, SampledGaussian
@@ -65,14 +64,14 @@ def all_terms(draw: st.DrawFn) -> Terms:
 
 @given(tensors())
 def test_tensors_arrive_bit_for_bit(tensor: torch.Tensor) -> None:
-    arrived = from_bytes(to_bytes(tensor), shape=tensor.shape, dtype=tensor.dtype)
+    arrived = unpack(pack("any", {"sent": tensor}))[2]["sent"]
     assert arrived.dtype == tensor.dtype and arrived.shape == tensor.shape
     assert arrived.numpy().tobytes() == tensor.numpy().tobytes()
 
 
 @given(all_terms())
 def test_terms_arrive(asked: Terms) -> None:
-    kind, values = unpack(pack("begin", **asdict(asked)))
+    kind, values, _ = unpack(pack("begin", **asdict(asked)))
     assert kind == "begin" and read_terms(values) == asked
 
 
@@ -111,20 +110,38 @@ LABELS = {"switch": "label", "mechanism": {"epsilon": 1.0, "smallest": 3, "delta
 def test_questions_arrive(label: bool) -> None:
     candidates = torch.arange(10).expand(BATCH_SIZE, 10) < 3
     asked = question(7, **({"candidates": candidates} if label else {}))
-    arrays, config = pack_question(asked)
-    arrived = read_question(arrays, unpack(config)[1], terms(**(LABELS if label else {})))
+    arrived = read_question(*unpack(pack_question(asked))[1:], terms(**(LABELS if label else {})))
     assert arrived.number == 7
     for name in ("images", "outputs", "candidates"):
         first, second = getattr(asked, name), getattr(arrived, name)
         assert (first is None and second is None) or torch.equal(first, second)
 
 
-@pytest.mark.parametrize("data", [b"", b"not an array", b"\0" * 319, b"\0" * 321, "text"])
-def test_bytes_that_are_no_such_array_are_refused(data: Any) -> None:
-    with pytest.raises(ClientRefusal, match="takes 320 bytes"):
-        from_bytes(data, shape=(8, 10), dtype=torch.float32)
-    with pytest.raises(ClientRefusal, match="an array of bools"):
-        from_bytes(b"\0\2\1", shape=(3,), dtype=torch.bool)
+def written(tensors: dict[str, torch.Tensor] | None = None, **metadata: str) -> bytes:
+    """A message as another version or another program may write it."""
+    return save(tensors or {}, metadata)
+
+
+GOOD = {"version": "6", "kind": "ask", "values": '{"number": 0}'}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"not a message",
+        pack_question(question())[:-1],
+        pack_question(question()) + b"0",
+        save({}),
+        written(kind="ask", values="{}"),
+        written(**{**GOOD, "version": "99"}),
+        *(written(**{**GOOD, "values": text}) for text in ("[", "[" * 100_000, "[]", "7")),
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:
+    assert unpack(written(**GOOD)) == ("ask", {"number": 0}, {})
+    with pytest.raises(ClientRefusal, match=r"cannot be read|of version 6, got .*: install one version everywhere"):
+        unpack(message)
 
 
 @pytest.mark.parametrize(
@@ -182,30 +199,31 @@ def test_introductions_that_are_none_are_refused(changed: dict[str, Any]) -> Non
         read_introduction({**good, **changed})
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"version": 99, "kind": "ask", "content": "{}"},
-        {"version": 5, "kind": 4, "content": "{}"},
-        {"version": 5, "kind": "ask", "content": "["},
-        {"version": 5, "kind": "ask", "content": "[" * 100_000},
-        {"version": 5, "kind": "ask", "content": "[]"},
-        {"version": 5, "kind": "ask", "content": b"{}"},
-        {"version": 5, "kind": "ask"},
-        {"version": 5, "kind": "ask", "content": '{"number": -1}'},
-        {"version": 5, "kind": "ask", "content": '{"number": 1, "more": 0}'},
-        {"version": 5, "kind": "ask", "content": "{}"},
-    ],
-)
-def test_questions_that_are_none_are_refused(config: dict[str, Any]) -> None:
-    arrays, good = pack_question(question())
-    read_question(arrays, unpack(good)[1], terms())
+@pytest.mark.parametrize("values", [{"number": -1}, {"number": 1, "more": 0}, {}])
+def test_questions_that_are_none_are_refused(values: dict[str, Any]) -> None:
+    _, good, tensors = unpack(pack_question(question()))
+    read_question(good, tensors, terms())
     with pytest.raises(ClientRefusal):
-        read_question(arrays, unpack(config)[1], terms())
-    for others in ([], arrays[:1], arrays[::-1], [*arrays, arrays[1]]):
-        with pytest.raises(ClientRefusal):
-            read_question(others, unpack(good)[1], terms())
+        read_question(values, tensors, terms())
+    images, outputs = tensors["images"], tensors["outputs"]
+    for others in (
+        {},
+        {"images": images},
+        {"images": outputs, "outputs": images},
+        {**tensors, "more": outputs},
+        {**tensors, "outputs": outputs.double()},
+    ):
+        with pytest.raises(ClientRefusal, match="the tensors of a message must be images"):
+            read_question(good, others, terms())
+
+
+def test_a_bool_that_is_neither_0_nor_1_is_refused() -> None:
+    sent = pack_question(question(candidates=torch.ones(BATCH_SIZE, 10, dtype=torch.bool)))
+    _, values, tensors = unpack(sent)
+    read_question(values, tensors, terms(**LABELS))
+    tensors["candidates"].view(torch.uint8)[0, 0] = 2
+    with pytest.raises(ClientRefusal, match="bools holds values other than 0 and 1"):
+        read_question(values, tensors, terms(**LABELS))
 
 
 CANDIDATES = torch.arange(10).expand(BATCH_SIZE, 10) < 3
@@ -214,10 +232,10 @@ CANDIDATES = torch.arange(10).expand(BATCH_SIZE, 10) < 3
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (torch.zeros(BATCH_SIZE, 9), "takes 320 bytes"),
+        (torch.zeros(BATCH_SIZE, 9), r"must be answer \(8, 10\)"),
         (torch.full((BATCH_SIZE, 10), torch.nan), "not finite"),
         (torch.full((BATCH_SIZE, 10), math.inf), "not finite"),
-        (torch.zeros(BATCH_SIZE), "takes 64 bytes"),
+        (torch.zeros(BATCH_SIZE), r"must be answer \(8,\) torch.int64"),
         (torch.full((BATCH_SIZE,), 3), "not a candidate"),
         (torch.full((BATCH_SIZE,), -1), "not a candidate"),
         (torch.full((BATCH_SIZE,), 10), "not a candidate"),
@@ -226,12 +244,13 @@ CANDIDATES = torch.arange(10).expand(BATCH_SIZE, 10) < 3
 def test_answers_that_cannot_be_used_are_refused(answer: torch.Tensor, reason: str) -> None:
     asked = question() if answer.dim() == 2 else question(candidates=CANDIDATES)
     good = torch.ones(BATCH_SIZE, 10) if answer.dim() == 2 else torch.full((BATCH_SIZE,), 2)
-    assert torch.equal(read_answer([to_bytes(good)], {"number": 0}, asked), good)
+    assert torch.equal(read_answer({"number": 0}, {"answer": good}, asked), good)
     with pytest.raises(ClientRefusal, match=reason):
-        read_answer([to_bytes(answer)], {"number": 0}, asked)
-    for arrays, number in (([], 0), ([to_bytes(good)] * 2, 0), ([to_bytes(good)], 1)):
-        with pytest.raises(ClientRefusal, match="it cannot be used"):
-            read_answer(arrays, {"number": number}, asked)
+        read_answer({"number": 0}, {"answer": answer}, asked)
+    with pytest.raises(ClientRefusal, match="tensors of a message"):
+        read_answer({"number": 0}, {}, asked)
+    with pytest.raises(ClientRefusal, match="cannot be used"):
+        read_answer({"number": 1}, {"answer": good}, asked)
 
 
 # --- a client's side ---
@@ -245,13 +264,13 @@ def _node(folder: Path, **settings: Any) -> Node:
 INTRODUCE = pack("introduce", num_classes=10, image_shape=list(SHAPE))
 
 
-def tell(node: Node, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    arrays, said = node.answer([], config)
-    assert not arrays
-    return unpack(said)
+def tell(node: Node, message: bytes) -> tuple[str, dict[str, Any]]:
+    kind, values, tensors = unpack(node.answer(message))
+    assert bool(tensors) == (kind == "answer")
+    return kind, values
 
 
-def _begin(**changed: Any) -> dict[str, Any]:
+def _begin(**changed: Any) -> bytes:
     return pack("begin", **asdict(terms(**changed)))
 
 
@@ -266,9 +285,9 @@ def test_a_node_answers_a_run_and_writes_its_guarantee(own: Path) -> None:
     said = read_introduction(tell(node, INTRODUCE)[1])
     assert said.name == "one" and said.num_records == 300 and said.secure
     assert tell(node, _begin())[0] == "done"
-    (answer,), about = node.answer(*pack_question(question(3)))
-    assert from_bytes(answer, shape=(BATCH_SIZE, 10), dtype=torch.float32).isfinite().all()
-    assert unpack(about) == ("answer", {"number": 3})
+    kind, values, tensors = unpack(node.answer(pack_question(question(3))))
+    assert (kind, values) == ("answer", {"number": 3})
+    assert tensors["answer"].shape == (BATCH_SIZE, 10) and tensors["answer"].isfinite().all()
     assert tell(node, pack("end"))[0] == "done"
     written = json.loads((own / ("aa" * 16) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]
     assert written["queries"] == BATCH_SIZE and written["epsilon"] > 0
@@ -279,19 +298,18 @@ def test_a_node_answers_a_run_and_writes_its_guarantee(own: Path) -> None:
     [
         (pack("begin"), "a message must hold"),
         (pack("stop"), "must be introduce, begin, ask or end"),
-        ({"kind": "begin"}, "of version 5"),
+        (written(**{**GOOD, "version": "5"}), "of version 6"),
         (_begin(num_classes=9), "introduced for other images or classes"),
         (_begin(noise_by="server"), "has not set trusts_server"),
         (_begin(mechanism={"scope": "run"}), "for its owner to set"),
         (_begin(loss={"code": "x"}), "met an error"),
     ],
 )
-def test_a_node_refuses_in_words(message: dict[str, Any], reason: str, own: Path) -> None:
+def test_a_node_refuses_in_words(message: bytes, reason: str, own: Path) -> None:
     node = _node(own)
     tell(node, INTRODUCE)
     assert reason in tell(node, message)[1]["reason"]
-    arrays, said = node.answer(*pack_question(question()))
-    assert not arrays and "before a run began" in unpack(said)[1]["reason"]
+    assert "before a run began" in tell(node, pack_question(question()))[1]["reason"]
     assert not own.exists()
 
 
@@ -310,8 +328,8 @@ def test_a_malformed_question_costs_nothing(own: Path) -> None:
     node = _node(own)
     tell(node, INTRODUCE)
     tell(node, _begin())
-    arrays, config = pack_question(question())
-    for wrong in ([], [b"x", arrays[1]], [arrays[1], arrays[1]]):
-        assert not node.answer(wrong, config)[0]
+    images = torch.zeros(BATCH_SIZE, *SHAPE)
+    for wrong in (pack("ask", number=0), pack("ask", {"images": images, "outputs": images.clone()}, number=0)):
+        assert tell(node, wrong)[0] == "refusal"
     assert node._client is not None and not node._client.session.account.counts()
-    assert node.answer(arrays, config)[0], "and the next one is answered"
+    assert tell(node, pack_question(question()))[0] == "answer", "and the next one is answered"

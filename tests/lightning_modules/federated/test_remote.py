@@ -1,11 +1,8 @@
-"""Flower as the transport: clients in processes of their own, with ledgers of their own, that may fail in every way."""
+"""Clients on other machines: in processes of their own, with ledgers of their own, that may fail in every way."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import shutil
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -14,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from support.federations import question, terms
-from support.flower import (
+from support.remote_clients import (
     Client,
     InThread,
-    by_flower,
     certificates,
     federation,
     free_port,
+    remote,
     started,
     teacher_files,
     wait_until,
@@ -28,26 +25,13 @@ from support.flower import (
 from support.runs import fit, networks
 
 from lightning_modules.cli import main
-from lightning_modules.federated import Absence, FederationError, FlowerClients, Node
+from lightning_modules.federated import Absence, FederationError, Node, RemoteClients
 
 slow = pytest.mark.slow
-# grpc's own thread that watches a channel may look at it once more when it is closed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    if os.environ.get("FLOWER") != "required":
-        # Where it is required, its absence is a failure.
-        pytest.importorskip("flwr", reason="the extra flower is not installed: make test-flower")
-    for part in ("flwr.client", "flwr.server"):  # which import each other in a circle: no two threads can do it at once
-        importlib.import_module(part)
-    return tmp_path
 
 
 @slow
-def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
+def test_the_student_is_that_of_clients_in_one_process() -> None:
     rounds, port, files = 6, free_port(), teacher_files(3)
     Path("here").mkdir()  # a ledger is found beside the teacher's file: each client on a machine of its own has its own
     here = [shutil.copy(file, "here") for file in files]
@@ -55,11 +39,11 @@ def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
     before = {name: value.clone() for name, value in networks(local).items()}
     Path("run").rename("local")
     with started([lambda i=i: Client(f"client-{i}", files[i], port) for i in range(2)]) as clients:  # type: ignore[misc]
-        remote = fit(federation(by_flower(port), rounds=rounds))
+        apart = fit(federation(remote(port), rounds=rounds))
         assert [client.status() for client in clients] == [0, 0], clients[0].said + clients[1].said
-    for name, value in networks(remote).items():
+    for name, value in networks(apart).items():
         assert torch.allclose(value, before[name], rtol=1e-5, atol=1e-7), name
-    assert not remote.model.absences
+    assert not apart.model.absences
     same = federation({"class_path": "LocalClients", "init_args": {"teachers": [here[0], here[2]]}}, rounds=rounds)
     others = networks(fit(same, "--trainer.default_root_dir=others"))
     assert not all(torch.allclose(value, before[name], rtol=1e-5, atol=1e-7) for name, value in others.items()), (
@@ -68,13 +52,13 @@ def test_the_student_is_that_of_clients_in_one_process(workplace: Path) -> None:
     for client in clients:
         assert client.charged() == rounds, "a settled ledger counts what was answered"
         said = client.guarantee()
-        assert said["run"] == f"server-{remote.model.session.ledger.run}"
+        assert said["run"] == f"server-{apart.model.session.ledger.run}"
         assert said["queries"] == rounds * 8 and said["epsilon"] == "inf"
 
 
 @slow
 def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds, port, files = 12, free_port(), teacher_files(2)
     own = ("--target_epsilon", "1e6")
@@ -83,22 +67,22 @@ def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
     answered: list[int] = []
     with started(makers) as clients:
         again: list[Client] = []
-        ask = FlowerClients.ask
+        ask = RemoteClients.ask
 
-        def watched(self: FlowerClients, question: Any) -> Any:
+        def watched(self: RemoteClients, question: Any) -> Any:
             if question.number == 4:
                 clients[1].kill()
             if question.number == 7:
                 again.append(makers[1]())
                 clients.append(again[0])  # ended with the others
-                wait_until(lambda: len(self._manager.all()) == 2)
+                wait_until(lambda: sum(one.connected for one in [*self._new, *self._met]) == 2)
             found = ask(self, question)
             answered.append(sum(isinstance(answer, torch.Tensor) for answer in found.values()))
             return found
 
-        monkeypatch.setattr(FlowerClients, "ask", watched)
+        monkeypatch.setattr(RemoteClients, "ask", watched)
         with pytest.warns(UserWarning, match=r"Round 4 goes on without client-1: (no answer|it is not con)"):
-            cli = fit(federation(by_flower(port), rounds=rounds, **model))
+            cli = fit(federation(remote(port), rounds=rounds, **model))
         assert clients[0].status() == again[0].status() == 0, again[0].said
     assert answered == [2] * 4 + [1] * 3 + [2] * 5
     assert cli.model.absences == {"client-1": 3}
@@ -110,7 +94,7 @@ def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
 
 
 @slow
-def test_answers_that_cannot_be_used_are_left_out_and_charged(workplace: Path) -> None:
+def test_answers_that_cannot_be_used_are_left_out_and_charged() -> None:
     rounds, port, names = 4, free_port(), ["sound", "nan", "narrow", "garbled", "late"]
     files = teacher_files(len(names))
     makers = [
@@ -119,11 +103,11 @@ def test_answers_that_cannot_be_used_are_left_out_and_charged(workplace: Path) -
     ]
     with started(makers) as clients, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cli = fit(federation(by_flower(port, count=len(names), timeout=3), rounds=rounds))
+        cli = fit(federation(remote(port, count=len(names), timeout=3), rounds=rounds))
         said = "\n".join(str(warning.message) for warning in caught)
         assert "Round 2 goes on without nan: a gradient is not finite" in said
-        assert "without narrow: an array of shape (8, 10) takes 320 bytes, got 288" in said
-        assert "Round 2 goes on without garbled: an array of shape" in said
+        assert "without narrow: the tensors of a message must be answer (8, 10)" in said
+        assert "Round 2 goes on without garbled: a message cannot be read" in said
         assert "Round 2 goes on without late: no answer within 3 s" in said
         assert clients[0].status() == 0
     assert cli.model.absences == {"nan": 2, "narrow": 2, "garbled": 2, "late": 2}
@@ -138,20 +122,20 @@ def _node(number: int, *, name: str | None = None, **settings: Any) -> Node:
     )
 
 
-def _rounds(clients: FlowerClients, count: int = 2, **changed: Any) -> list[dict[str, Any]]:
+def _rounds(clients: RemoteClients, count: int = 2, **changed: Any) -> list[dict[str, Any]]:
     out = clients.begin(terms(**changed), folder=None)
     assert not out
     return [dict(clients.ask(question(number))) for number in range(count)]
 
 
-def test_a_connection_is_by_tls_and_the_server_is_checked(workplace: Path) -> None:
+def test_a_connection_is_by_tls_and_the_server_is_checked(tmp_path: Path) -> None:
     teacher_files(3)
-    port, (files, root) = free_port(), certificates(workplace)
-    settings = {**by_flower(port)["init_args"], "insecure": False, "certificates": files}
-    honest = [InThread(_node(number), port, insecure=False, root_certificates=root) for number in range(2)]
+    port, files = free_port(), certificates(tmp_path)
+    settings = {**remote(port)["init_args"], "insecure": False, "certificates": files}
+    honest = [InThread(_node(number), port, insecure=False, root_certificates=files[0]) for number in range(2)]
     in_clear = InThread(_node(2), port, patience=1.0)
     unchecked = InThread(_node(2), port, insecure=False, patience=1.0)
-    clients = FlowerClients(**settings)
+    clients = RemoteClients(**settings)
     try:
         known = clients.introductions(num_classes=10, image_shape=(1, 8, 8))
         assert [one.name for one in known] == ["client-0", "client-1"]
@@ -166,16 +150,16 @@ def test_a_connection_is_by_tls_and_the_server_is_checked(workplace: Path) -> No
     assert list(Path("own0").glob("*/guarantee.md")) and not Path("own2").exists()
 
 
-def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked(workplace: Path) -> None:
+def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked() -> None:
     teacher_files(4)
     port = free_port()
-    clients = FlowerClients(**by_flower(port)["init_args"])
+    clients = RemoteClients(**remote(port)["init_args"])
     first = [InThread(_node(number), port) for number in range(2)]
     others: list[InThread] = []
     try:
         clients.introductions(num_classes=10, image_shape=(1, 8, 8))
         others += [InThread(_node(2, name="client-1"), port), InThread(_node(3), port)]
-        wait_until(lambda: len(clients._manager.all()) == 4)
+        wait_until(lambda: len(clients._new) == 2)
         with pytest.warns(UserWarning) as caught:
             assert all(set(found) == {"client-0", "client-1"} for found in _rounds(clients))
         said = "\n".join(str(warning.message) for warning in caught)
@@ -187,10 +171,10 @@ def test_a_name_that_is_taken_and_one_client_too_many_are_not_asked(workplace: P
     assert not Path("own2").exists() and not Path("own3").exists(), "nothing began there"
 
 
-def test_a_client_that_does_not_agree_takes_no_part_and_the_others_do(workplace: Path) -> None:
+def test_a_client_that_does_not_agree_takes_no_part_and_the_others_do() -> None:
     teacher_files(2)
     port = free_port()
-    clients = FlowerClients(**by_flower(port)["init_args"])
+    clients = RemoteClients(**remote(port)["init_args"])
     both = [InThread(_node(0), port), InThread(_node(1, trusts_server=False), port)]
     try:
         clients.introductions(num_classes=10, image_shape=(1, 8, 8))
@@ -204,19 +188,19 @@ def test_a_client_that_does_not_agree_takes_no_part_and_the_others_do(workplace:
     assert all(one.ended() for one in both)
 
 
-def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
+def test_a_server_that_comes_back_goes_on_with_the_run() -> None:
     """Its connection is cut without a word, as by a crash; clients reach the next one and count on."""
     teacher_files(2)
     port = free_port()
     both = [InThread(_node(number), port) for number in range(2)]
     for attempt in range(2):
-        clients = FlowerClients(**by_flower(port)["init_args"])
+        clients = RemoteClients(**remote(port)["init_args"])
         try:
             clients.introductions(num_classes=10, image_shape=(1, 8, 8))
             assert len(_rounds(clients)) == 2
         finally:
             if attempt == 0:
-                clients._service.stop(grace=None).wait(5)
+                clients._server.stop(grace=None).wait(5)
             else:
                 clients.end()
     assert all(one.ended() and one.error is None for one in both)
@@ -224,13 +208,13 @@ def test_a_server_that_comes_back_goes_on_with_the_run(workplace: Path) -> None:
         assert one.node._client is not None and one.node._client.session.calls_made() == 4
 
 
-def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace: Path) -> None:
+def test_a_run_is_resumed_at_another_address_and_its_clients_count_on() -> None:
     teacher_files(2)
     runs = []
     for epochs in (1, 2):
         port = free_port()
         both = [InThread(_node(number), port) for number in range(2)]
-        config = federation(by_flower(port), rounds=3)
+        config = federation(remote(port), rounds=3)
         config["trainer"]["max_epochs"] = epochs
         cli = fit(config, *([] if epochs == 1 else ["--ckpt_path=last"]))
         assert all(one.ended() and one.error is None for one in both)
@@ -240,8 +224,8 @@ def test_a_run_is_resumed_at_another_address_and_its_clients_count_on(workplace:
         assert one.node._client is not None and one.node._client.session.calls_made() == 6
 
 
-def test_too_few_clients_are_said(workplace: Path) -> None:
-    settings = by_flower(free_port())
+def test_too_few_clients_are_said() -> None:
+    settings = remote(free_port())
     settings["init_args"]["wait"] = 0.3
     begun = time.monotonic()
     with pytest.raises(
@@ -251,9 +235,9 @@ def test_too_few_clients_are_said(workplace: Path) -> None:
     assert time.monotonic() - begun < 60
 
 
-def test_an_address_that_is_taken_is_said(workplace: Path) -> None:
-    settings = by_flower(free_port())
-    first = FlowerClients(**settings["init_args"])
+def test_an_address_that_is_taken_is_said() -> None:
+    settings = remote(free_port())
+    first = RemoteClients(**settings["init_args"])
     first._listen()
     try:
         with pytest.raises(FederationError, match="cannot be listened on"):
@@ -262,25 +246,16 @@ def test_an_address_that_is_taken_is_said(workplace: Path) -> None:
         first.end()
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(FederationError, match=r"pip install 'private-model-transcription\[flower\]'"):
-        fit(federation(by_flower(free_port()), rounds=1))
-    command = ["client", "--server=a:1", "--name=one", "--teacher=t.pt", "--target_epsilon=1"]
-    with pytest.raises(FederationError, match=r"LightningCLI client needs the package flwr.*\[flower\]"):
-        main(command)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"insecure": False}, "either certificates"),
-        ({"certificates": ["a", "b", "c"]}, "either certificates"),
+        ({"certificates": ["a", "b"]}, "either certificates"),
     ],
 )
 def test_settings_are_checked_at_once(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FlowerClients(**{"num_clients": 2, "insecure": True, **changed})
+        RemoteClients(**{"num_clients": 2, "insecure": True, **changed})
 
 
 @pytest.mark.parametrize(

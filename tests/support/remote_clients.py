@@ -1,9 +1,7 @@
-"""A federation by Flower on the loopback interface: clients in processes of their own, the server in this one."""
+"""A federation on the loopback interface: clients in processes or threads of their own, the server in this one."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
 import signal
@@ -63,10 +61,10 @@ def federation(clients: dict[str, Any], *, rounds: int, **model: Any) -> dict[st
     return whole
 
 
-def by_flower(port: int, *, count: int = 2, timeout: float = 30.0) -> dict[str, Any]:
+def remote(port: int, *, count: int = 2, timeout: float = 30.0) -> dict[str, Any]:
     """The clients of `federation`, on this port."""
     settings = {"num_clients": count, "address": f"127.0.0.1:{port}", "insecure": True, "timeout": timeout, "wait": 120}
-    return {"class_path": "FlowerClients", "init_args": settings}
+    return {"class_path": "RemoteClients", "init_args": settings}
 
 
 class Client:
@@ -84,7 +82,6 @@ class Client:
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
             "OMP_NUM_THREADS": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
             "TRANSCRIPTION_LEDGERS": str(self.ledgers),
         }
         with self.log.open("a", encoding="utf-8") as log:
@@ -146,33 +143,13 @@ class InThread:
         return not self._thread.is_alive()
 
 
-def certificates(folder: Path) -> tuple[list[str], str]:
-    """Files for a server on the loopback interface, and the one that its clients check it by."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    own = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate, secret = folder / "server.pem", folder / "server.key"
-    certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return [str(certificate), str(certificate), str(secret)], str(certificate)
+def certificates(folder: Path) -> tuple[str, str]:
+    """Files of a server on the loopback interface: its certificate, by which clients check it, and its key."""
+    certificate, key = str(folder / "server.pem"), str(folder / "server.key")
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", certificate]
+    named = ["-days", "1", "-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", "-x509", *made, *named], check=True, capture_output=True)
+    return certificate, key
 
 
 @contextmanager
