@@ -34,6 +34,7 @@ from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.processes import ALONE
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
@@ -235,7 +236,7 @@ class DirectTraining(Teacher):
     def guarantee(self) -> Guarantee:
         """Guarantee of the model: none for records, and a separate statement about labels."""
         artefacts = ("model", "whatever is computed from it")
-        return self.session.guarantee(artefacts=artefacts)
+        return guarantee_of(self.session, artefacts=artefacts)
 
     @property
     def uncharged_queries(self) -> list[str]:

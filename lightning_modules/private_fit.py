@@ -35,13 +35,13 @@ from lightning_modules.training.run import (
     write_guarantee,
 )
 from privacy.checks import round_up
-from privacy.guarantee import NOISE_CHANGED, Guarantee, about_place
+from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
 from privacy.plan import Charge
-from privacy.processes import Processes, by_all
+from privacy.processes import Processes, SharedLedger, by_all
 from privacy.session import PrivacySession
-from privacy.shared_ledger import SharedLedger
+from privacy.statement import NOISE_CHANGED, about_place, guarantee_of, noise_changed
 
 
 class LearnsFromTeacher(ManualOptimization):
@@ -227,7 +227,7 @@ class LearnsFromTeacher(ManualOptimization):
         """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
         assumptions = [*self.assumptions(), *of_teacher]
-        return self.session.guarantee(artefacts=self.published_artefacts, assumptions=assumptions)
+        return guarantee_of(self.session, artefacts=self.published_artefacts, assumptions=assumptions)
 
 
 def require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
@@ -345,7 +345,7 @@ def stop_before(trainer: Trainer, session: PrivacySession, *, calls: int) -> Non
 
 def warn_of_changed_noise(session: PrivacySession) -> None:
     """Says what the guarantee of a run with several noises assumes."""
-    if session.noise_changed:
+    if noise_changed(session):
         rank_zero_warn(NOISE_CHANGED)
 
 

@@ -7,13 +7,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import check_delta
 from privacy.events import LabelOnly, Release, Unbounded
-from privacy.identity import Training, UnnamedTraining
+from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
@@ -234,24 +234,19 @@ class PrivacyAccount:
         # NaN does not fit.
         return bisect_left(range(1, limit), True, key=lambda more: not self.epsilon_after(charge, more) <= target)
 
-    def charge(self, charge: Charge) -> None:
-        """Charges one release before it is made, or refuses it.
+    def grant(self, charge: Charge) -> int:
+        """Number of releases of this kind that may be charged at once, under the ledger's lock: see `Ledger.charge`.
 
         Raises:
-            BudgetExceeded: It would take the figure past the target. Nothing is charged.
-            LedgerError: It could not be recorded. Nothing is charged.
+            BudgetExceeded: Not one stays within the target.
+            LedgerError: A run in the ledger went by privacy filters with another target.
         """
-
-        def afford() -> int:
-            if self.budget.filters is not None:
-                self.ledger.require_filters(self.budget.filters)
-            count = self.affordable(charge, limit=self.ledger.block)
-            if count < 1:
-                raise BudgetExceeded(self.refusal(charge))
-            return count
-
-        # Called under the ledger's lock: two runs must not both be granted the rest of one budget.
-        self.ledger.charge(charge, afford=afford)
+        # Under the lock: two runs must not both be granted the rest of one budget.
+        if self.budget.filters is not None:
+            self.ledger.require_filters(self.budget.filters)
+        if not (count := self.affordable(charge, limit=self.ledger.block)):
+            raise BudgetExceeded(self.refusal(charge))
+        return count
 
     def require_one_unit(self, charge: Charge) -> None:
         """Refuses a release that no ε covers together with what was spent, because their units differ.
@@ -295,6 +290,48 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
         training = Training(identity, kind=training.kind)
     ledger.register(training)
     return training.id
+
+
+def saved_run(account: PrivacyAccount, *, replaced: bool) -> dict[str, Any]:
+    """What a checkpoint keeps of a run's charges, as plain values; `replaced` as in `SharedLedger`."""
+    ledger = account.ledger
+    return {
+        "run": ledger.run,
+        "private_data": ledger.private_data,
+        "training": account.training,
+        "charges": [[charge.to_dict(), count] for charge, count in account.counts(scope="run").items()],
+        "ledger_head": ledger.head and list(ledger.head),
+        "ledger_was_replaced": replaced,
+    }
+
+
+def restore_run(state: Mapping[str, Any], ledger: Ledger, *, training: str | None) -> bool:
+    """Counts in a ledger the larger of what it and a checkpoint (`saved_run`) hold; returns whether it is another one.
+
+    Raises:
+        CheckpointError: The run queried the teacher of another training.
+        ValueError: The charges are of another run, or of other private data.
+        LedgerError: The ledger was cut, edited or replaced since.
+    """
+    before = state["training"]
+    # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
+    if before is not None and ledger.path is not None and before != training:
+        raise CheckpointError(
+            f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
+            f"{training}: what bounds one says nothing of the other. Resume with the teacher that the run "
+            "began with, or start a new run without --ckpt_path"
+        )
+    # The data's name may be another one since: two ledgers of the same data become one.
+    if state["run"] != ledger.run or not (
+        state["private_data"] == ledger.private_data or state["run"] in ledger.runs()
+    ):
+        raise ValueError(
+            f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
+            f"the ledger's is run {ledger.run} on {ledger.private_data}"
+        )
+    same = ledger.verify_head(state["ledger_head"], whose="the checkpoint")
+    ledger.restore({Charge.from_dict(charge): int(count) for charge, count in state["charges"]})
+    return not same or bool(state["ledger_was_replaced"])
 
 
 def _shared(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:

@@ -12,7 +12,7 @@ _ANY_CHANGE = "zero-out of one record; the bound holds for replace-one and add-o
 
 
 @dataclass(frozen=True)
-class MechanismDescription:
+class Description:
     """Description of a mechanism, in plain text.
 
     Attributes:
@@ -34,9 +34,9 @@ class MechanismDescription:
     assumption: str = ""
 
 
-def of_shards(**described: str) -> MechanismDescription:
+def of_shards(**described: str) -> Description:
     """Description of what an ensemble of teachers on disjoint shards releases; arguments as above."""
-    return MechanismDescription(
+    return Description(
         unit="one training record of one teacher",
         relation=f"{_ANY_CHANGE}, where a record's id alone decides its shard and a replacement has the same",
         assumption=(

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +17,11 @@ class LedgerError(RuntimeError):
     """A ledger that cannot be read or written; without it no ε can be stated."""
 
 
-class Take(Protocol):
-    """Takes a line over, whoever wrote it, or only checks it if `dry`; raises a `ValueError` to refuse it."""
+class State(Protocol):
+    """What the lines of a journal add up to."""
 
-    def __call__(self, line: dict[str, Any], *, dry: bool = False) -> None: ...
+    def take(self, line: dict[str, Any], *, dry: bool = False) -> None:
+        """Takes a line over, whoever wrote it, or only checks it if `dry`; raises a `ValueError` to refuse it."""
 
 
 class Journal:
@@ -28,122 +29,114 @@ class Journal:
 
     Args:
         path: The file, created if missing.
+        state: Takes each line in order, read or written.
 
     Attributes:
         hashes: Hashes of the lines read or written so far.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, state: State) -> None:
         self.path = path
+        self.state = state
         self.hashes: list[str] = []
         self._offset = 0
+        self._descriptor = -1
+        self._denied: OSError | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptor": -1}
 
     @contextlib.contextmanager
-    def locked(
-        self, *, take: Take, opening: Callable[[], dict[str, Any]]
-    ) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Locks the file, reads all of it, and yields a function that appends a line and syncs it.
-
-        A line is checked as a later reader will, before it is written: one that none could read would make the whole
-        file unreadable for good.
-
-        Args:
-            take: Called with each line in order.
-            opening: Returns the first line of a new file, whose event is `open`.
+    def locked(self) -> Iterator[None]:
+        """Locks the file, within which `read` reads what others wrote, and `append` writes.
 
         Raises:
-            LedgerError: The file cannot be read or written, is damaged, or has become shorter.
+            LedgerError: The file cannot be read or written.
         """
         try:
             first = self._offset == 0
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            denied: OSError | None = None
+            self._denied = None
             try:
                 # A file that was read once and is gone must not be started again.
-                descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if first else 0), 0o644)
             except OSError as error:  # what cannot be written may still be read
                 if not os.path.isfile(self.path):
                     raise
-                descriptor, denied = os.open(self.path, os.O_RDONLY), error
-
-            def append(line: dict[str, Any]) -> None:
-                if denied is not None:
-                    raise denied
-                self._append(descriptor, line, take)
-
+                self._descriptor, self._denied = os.open(self.path, os.O_RDONLY), error
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX if denied is None else fcntl.LOCK_SH)
-                self._read_new(descriptor, take)
-                if self._offset == 0:
-                    append(opening())
-                if first and denied is None:
-                    self._sync_folder()
-                yield append
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX if self._denied is None else fcntl.LOCK_SH)
+                yield
             finally:
-                os.close(descriptor)
+                os.close(self._descriptor)
         except OSError as error:
             raise LedgerError(
                 f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Set "
                 "`ledger` to a file that can be written, or ask whoever owns this one for permission"
             ) from error
 
-    def _append(self, descriptor: int, line: dict[str, Any], take: Take) -> None:
-        chained = {**line, "prev": self._last}
-        data = (json.dumps(chained, separators=(",", ":")) + "\n").encode()
-        take(json.loads(data), dry=True)
-        if os.write(descriptor, data) != len(data):
-            raise OSError("the line was cut short; is the disk full?")
-        os.fsync(descriptor)
-        self._offset += len(data)
-        self.hashes.append(_hash(data))
-        take(line)
+    def read(self, *, opening: dict[str, Any]) -> None:
+        """Reads what was appended since; `opening` is the first line of a new file, whose event is `open`.
 
-    @property
-    def _last(self) -> str:
-        return self.hashes[-1] if self.hashes else ""
-
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _read_new(self, descriptor: int, take: Take) -> None:
-        size = os.fstat(descriptor).st_size
+        Raises:
+            LedgerError: The file is damaged, or has become shorter.
+        """
+        first, size = self._offset == 0, os.fstat(self._descriptor).st_size
         if size < self._offset:
             raise LedgerError(f"the privacy ledger {self.path} has become shorter; it must only ever grow")
-        data = os.pread(descriptor, size - self._offset, self._offset)
+        data = os.pread(self._descriptor, size - self._offset, self._offset)
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             if _is_json(data[whole:]):
                 # Only the newline is missing, perhaps because of a text editor: the line counts.
-                os.write(descriptor, b"\n")
+                os.write(self._descriptor, b"\n")
                 data += b"\n"
                 whole = len(data)
             else:
                 # A crash cut this line short before it was synced, so no noise has been drawn for it.
-                os.ftruncate(descriptor, self._offset + whole)
-            os.fsync(descriptor)
+                os.ftruncate(self._descriptor, self._offset + whole)
+            os.fsync(self._descriptor)
         for line in data[:whole].splitlines(keepends=True):
-            self._read_line(line, take)
+            try:
+                entry = json.loads(line)
+                if (entry["event"] == "open") != (self._offset == 0):
+                    raise ValueError("the first line, and no other, says what the ledger is about")
+                if entry.get("prev", "") != (self.hashes or [""])[-1]:
+                    raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
+                self.state.take(entry)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise LedgerError(
+                    f"the privacy ledger {self.path} is damaged at the line {line[:200]!r} ({error}); what was spent "
+                    "cannot be known. Restore the file, or do not publish anything more from this data."
+                ) from error
             self._offset += len(line)
             self.hashes.append(_hash(line))
+        if self._offset == 0:
+            self.append(opening)
+        if first and self._denied is None:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
-    def _read_line(self, line: bytes, take: Take) -> None:
-        try:
-            entry = json.loads(line)
-            if (entry["event"] == "open") != (self._offset == 0):
-                raise ValueError("the first line, and no other, says what the ledger is about")
-            if entry.get("prev", "") != self._last:
-                raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
-            take(entry)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise LedgerError(
-                f"the privacy ledger {self.path} is damaged at the line {line[:200]!r} ({error}); what was spent "
-                "cannot be known. Restore the file, or do not publish anything more from this data."
-            ) from error
+    def append(self, line: dict[str, Any]) -> None:
+        """Appends a line and syncs it.
+
+        It is checked as a later reader will, before it is written: one that none could read would make the whole file
+        unreadable for good.
+        """
+        if self._denied is not None:
+            raise self._denied
+        data = (json.dumps({**line, "prev": (self.hashes or [""])[-1]}, separators=(",", ":")) + "\n").encode()
+        self.state.take(json.loads(data), dry=True)
+        if os.write(self._descriptor, data) != len(data):
+            raise OSError("the line was cut short; is the disk full?")
+        os.fsync(self._descriptor)
+        self._offset += len(data)
+        self.hashes.append(_hash(data))
+        self.state.take(line)
 
 
 def _hash(line: bytes) -> str:

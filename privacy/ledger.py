@@ -30,7 +30,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,7 +39,7 @@ from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
-from privacy.ledger_state import VERSION, Absorbed, LedgerState
+from privacy.ledger_state import VERSION, LedgerState, filters_line, require_division, reserve_line, training_line
 from privacy.plan import Charge, Plan
 
 Block: TypeAlias = tuple[str, Charge, int]
@@ -79,18 +79,18 @@ class Ledger:
         self.block = check_count("block", block, minimum=1)
         # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
         self._begin(None if path is None else Path(path).resolve(), private_data, renamed=renamed)
-        self._open: Block | None
-        self._used: int
-        self._process: int | None
-        self._become_another()
-        self.refresh()
+        self._open: Block | None = None
+        self._used = 0
+        self._process: int | None = os.getpid()
+        with self._locked():  # reads the file
+            pass
 
     def _begin(self, path: Path | None, private_data: str, *, renamed: bool) -> None:
         """Begins to read a file."""
         self.path = path
-        self._journal = None if path is None else Journal(path)
         key, identity = secrets.token_hex(16), secrets.token_hex(8)
         self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
+        self._journal = None if path is None else Journal(path, self._state)
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._circular = False
 
@@ -117,11 +117,6 @@ class Ledger:
     def __getstate__(self) -> dict[str, Any]:
         """A copy must not use up the open block of its original."""
         return {**self.__dict__, "_process": None}
-
-    @property
-    def durable(self) -> bool:
-        """Whether the ledger survives a crash."""
-        return self.path is not None
 
     def counts(self, *, run: str | None = None) -> Counter[Charge]:
         """Charges for releases of teachers so far: of one run, or of all runs in the ledger if `run` is None.
@@ -163,7 +158,6 @@ class Ledger:
         Raises:
             LedgerError: The line could not be written: nothing may be released.
         """
-        self.settle()
         with self._locked() as append:
             before = self._state.plans.get(self.run)
             plan = make(before)
@@ -247,11 +241,10 @@ class Ledger:
             LedgerError: The lines could not be written: nothing may be released. Or other records were private in
                 another training, and no ε covers both.
         """
-        self.settle()
         with self._locked() as append:
-            _require_division(self._state.divisions, training.id, training.division, self.path)
+            require_division(self._state.divisions, training.id, training.division, self.path)
             if training.id not in self._state.trainings:
-                self._append_training(append, training=training.id, kind=training.kind, division=training.division)
+                append(training_line(training.id, training.kind, division=training.division))
             released = training.releases or {}
             if not released and self.releases_of(training.id):
                 raise LedgerError(
@@ -259,7 +252,8 @@ class Ledger:
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
             charges = {Charge(release=one, queries=0, training=training.id): count for one, count in released.items()}
-            self._raise(append, charges, run=training.id)
+            for line in self._state.raised(charges, run=training.id):
+                append(line)
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
@@ -273,7 +267,6 @@ class Ledger:
         Raises:
             LedgerError: Another fit has meanwhile continued the same state, or the line could not be written.
         """
-        self.settle()
         with self._locked() as append:
             if self.saved(training) != after:
                 raise LedgerError(
@@ -289,11 +282,10 @@ class Ledger:
             LedgerError: A run, perhaps this one, has released something under another budget: which one was set may
                 depend on what that showed, and then neither bounds anything.
         """
-        self.settle()
         with self._locked() as append:
             self.require_filters(budget)
             if self._state.filters.get(self.run) != budget:
-                self._append_filters(append, self.run, budget)
+                append(filters_line(self.run, budget))
 
     def require_filters(self, now: tuple[float, float]) -> None:
         """Refuses another target ε and δ than those of a run that has released something; see `go_by_filters`."""
@@ -311,7 +303,6 @@ class Ledger:
         `digest`, a hash of the weights, is not stored: recognising given weights takes the key, which only the ledger
         holds.
         """
-        self.settle()
         with self._locked() as append:
             known = self._state.fingerprints
             # By the keys of all ledgers that are counted here: the identity stays with the weights.
@@ -320,7 +311,7 @@ class Ledger:
             found = next((known[one] for one in fingerprints if one in known), None)
             if found is None:
                 found = new_training_id()
-                self._append_training(append, training=found, kind=kind, fingerprint=fingerprints[0])
+                append(training_line(found, kind, fingerprint=fingerprints[0]))
             return found
 
     def absorb(self, other: Ledger) -> None:
@@ -333,9 +324,9 @@ class Ledger:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:
                 no ε covers both.
         """
-        self.settle()
         with self._locked() as append:
-            self._absorb(other._state, other._lines, append, lost=other.lost)
+            for line in self._state.to_count(other._state, other._lines, lost=other.lost):
+                append(line)
 
     def lead_to(self, other: Ledger) -> None:
         """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
@@ -348,8 +339,8 @@ class Ledger:
         """
         while True:
             for one in (self, other):
-                one.settle()
-                one.refresh()  # where it leads
+                with one._locked():  # where it leads
+                    pass
             if other._state.moved is not None and other._state.moved[0] == self.id:
                 self, other = other, self  # which was found in another place: that is where it leads
             assert self.path is not None and other.path is not None
@@ -358,166 +349,95 @@ class Ledger:
             with contextlib.ExitStack() as held:
                 # In one order, so that two processes which do the same do not wait for each other.
                 ordered = sorted((self, other), key=lambda one: str(one.path))
-                appends = {one: held.enter_context(one._locked_here()) for one in ordered}
+                appends = {one: held.enter_context(one._locked(follow=False)) for one in ordered}
                 if self._leads_to() or other._leads_to():  # by another process, just now
                     continue
                 found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
-                other._absorb(self._state, self._lines, appends[other], lost=self._state.lost if found else self.lost)
+                lost = self._state.lost if found else self.lost
+                for line in other._state.to_count(self._state, self._lines, lost=lost):
+                    appends[other](line)
                 if not os.access(self.path, os.W_OK):
                     return
                 appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
 
-    def _absorb(self, other: LedgerState, lines: Sequence[str], append: Append, *, lost: bool) -> None:
-        mine = self._state
-        for training, kind in other.trainings.items():
-            here, there = (one.saved.get(training, []) for one in (mine, other))
-            if here and there and here[-1] not in there and there[-1] not in here:
-                raise LedgerError(
-                    f"training {training} went on from one state both in {self.path} and in {other.path}: two "
-                    "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
-                )
-            if training not in mine.trainings:
-                _require_division(mine.divisions, training, other.divisions[training], self.path)
-                named = next((one for one, known in other.fingerprints.items() if known == training), None)
-                division = other.divisions[training]
-                self._append_training(append, training=training, kind=kind, division=division, fingerprint=named)
-            # Else an older checkpoint would still be the last one here, and go on under the same identity.
-            for token in there[len(here) :]:
-                append({"event": "saved", "training": training, "token": token})
-        for run, budget in other.filters.items():
-            if run not in mine.filters:
-                self._append_filters(append, run, budget)
-        new, apart = _unknown(other, mine), {owner for owner, *_ in _unknown(mine, other).values()}
-        left = {run: mine.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
-        for owner, plan in other.plans.items():  # first: after a crash, `left` is found anew, and never smaller
-            if owner in left:  # each of two fits may have been stopped for what it released
-                made = mine.counts(owner)
-                for run, charge, count in new.values():
-                    made[charge] += count * (run == owner)
-                plan = Plan(plan.calls, (made | other.counts(owner)) + left[owner], plan.changed)
-            if (joined := plan.joined(mine.plans.get(owner))) != mine.plans.get(owner):
-                append({"event": "plan", "run": owner, **joined.to_dict()})
-        for block, (owner, charge, count) in new.items():
-            self._reserve(append, charge, count, run=owner, block=block)
-        for owner, counts in other.totals.items():
-            self._raise(append, counts, run=owner)
-        itself = [(other.id, Absorbed(other.key, str(other.path), frozenset(lines)))]
-        for identity, one in [*other.absorbed.items(), *itself] if lines else ():
-            known = mine.absorbed[identity].lines if identity in mine.absorbed else frozenset()
-            if (new_lines := sorted(one.lines - known)) or (lost and not mine.lost):
-                said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}
-                append({"event": "absorbed", **said})
-
-    def charge(self, charge: Charge, *, afford: Callable[[], int] | None = None) -> None:
+    def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
 
         Args:
             charge: The release.
             afford: Called before a block is reserved; returns how many releases of this kind it may hold, at least 1,
                 or raises to refuse. It is called with the file locked and all of it read, so that no other process can
-                spend what it grants; it may only call `counts` and `runs` of this ledger.
+                spend what it grants; it may only read this ledger.
 
         Raises:
             LedgerError: The line could not be written: nothing may be released.
         """
         block = self._open_block()
         if block is None or block[1] != charge or self._used >= block[2]:
-            self.settle()
             with self._locked() as append:
-                count = self.block if afford is None else min(self.block, afford())
-                self._open = self._reserve(append, charge, count)
+                count = self.block if afford is None else min(self.block, afford(charge))
+                line = reserve_line(secrets.token_hex(8), charge, count, run=self.run)
+                append(line)
+                self._open = line["block"], charge, count
         self._used += 1
 
-    def settle(self) -> None:
-        """Closes the open block for what it used, at a proper end; a crash leaves the whole block spent.
+    def sync(self) -> None:
+        """Closes the open block for what it used, as at a proper end, and reads what other runs have appended.
 
         Raises:
-            LedgerError: The line could not be written: the whole block stays spent.
+            LedgerError: The file could not be read or written: the whole block stays spent, as after a crash.
         """
-        block, used = self._open_block(), self._used
-        self._open, self._used = None, 0
-        if block is None or used == block[2]:
-            return
-        with self._locked() as append:
-            append({"event": "settle", "block": block[0], "used": used})
-
-    def refresh(self) -> None:
-        """Reads what other runs have appended."""
         with self._locked():
             pass
 
     def restore(self, counts: Mapping[Charge, int]) -> None:
         """Raises this run's counts to at least `counts` of a checkpoint: the larger of the two holds."""
-        self.settle()
         with self._locked() as append:
-            self._raise(append, counts, run=self.run)
-
-    def _become_another(self) -> None:
-        self._open, self._used, self._serial = None, 0, 0
-        self._process = os.getpid()
-        # Random: a resumed run in a container may well have the process id of the one that crashed.
-        self._instance = secrets.token_hex(8)
+            for line in self._state.raised(counts, run=self.run):
+                append(line)
 
     def _open_block(self) -> Block | None:
         # A fork or a copy would spend each release of the block a second time.
         if self._process != os.getpid():
-            self._become_another()
+            self._open, self._used, self._process = None, 0, os.getpid()
         return self._open
 
-    def _raise(self, append: Append, counts: Mapping[Charge, int], *, run: str) -> None:
-        """Raises what a run or a training has spent to at least `counts`, by a block that no other ledger adds."""
-        for charge, count in counts.items():
-            if (more := count - self._state.totals.get(run, Counter())[charge]) > 0:
-                self._reserve(append, charge, more, run=run, block=f"raised-{secrets.token_hex(8)}")
-
-    def _reserve(self, append: Append, charge: Charge, count: int, *, run: str = "", block: str = "") -> Block:
-        check_count("count", count, minimum=1)
-        self._serial += 1
-        key, owner = block or f"{self._instance}-{self._serial}", run or self.run
-        append({"event": "reserve", "block": key, "run": owner, "count": count, **charge.to_dict()})
-        return key, charge, count
-
-    def _append_training(self, append: Append, **line: Any) -> None:
-        append({"event": "training", "fingerprint": None, "division": {}, **line})
-
-    def _append_filters(self, append: Append, run: str, budget: tuple[float, float]) -> None:
-        append({"event": "filters", "run": run, "target_epsilon": budget[0], "delta": budget[1]})
-
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[Append]:
-        """Locks the file, reads what others wrote, and yields a function that appends a line.
+    def _locked(self, *, follow: bool = True) -> Iterator[Append]:
+        """Locks the file, reads what others wrote, settles the open block, and yields what appends a line.
 
-        Goes where the file leads: another process may make it part of another ledger at any time.
+        Goes where the file leads, unless it is not to `follow`: another process may make it part of another ledger at
+        any time.
         """
         passed: dict[Path | None, tuple[LedgerState, list[str]]] = {}
         circle: list[Path | None] = []
+        there: Path | None = None
         while True:
-            with self._locked_here() as append:
+            with contextlib.nullcontext() if self._journal is None else self._journal.locked():
+                append: Append = self._state.take
+                if self._journal is not None:
+                    self._journal.read(opening=self._state.first_line())
+                    append = self._journal.append
                 # Copies may lead to each other; whoever opens one of them ends at the same one.
-                self._circular = bool(circle) and self.path == min(circle, key=str)
-                there = self._leads_to()
+                if follow:
+                    self._circular = bool(circle) and self.path == min(circle, key=str)
+                    there = self._leads_to()
                 if there is None:
                     for path, (state, lines) in passed.items():
                         # It, or a copy of it, may have gone on by itself while this one was not found.
                         if path != self.path and not self._state.counts_all((state.id, len(lines), lines[-1])):
-                            self._absorb(state, lines, append, lost=state.lost or self._circular)
+                            for line in self._state.to_count(state, lines, lost=state.lost or self._circular):
+                                append(line)
+                    block, used = self._open_block(), self._used
+                    self._open, self._used = None, 0
+                    if block is not None and used < block[2]:
+                        append({"event": "settle", "block": block[0], "used": used})
                     yield append
                     return
             passed[self.path] = self._state, self._lines
             if there in passed and not circle:
                 circle = [*passed][[*passed].index(there) :]
             self._begin(there, self.private_data, renamed=True)
-
-    def _locked_here(self) -> contextlib.AbstractContextManager[Append]:
-        """The same for this file, wherever it leads."""
-        if self._journal is None:
-            return contextlib.nullcontext(self._state.take)
-        return self._journal.locked(take=self._state.take, opening=self._first_line)
-
-    def _first_line(self) -> dict[str, Any]:
-        state = self._state
-        known = {"private_data": state.private_data, "ledger": state.id, "key": state.key}
-        return {"event": "open", "version": VERSION, **known}
 
     def _leads_to(self) -> Path | None:
         """The ledger that counts this one, if it can be found."""
@@ -541,20 +461,3 @@ def header_of(path: Path) -> dict[str, Any] | None:
 def fingerprint_of(key: str, digest: bytes) -> str:
     """Hash of weights with a ledger's key, by which it recognises them."""
     return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
-
-
-def _unknown(known: LedgerState, to: LedgerState) -> dict[str, tuple[str, Charge, int]]:
-    """Blocks of runs, each of them first, that another ledger lacks."""
-    blocks = {key: one for key, one in known.blocks.items() if one[2] and one[0] not in known.trainings}
-    return {key: one for key, one in blocks.items() if key not in to.blocks and not key.startswith("raised")}
-
-
-def _require_division(divisions: Mapping[str, Any], training: str, now: Mapping[str, Any], path: Path | None) -> None:
-    for other, before in divisions.items():
-        for name in now.keys() & before.keys():
-            if other != training and now[name] != before[name]:
-                raise LedgerError(
-                    f"{name} of the data is {now[name]!r}, and the privacy ledger {path} has {before[name]!r} for "
-                    f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
-                    f"covers both. Set {name} to what it was; other records need a folder and a name of their own"
-                )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +91,67 @@ class LedgerState:
         """What a run planned and has not released; `made` are its releases, if others than its reserved ones."""
         plan, made = self.plans.get(run), +self.counts(run) if made is None else made
         return unmade(plan.charges, made) if plan is not None and made else Counter()
+
+    def first_line(self) -> dict[str, Any]:
+        """First line of a new file."""
+        known = {"private_data": self.private_data, "ledger": self.id, "key": self.key}
+        return {"event": "open", "version": VERSION, **known}
+
+    def raised(self, counts: Mapping[Charge, int], *, run: str) -> Iterator[dict[str, Any]]:
+        """Lines that raise what a run or a training has spent to at least `counts`; no other ledger adds them."""
+        for charge, count in counts.items():
+            if (more := count - self.totals.get(run, Counter())[charge]) > 0:
+                yield reserve_line(f"raised-{secrets.token_hex(8)}", charge, more, run=run)
+
+    def to_count(self, other: LedgerState, lines: Sequence[str], *, lost: bool) -> Iterator[dict[str, Any]]:
+        """Lines with which this ledger counts what another one holds; each is taken over before the next is made.
+
+        Args:
+            other: The other one.
+            lines: Hashes of its lines.
+            lost: Whether something that was counted there could not be found.
+
+        Raises:
+            LedgerError: No ε covers both; see `Ledger.absorb`.
+        """
+        for training, kind in other.trainings.items():
+            here, there = (one.saved.get(training, []) for one in (self, other))
+            if here and there and here[-1] not in there and there[-1] not in here:
+                raise LedgerError(
+                    f"training {training} went on from one state both in {self.path} and in {other.path}: two "
+                    "teachers, and no epsilon covers both. Take the copy away, and publish nothing of its teacher"
+                )
+            if training not in self.trainings:
+                division = other.divisions[training]
+                require_division(self.divisions, training, division, self.path)
+                named = next((one for one, known in other.fingerprints.items() if known == training), None)
+                yield training_line(training, kind, division=division, fingerprint=named)
+            # Else an older checkpoint would still be the last one here, and go on under the same identity.
+            for token in there[len(here) :]:
+                yield {"event": "saved", "training": training, "token": token}
+        for run, budget in other.filters.items():
+            if run not in self.filters:
+                yield filters_line(run, budget)
+        new, apart = _unknown(other, self), {owner for owner, *_ in _unknown(self, other).values()}
+        left = {run: self.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
+        for owner, plan in other.plans.items():  # first: after a crash, `left` is found anew, and never smaller
+            if owner in left:  # each of two fits may have been stopped for what it released
+                made = self.counts(owner)
+                for run, charge, count in new.values():
+                    made[charge] += count * (run == owner)
+                plan = Plan(plan.calls, (made | other.counts(owner)) + left[owner], plan.changed)
+            if (joined := plan.joined(self.plans.get(owner))) != self.plans.get(owner):
+                yield {"event": "plan", "run": owner, **joined.to_dict()}
+        for block, (owner, charge, count) in new.items():
+            yield reserve_line(block, charge, count, run=owner)
+        for owner, counts in other.totals.items():
+            yield from self.raised(counts, run=owner)
+        itself = [(other.id, Absorbed(other.key, str(other.path), frozenset(lines)))]
+        for identity, one in [*other.absorbed.items(), *itself] if lines else ():
+            known = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
+            if (new_lines := sorted(one.lines - known)) or (lost and not self.lost):
+                said = {"ledger": identity, "key": one.key, "path": one.path, "lines": new_lines, "lost": lost}
+                yield {"event": "absorbed", **said}
 
     def take(self, line: Mapping[str, Any], *, dry: bool = False) -> None:
         """Checks a line and takes it over; `dry` only checks.
@@ -192,3 +254,43 @@ class LedgerState:
         moved = (str(line["ledger"]), Path(line["path"]))
         if not dry:
             self.moved = moved
+
+
+def reserve_line(block: str, charge: Charge, count: int, *, run: str) -> dict[str, Any]:
+    """The line that reserves a block."""
+    return {"event": "reserve", "block": block, "run": run, "count": count, **charge.to_dict()}
+
+
+def training_line(
+    training: str, kind: str, *, division: Mapping[str, Any] | None = None, fingerprint: str | None = None
+) -> dict[str, Any]:
+    """The line that names a training."""
+    known = {"kind": kind, "fingerprint": fingerprint, "division": division or {}}
+    return {"event": "training", "training": training, **known}
+
+
+def filters_line(run: str, budget: tuple[float, float]) -> dict[str, Any]:
+    """The line that fixes target ε and δ of a run's filters."""
+    return {"event": "filters", "run": run, "target_epsilon": budget[0], "delta": budget[1]}
+
+
+def require_division(divisions: Mapping[str, Any], training: str, now: Mapping[str, Any], path: Path | None) -> None:
+    """Refuses a training in which other records were private than in those that are known.
+
+    Raises:
+        LedgerError: They were, and no ε covers both.
+    """
+    for other, before in divisions.items():
+        for name in now.keys() & before.keys():
+            if other != training and now[name] != before[name]:
+                raise LedgerError(
+                    f"{name} of the data is {now[name]!r}, and the privacy ledger {path} has {before[name]!r} for "
+                    f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
+                    f"covers both. Set {name} to what it was; other records need a folder and a name of their own"
+                )
+
+
+def _unknown(known: LedgerState, to: LedgerState) -> dict[str, tuple[str, Charge, int]]:
+    """Blocks of runs, each of them first, that another ledger lacks."""
+    blocks = {key: one for key, one in known.blocks.items() if one[2] and one[0] not in known.trainings}
+    return {key: one for key, one in blocks.items() if key not in to.blocks and not key.startswith("raised")}

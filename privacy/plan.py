@@ -25,12 +25,14 @@ class Charge:
         claim: What a paper's theorem counts for it; None if no theorem does.
         queries: Number of inputs the teacher was queried with.
         training: Identity of the training it belongs to; None if unknown, so that nothing else bounds it.
+        words: What was released, for a reader; empty if that is no response of a mechanism. No part of the cost.
     """
 
     release: Release
     claim: Claim | None = None
     queries: int = 1
     training: str | None = None
+    words: str = field(default="", compare=False)
 
     def covers(self, planned: Charge) -> bool:
         """Whether this charge uses up a planned one; see `Release.covers`. A run's calls belong to one training."""
@@ -43,6 +45,7 @@ class Charge:
             "claim": None if self.claim is None else self.claim.to_dict(),
             "queries": self.queries,
             "training": self.training,
+            "words": self.words,
         }
 
     @classmethod
@@ -53,6 +56,7 @@ class Charge:
             claim=None if claim is None else claim_from_dict(claim),
             queries=check_count("queries", values["queries"]),
             training=values["training"],
+            words=str(values.get("words", "")),
         )
 
 

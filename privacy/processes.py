@@ -1,13 +1,22 @@
 """Joint actions of the processes of a run: they charge once, draw one noise, and stop at the same step.
 
-The caller passes an object that knows how the processes communicate (`Processes`).
+The caller passes an object that knows how the processes communicate (`Processes`). Process 0 alone writes the ledger of
+the private data, and the others follow it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+from privacy.identity import Head
+from privacy.journal import LedgerError
+from privacy.ledger import Append, Ledger
+from privacy.plan import Charge
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -52,34 +61,32 @@ ALONE = Alone()
 """The processes of a run that has one."""
 
 
+@contextlib.contextmanager
 def on_rank_zero(
-    processes: Processes,
-    act: Callable[[], T],
-    *,
-    tell: Callable[[], Any] | None = None,
-    follow: Callable[[Any], None] | None = None,
-) -> T:
-    """Runs an action in process 0 only, and returns its result, or raises its error, in every process.
+    processes: Processes, *, tell: Callable[[], Any] | None = None, follow: Callable[[Any], None] | None = None
+) -> Iterator[bool]:
+    """A block whose acts are those of process 0, where it yields True; an error there reaches all.
 
     Args:
-        processes: The processes of the run; each must call this.
-        act: The action. Its result must be picklable.
+        processes: The processes of the run; each must enter the block.
         tell: Called in process 0 afterwards, also after an error; returns what the others need to know.
         follow: Called in every other process with what `tell` returned.
 
     Raises:
-        Exception: What `act` raised, in every process.
+        Exception: What was raised in process 0, in every process.
     """
     if processes.size == 1:
-        return act()
-    value = error = state = None
-    if processes.rank == 0:
-        value, error = _tried(act)
-        state = None if tell is None else tell()
-    value, error, state = processes.broadcast((value, error, state))
+        yield True
+        return
+    error: Exception | None = None
+    try:
+        yield processes.rank == 0
+    except Exception as raised:
+        error = _portable(raised)
+    error, state = processes.broadcast((error, None if processes.rank or tell is None else tell()))
     if processes.rank and follow is not None:
         follow(state)
-    return cast(T, _settled(value, error))
+    _raise(error)
 
 
 def by_all(processes: Processes, act: Callable[[], T]) -> T:
@@ -92,9 +99,13 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
     """
     if processes.size == 1:
         return act()
-    value, own = _tried(act)
-    errors = [error for error in processes.gather(own) if error is not None]
-    return cast(T, _settled(value, errors[0] if errors else None))
+    value, own = None, None
+    try:
+        value = act()
+    except Exception as error:
+        own = _portable(error)
+    _raise(next((error for error in processes.gather(own) if error is not None), None))
+    return cast(T, value)
 
 
 def require_same(processes: Processes, value: Any, what: str) -> None:
@@ -128,18 +139,9 @@ def failed_everywhere(error: BaseException) -> bool:
     return bool(getattr(error, "raised_by_every_process", False))
 
 
-def _tried(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Result of an action in this process, or its error."""
-    try:
-        return act(), None
-    except Exception as error:
-        return None, _portable(error)
-
-
-def _settled(value: Any, error: Exception | None) -> Any:
+def _raise(error: Exception | None) -> None:
     if error is not None:
         raise everywhere(error)
-    return value
 
 
 def _portable(error: Exception) -> Exception:
@@ -149,3 +151,104 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+class SharedLedger:
+    """Base of what holds the ledger of private data, in one process or in several.
+
+    Attributes:
+        processes: The processes of the run, of which only the first opens and writes the ledger.
+        ledger_was_replaced: Whether the run, or its teacher, used another ledger before, which is not available.
+    """
+
+    #: State that the other processes take over from process 0.
+    _followed: ClassVar[tuple[str, ...]] = ("ledger_was_replaced",)
+
+    def __init__(self) -> None:
+        self.processes: Processes = ALONE
+        self.ledger_was_replaced = False
+        self._ledger: Ledger | None = None
+        #: Version of the ledger that the other processes have.
+        self._told: tuple[str, int] | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger.
+
+        Raises:
+            RuntimeError: It has not been opened.
+        """
+        if self._ledger is None:
+            raise RuntimeError("the ledger must be opened before anything is released")
+        return self._ledger
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the ledger is open."""
+        return self._ledger is not None
+
+    def on_rank_zero(self) -> contextlib.AbstractContextManager[bool]:
+        """A block for what process 0 does with the ledger, see `on_rank_zero`; all know its new state afterwards."""
+        return on_rank_zero(self.processes, tell=self._state_to_follow, follow=self._follow)
+
+    def _state_to_follow(self) -> dict[str, Any] | None:
+        if (ledger := self._ledger) is None:
+            return None
+        since, self._told = self._told, ledger.version
+        known = {"private_data": ledger.private_data, "path": ledger.path, "state": ledger.state_to_follow(since=since)}
+        return {**known, "own": {name: getattr(self, name) for name in self._followed}}
+
+    def _follow(self, told: Mapping[str, Any] | None) -> None:
+        if told is None:
+            return
+        self.__dict__.update(told["own"])
+        if isinstance(self._ledger, LedgerReplica):
+            self._ledger.follow(told["state"])
+        else:
+            self._ledger = LedgerReplica(**{name: told[name] for name in ("private_data", "path", "state")})
+
+
+class LedgerReplica(Ledger):
+    """A copy of process 0's ledger in every other process of a run.
+
+    ε is computed from it as from any ledger. It refuses charges, so that no process can release anything without
+    process 0. The file at `path`, which process 0 writes, is not opened.
+    """
+
+    _followed_head: Head | None = None
+    _following = False
+
+    def __init__(self, *, private_data: str, path: Path | None, state: Mapping[str, Any]) -> None:
+        super().__init__(path=None, private_data=private_data, run=str(state["run"]))
+        self.path = path
+        self.follow(state)
+
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Takes over the `Ledger.state_to_follow` of process 0."""
+        self.__dict__.update(state, _process=os.getpid(), _following=True)
+
+    @property
+    def head(self) -> Head | None:
+        return self._followed_head
+
+    def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
+        """Refuses.
+
+        Raises:
+            LedgerError: Always.
+        """
+        with self._locked():
+            pass
+
+    def sync(self) -> None:
+        """Does nothing: process 0 does it."""
+
+    @contextlib.contextmanager
+    def _locked(self, *, follow: bool = True) -> Iterator[Append]:
+        if not self._following:
+            yield self._state.take
+            return
+        raise LedgerError(
+            "this process follows the privacy ledger of its run, which process 0 alone writes: it can charge nothing, "
+            "and release nothing by itself"
+        )

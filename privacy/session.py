@@ -12,19 +12,16 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run
 from privacy.checks import check_count
-from privacy.description import MechanismDescription
 from privacy.events import Unbounded
-from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
 from privacy.ledger_place import LedgerPlace
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge, Plan, unmade
-from privacy.processes import ALONE, Processes, require_same
-from privacy.shared_ledger import SharedLedger
+from privacy.processes import ALONE, Processes, SharedLedger, require_same
 
 OWN = "own"
 """Stands for the training of the teacher that answers."""
@@ -93,8 +90,8 @@ class PrivacySession(SharedLedger):
         self._before: Mapping[str, Any] | None = None
         #: Number of further calls that are known to be affordable, for a version of the ledger.
         self._left: tuple[Any, int] = (None, 0)
-        #: Descriptions of what this run was charged for.
-        self._words: dict[Charge, str] = {}
+        #: A cost, and as it is charged.
+        self._last: tuple[Charge, Charge] | None = None
 
     # --- release ---
 
@@ -108,7 +105,7 @@ class PrivacySession(SharedLedger):
 
         Args:
             mechanism: What is released, and at which cost.
-            tensors: See `charge_of_call` and `answer` of the mechanism. **Private.**
+            tensors: See `cost_of_call` and `answer` of the mechanism. **Private.**
             settings: See the same.
 
         Returns:
@@ -125,15 +122,15 @@ class PrivacySession(SharedLedger):
             self.charge(mechanism, *tensors, **settings)
             return mechanism.answer(self.shape, *tensors, **settings)
         gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
-        whole = [torch.cat(parts, dim=mechanism.samples) for parts in zip(*gathered, strict=True)]
-
-        def act() -> torch.Tensor:
-            self.charge(mechanism, *whole, **settings)
-            return mechanism.answer(self.shape, *whole, **settings).cpu()
-
+        released: torch.Tensor | None = None
+        with self.on_rank_zero() as first:
+            if first:
+                whole = [torch.cat(parts, dim=mechanism.samples) for parts in zip(*gathered, strict=True)]
+                self.charge(mechanism, *whole, **settings)
+                released = mechanism.answer(self.shape, *whole, **settings).cpu()
         shares = [parts[0].shape[mechanism.samples] for parts in gathered]
-        own: torch.Tensor = self.on_rank_zero(act).split(shares)[self.processes.rank].to(tensors[0].device)
-        return own
+        own: torch.Tensor = self.processes.broadcast(released).split(shares)[self.processes.rank]
+        return own.to(tensors[0].device)
 
     def charge(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> None:
         """Charges a call before it is answered, here or (without tensors) by clients of a federation.
@@ -143,18 +140,16 @@ class PrivacySession(SharedLedger):
             BudgetExceeded: The target does not allow all of it: nothing is charged.
         """
         if tensors:
-            charge, calls = mechanism.charge_of_call(self.shape, *tensors, **settings)
+            charge, calls = mechanism.cost_of_call(self.shape, *tensors, **settings)
         else:
             mechanism.require(self.shape)
-            charge, calls = mechanism.charge(self.shape, **settings), 1
-        charge = self._honest(mechanism, charge)
-        if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
-            raise BudgetExceeded(self.account.refusal(charge))
+            charge, calls = mechanism.cost(self.shape, **settings), 1
+        charge, account = self._charged(mechanism, charge), self.account
+        if calls > 1 and account.affordable(charge, limit=calls) < calls:
+            raise BudgetExceeded(account.refusal(charge))
         for _ in range(calls):
-            self.account.charge(charge)
+            account.ledger.charge(charge, afford=account.grant)
         self._left = (self._left[0], self._left[1] - calls)
-        if charge not in self._words:
-            self._words[charge] = mechanism.describe(self.shape).mechanism
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
         """Charges, once per run, a use of a teacher that no noise covers, before it is made.
@@ -178,7 +173,9 @@ class PrivacySession(SharedLedger):
             training=self.training if training == OWN else training,
         )
         if not self.account.counts(scope="run")[charge]:
-            self.on_rank_zero(lambda: self.account.charge(charge))
+            with self.on_rank_zero() as first:
+                if first:
+                    self.ledger.charge(charge, afford=self.account.grant)
 
     def note(self, query: str) -> None:
         """Notes an unaccounted query, before it is made."""
@@ -194,16 +191,19 @@ class PrivacySession(SharedLedger):
     @property
     def cost(self) -> Charge:
         """Cost of one call of the run's mechanism."""
-        return self._honest(self.mechanism, self.mechanism.charge(self.shape))
+        return self._charged(self.mechanism, self.mechanism.cost(self.shape))
 
-    def _honest(self, mechanism: Mechanism, charge: Charge) -> Charge:
-        """Returns the charge as the ledger records it: with its training, and unbounded if its noise is insecure."""
-        release = charge.release
-        if not mechanism.source.secure:  # in the ledger too: whoever reads it next must know
-            release = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
-        elif self.unit is Unit.CLIENT:
-            release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
-        return replace(charge, release=release, training=self.training)
+    def _charged(self, mechanism: Mechanism, cost: Charge) -> Charge:
+        """A cost as the ledger records it: with words and training, and unbounded if its noise is insecure."""
+        if self._last is None or self._last[0] is not cost:
+            release = cost.release
+            if not mechanism.source.secure:  # in the ledger too: whoever reads it next must know
+                release = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
+            elif self.unit is Unit.CLIENT:
+                release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
+            words = mechanism.describe(self.shape).mechanism
+            self._last = cost, replace(cost, release=release, training=self.training, words=words)
+        return self._last[1]
 
     def price(self, calls: int) -> Counter[Charge]:
         """Most that `calls` further calls may be charged."""
@@ -290,33 +290,37 @@ class PrivacySession(SharedLedger):
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
 
-        def act() -> None:
-            if num_records is not None and check_count("num_records", num_records, minimum=1) * self.budget.delta >= 1:
-                raise ValueError(
-                    f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
-                    f"{private_data}, got {self.budget.delta:g}: a mechanism that publishes one record "
-                    "outright would meet it"
+        delta, block = self.budget.delta, self.budget.ledger_block
+        with self.on_rank_zero() as first:
+            if first:
+                if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
+                    raise ValueError(
+                        f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
+                        f"{private_data}, got {delta:g}: a mechanism that publishes one record "
+                        "outright would meet it"
+                    )
+                place = (
+                    ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(None if ledger is None else Path(ledger))
                 )
-            identity = run or (self._before["run"] if self._before else uuid.uuid4().hex)
-            place = ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(None if ledger is None else Path(ledger))
-            block = self.mechanism.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block
-            opened = place.open(private_data=private_data, run=identity, block=block, chosen=self.budget.ledger)
-            head = training.head if isinstance(training, Training) else None
-            same = opened.verify_head(head, whose="the teacher's training")
-            self._begin(opened, training, replaced=not same)
-            self.num_records = num_records
-
-        self.on_rank_zero(act)
+                opened = place.open(
+                    private_data=private_data,
+                    run=run or self.resumed or uuid.uuid4().hex,
+                    block=self.mechanism.ledger_block if block is None else block,
+                    chosen=self.budget.ledger,
+                )
+                named = training if isinstance(training, Training) else None
+                same = opened.verify_head(named.head if named else None, whose="the teacher's training")
+                if self.budget.filters is not None:
+                    opened.go_by_filters(self.budget.filters)
+                identity = admitted(training, opened)
+                self.ledger_was_replaced |= not same or (named is not None and named.ledger_was_replaced)
+                self._restore(opened, training=identity)
+                self._ledger, self.training, self.num_records, self._last = opened, identity, num_records, None
         self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
 
-    def _begin(self, ledger: Ledger, training: Training | UnnamedTraining | None, *, replaced: bool) -> None:
-        """Begins a run in an open ledger, or goes on with it."""
-        if self.budget.filters is not None:
-            ledger.go_by_filters(self.budget.filters)
-        identity = admitted(training, ledger)
-        self.ledger_was_replaced |= replaced or (isinstance(training, Training) and training.ledger_was_replaced)
-        self._restore(ledger, training=identity)
-        self._ledger, self.training = ledger, identity
+    def _restore(self, ledger: Ledger, *, training: str | None) -> None:
+        if self._before is not None:
+            self.ledger_was_replaced |= restore_run(self._before, ledger, training=training)
 
     def require_open_for(self, training: Training | UnnamedTraining | None) -> None:
         """Refuses a session that is open for another teacher, or for another run than the checkpoint's.
@@ -331,7 +335,9 @@ class PrivacySession(SharedLedger):
                     f"this session is open for run {self.ledger.run}, and the checkpoint is of run "
                     f"{self._before['run']}: build another one to resume it"
                 )
-            self.on_rank_zero(lambda: self._restore(self.ledger, training=self.training))
+            with self.on_rank_zero() as first:
+                if first:
+                    self._restore(self.ledger, training=self.training)
         identity = self.admit(training)
         if identity != self.training:
             raise ValueError(
@@ -346,7 +352,10 @@ class PrivacySession(SharedLedger):
             LedgerError: It could not be recorded: nothing may be used.
         """
         require_same(self.processes, repr(training), "teachers")
-        return self.on_rank_zero(lambda: admitted(training, self.ledger))
+        with self.on_rank_zero() as first:
+            identity = admitted(training, self.ledger) if first else None
+        found: str | None = self.processes.broadcast(identity)
+        return found
 
     @property
     def account(self) -> PrivacyAccount:
@@ -362,9 +371,9 @@ class PrivacySession(SharedLedger):
     def close(self) -> None:
         """Settles the ledger at a proper end. Process 0 does so without the others."""
         if self._ledger is not None:
-            self._ledger.settle()
+            self._ledger.sync()
 
-    # --- plan and guarantee ---
+    # --- plan ---
 
     def fix_plan(self, ahead: Callable[[], int | None]) -> None:
         """Fixes the plan and writes it into the ledger, before the first release of a fit.
@@ -378,16 +387,17 @@ class PrivacySession(SharedLedger):
 
         def make(written: Plan | None) -> Plan:
             calls, made = ahead(), self.calls_made()
-            plan = self.plan.joined(written).fixed(
+            return self.plan.joined(written).fixed(
                 None if calls is None else made + calls,
                 made=made,
                 charged=self.account.counts(scope="run"),
                 price=self.price,
             )
-            self._words = {**dict.fromkeys(self.price(calls or 0), self.describe().mechanism), **self._words}
-            return plan
 
-        self.plan = self.on_rank_zero(lambda: self.ledger.write_plan(make))
+        with self.on_rank_zero() as first:
+            if first:
+                self.plan = self.ledger.write_plan(make)
+        self.plan = self.processes.broadcast(self.plan)
 
     def covering(self) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and the rest of this run's plan."""
@@ -418,64 +428,6 @@ class PrivacySession(SharedLedger):
             ),
         }
 
-    def describe(self) -> MechanismDescription:
-        """Description of the mechanism as currently set."""
-        return self.mechanism.describe(self.shape)
-
-    def description(self) -> MechanismDescription:
-        """Description of the mechanism as this run was charged for it, since resuming may have changed its noise.
-
-        As currently set if nothing was charged.
-        """
-        calls: Counter[str] = Counter()
-        for charge, count in self.account.counts(scope="run").items():
-            if _noised(charge):
-                calls[self._words_of(charge)] += count if charge.queries else 0
-        descriptions = [f"{n:,} call{'' if n == 1 else 's'}: {words}" if n else words for words, n in calls.items()]
-        if len(calls) < 2:
-            descriptions = list(calls) or [self.describe().mechanism]
-        return replace(self.describe(), mechanism="; ".join(descriptions))
-
-    def _words_of(self, charge: Charge) -> str:
-        alike = [words for other, words in self._words.items() if charge.covers(other) or other.covers(charge)]
-        return self._words.get(charge) or (alike or [f"{charge.release!r}, which no checkpoint describes"])[0]
-
-    @property
-    def noise_changed(self) -> bool:
-        """Whether this run's releases were made, or planned, with several noises."""
-        charges = {*self.account.counts(scope="run"), *self.plan.charges}
-        return len({self._words_of(charge) for charge in charges if _noised(charge)}) > 1
-
-    def guarantee(
-        self, *, artefacts: Sequence[str], assumptions: Sequence[str] = (), not_covered: Sequence[str] = ()
-    ) -> Guarantee:
-        """Guarantee of what was computed only from this run's releases and public information; see `Guarantee.of`.
-
-        Raises:
-            LedgerError: The ledger cannot be read: nothing can be said.
-        """
-        self.ledger.refresh()
-        own, plan = self.account.counts(scope="run"), self.plan
-        return Guarantee.of(
-            self.account,
-            self.description(),
-            artefacts=artefacts,
-            covered=self.covering(),
-            of_run=own + unmade(plan.charges, own),
-            planned=plan.covered is not None
-            and not plan.changed
-            and (plan.calls is None or self.calls_made() <= plan.calls),
-            noise_changed=self.noise_changed,
-            secure=self.mechanism.source.secure,
-            num_records=self.num_records,
-            replaced=self.ledger_was_replaced,
-            uncharged_queries=self.uncharged_queries,
-            assumptions=list(dict.fromkeys([*assumptions, *self.assumptions])),
-            not_covered=not_covered,
-            of_teacher=not self.mechanism.source_of_labels,
-            source_of_labels=self.mechanism.source_of_labels,
-        )
-
     # --- checkpoints ---
 
     @property
@@ -489,19 +441,7 @@ class PrivacySession(SharedLedger):
             "plan": self.plan.to_dict(),
             "uncharged_queries": list(self.uncharged_queries),
             "partitions": list(self.partitions),
-            "charged": self._charged() if self.is_open else self._before,
-        }
-
-    def _charged(self) -> dict[str, Any]:
-        counts, head = self.account.counts(scope="run"), self.ledger.head
-        return {
-            "run": self.ledger.run,
-            "private_data": self.ledger.private_data,
-            "training": self.training,
-            "charges": [[charge.to_dict(), count] for charge, count in counts.items()],
-            "mechanisms": [self._words.get(charge) for charge in counts],
-            "ledger_head": None if head is None else list(head),
-            "ledger_was_replaced": self.ledger_was_replaced,
+            "charged": saved_run(self.account, replaced=self.ledger_was_replaced) if self.is_open else self._before,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -513,45 +453,7 @@ class PrivacySession(SharedLedger):
             self.note(query)
         self.keep_partitions(state["partitions"])
 
-    def _restore(self, ledger: Ledger, *, training: str | None) -> None:
-        """Takes the larger of what the ledger and a checkpoint hold.
-
-        Raises:
-            CheckpointError: The run queried the teacher of another training.
-            ValueError: The charges are of another run, or of other private data.
-            LedgerError: The ledger was cut, edited or replaced since.
-        """
-        if (state := self._before) is None:
-            return
-        before = state["training"]
-        # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
-        if before is not None and ledger.durable and before != training:
-            raise CheckpointError(
-                f"the checkpoint's run queried the teacher of training {before}, and model.teacher is of training "
-                f"{training}: what bounds one says nothing of the other. Resume with the teacher that the run "
-                "began with, or start a new run without --ckpt_path"
-            )
-        # The data's name may be another one since: two ledgers of the same data become one.
-        if state["run"] != ledger.run or not (
-            state["private_data"] == ledger.private_data or state["run"] in ledger.runs()
-        ):
-            raise ValueError(
-                f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
-                f"the ledger's is run {ledger.run} on {ledger.private_data}"
-            )
-        head = state["ledger_head"]
-        same = ledger.verify_head(None if head is None else tuple(head), whose="the checkpoint")
-        self.ledger_was_replaced |= not same or bool(state["ledger_was_replaced"])
-        charges = {Charge.from_dict(charge): int(count) for charge, count in state["charges"]}
-        ledger.restore(charges)
-        self._words |= {charge: words for charge, words in zip(charges, state["mechanisms"], strict=True) if words}
-
 
 def epsilon_metric(unit: Unit) -> str:
     """Name of ε in logs, which tells person-level from record-level figures."""
     return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
-
-
-def _noised(charge: Charge) -> bool:
-    """Whether a charge is for a noisy response, and not for a non-private use of a teacher."""
-    return bool(charge.queries) or charge.release.bounded

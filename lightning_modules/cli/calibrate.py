@@ -22,11 +22,11 @@ from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_coun
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import round_down, round_up
-from privacy.guarantee import about_place
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledgers_of
 from privacy.published import published_epsilon
 from privacy.session import OWN, PrivacySession
+from privacy.statement import about_place
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 _BY_TRAINING = "which nothing but that teacher's own training bounds"
@@ -115,7 +115,7 @@ def planned_cost(cli: Any) -> list[str]:
     if not isinstance(cli.model, DataFreeDistillation):
         raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
     session, calls = cli.model.session, planned_calls(cli)
-    words, reason = session.describe(), _without_noise(cli)
+    words, reason = session.mechanism.describe(session.shape), _without_noise(cli)
     meant = "the least target that allows it" if session.budget.fully_adaptive else "a bound"
     record, published = (epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS)
     return [

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from privacy.account import Budget, PrivacyAccount
 from privacy.checks import round_up
-from privacy.guarantee import ONE_PERSON, about_place
+from privacy.guarantee import ONE_PERSON
 from privacy.journal import LedgerError
 from privacy.ledger import RECORDS, Ledger
 from privacy.neighbours import Unit
+from privacy.statement import about_place
 
 
 def ledger(args: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from privacy.identity import Training
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.noise import NoiseSource
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 # Settings that a server may choose, besides delta. Target, ledger, accounting and noise source are the client's own.
 OF_SERVER: dict[type[Mechanism], tuple[str, ...]] = {
@@ -198,7 +199,8 @@ class FederatedClient:
         """
         terms, session = self.agreed
         answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
-        said = session.guarantee(
+        said = guarantee_of(
+            session,
             artefacts=(
                 f"all {answers} that {self.name} sent to the server of run {terms.run}, and whatever anybody computes "
                 "from them: the student, the generator, synthetic images",

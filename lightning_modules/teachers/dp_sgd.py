@@ -36,7 +36,7 @@ from lightning_modules.training.run import clear, datamodule_as, is_dev_run, ste
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
-from privacy.description import FLOATS, LATTICE, MechanismDescription
+from privacy.description import FLOATS, LATTICE, Description
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -44,6 +44,7 @@ from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all, require_same
 from privacy.session import epsilon_metric
+from privacy.statement import state_guarantee
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (
@@ -234,10 +235,11 @@ class DPSGDTeacher(Teacher):
     def guarantee(self) -> Guarantee:
         """Guarantee of the teacher itself, which its students inherit."""
         assert self.noise_multiplier is not None
+        self.own_training.ledger.sync()
         account = PrivacyAccount(
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
-        return Guarantee.of(
+        return state_guarantee(
             account,
             self._mechanism,
             artefacts=("teacher", "whatever is computed from it"),
@@ -252,13 +254,13 @@ class DPSGDTeacher(Teacher):
         )
 
     @property
-    def _mechanism(self) -> MechanismDescription:
+    def _mechanism(self) -> Description:
         assert self.noise_multiplier is not None
         norm, rate, unit = self.clipping.max_grad_norm, self._poisson.sample_rate, self.unit.value
         whose = "record gradients" if self.unit is Unit.RECORD else "mean gradients of persons,"
         bounded = "clipped" if self.clipping.bounding == "clip" else "normalised"
         kind, noise = ("Gaussian", FLOATS) if self.clipping.lattice is None else ("discrete Gaussian", LATTICE)
-        return MechanismDescription(
+        return Description(
             mechanism=(
                 f"sums of {whose} {bounded} to {norm:g}, with {kind} noise of standard deviation "
                 f"{self.noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"

@@ -64,10 +64,11 @@ class ExactNoise(DPOptimizerFastGradientClipping):  # type: ignore[misc] # Opacu
         if self.processes.size > 1:
             gathered = self.processes.gather(sums)
             sums = [torch.stack(parts).sum(dim=0) for parts in zip(*gathered, strict=True)]
-        gradients = on_rank_zero(
-            self.processes, lambda: [self._released(*pair) for pair in zip(self.params, sums, strict=True)]
-        )
-        for parameter, gradient in zip(self.params, gradients, strict=True):
+        gradients: list[torch.Tensor] = []
+        with on_rank_zero(self.processes) as first:
+            if first:
+                gradients = [self._released(*pair) for pair in zip(self.params, sums, strict=True)]
+        for parameter, gradient in zip(self.params, self.processes.broadcast(gradients), strict=True):
             parameter.grad = gradient.to(parameter.device).view_as(parameter)
             # The sum has no noise, and a parameter's attributes are pickled with it.
             parameter.summed_grad = None

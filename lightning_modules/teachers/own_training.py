@@ -14,8 +14,7 @@ from lightning_modules.training.run import datamodule_of
 from privacy.events import Release
 from privacy.identity import CheckpointError, Training, new_training_id
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
-from privacy.processes import by_all
-from privacy.shared_ledger import SharedLedger
+from privacy.processes import SharedLedger, by_all
 
 _NO_DATA = {"private_data": None, "num_records": None, "assumptions": None}
 
@@ -85,16 +84,14 @@ class OwnTraining(SharedLedger):
         Raises:
             LedgerError: The ledger cannot be written, or is not the one that the checkpoint saw.
         """
-
-        def act() -> None:
-            self._open()
-            assert self.id is not None
-            self.ledger.register(Training(self.id, kind=self.kind, releases=releases, partition=self.partition))
-
-        self.on_rank_zero(act)
+        with self.on_rank_zero() as first:
+            if first:
+                self._open()
+                assert self.id is not None
+                self.ledger.register(Training(self.id, kind=self.kind, releases=releases, partition=self.partition))
 
     def _open(self) -> None:
-        if self._ledger is not None and (self._ledger.durable or self.private_data is None):
+        if self._ledger is not None and (self._ledger.path is not None or self.private_data is None):
             return
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one replaces
@@ -110,17 +107,16 @@ class OwnTraining(SharedLedger):
         own identity with all steps since the first, and identities compose. In each fit, call this before `register`,
         and `renew_token` before the first step.
         """
-        self.on_rank_zero(self._branch)
-
-    def _branch(self) -> None:
-        self._open()
-        assert self.id is not None
-        known = self.id in self.ledger.releases_by_training()
-        # A checkpoint whose training this ledger does not know comes from another ledger.
-        same = self.ledger.saved(self.id) == self._token if known else self._previous is None
-        if not same:
-            self.id, self._token = new_training_id(), None
-        self.ledger.run = self.id
+        with self.on_rank_zero() as first:
+            if first:
+                self._open()
+                assert self.id is not None
+                known = self.id in self.ledger.releases_by_training()
+                # A checkpoint whose training this ledger does not know comes from another ledger.
+                same = self.ledger.saved(self.id) == self._token if known else self._previous is None
+                if not same:
+                    self.id, self._token = new_training_id(), None
+                self.ledger.run = self.id
 
     def renew_token(self) -> None:
         """Makes any copy of this object, and any earlier checkpoint, another branch from here on.
@@ -128,7 +124,9 @@ class OwnTraining(SharedLedger):
         Raises:
             LedgerError: Another fit continued the same checkpoint at the same time, or it could not be recorded.
         """
-        self.on_rank_zero(self._renew_token)
+        with self.on_rank_zero() as first:
+            if first:
+                self._renew_token()
 
     def _renew_token(self) -> None:
         assert self.id is not None

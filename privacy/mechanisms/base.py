@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from privacy.description import MechanismDescription
+from privacy.description import Description
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.plan import Charge
 from privacy.published import Claim
@@ -73,11 +73,11 @@ class Mechanism:
                 f"{shape.num_classes}"
             )
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         """Cost of one call of this shape, for noise that nobody can reproduce."""
         raise NotImplementedError(f"{type(self).__name__} has no cost")
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         """Cost of a call on these tensors, and how many times it is charged.
 
         Raises:
@@ -85,7 +85,7 @@ class Mechanism:
         """
         for tensor in tensors:
             require_shape("what is released", tensor, shape)
-        return self.charge(shape), 1
+        return self.cost(shape), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Bounds and noises a call's private tensors, which are charged already; returns what is released."""
@@ -95,7 +95,7 @@ class Mechanism:
         """What the paper's theorem counts for using the teacher outside this mechanism; None if no theorem does."""
         return None
 
-    def describe(self, shape: Shape) -> MechanismDescription:
+    def describe(self, shape: Shape) -> Description:
         """Description of the mechanism and its figures, for the guarantee."""
         raise NotImplementedError(f"{type(self).__name__} has no description")
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from privacy.checks import check_positive
-from privacy.description import FLOATS, THRESHOLDS, MechanismDescription
+from privacy.description import FLOATS, THRESHOLDS, Description
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.mechanisms.noisy_gradients import THEOREMS, NoisyGradients, theorem
@@ -79,14 +79,14 @@ class DirectGradients(NoisyGradients):
         std = self.way.noise_std(batch_size, self.noise_multiplier)
         return 2.0 / std if std else math.inf
 
-    def charge(self, shape: Shape) -> Charge:  # type: ignore[override]  # whose base is cached
+    def cost(self, shape: Shape) -> Charge:  # type: ignore[override]  # whose base is cached
         if not shape.secure_sampling:
             return Charge(release=Unbounded(reason=_COINS), queries=shape.batch_size)
         release = LabelOnly(RevealedGaussian(self.label_mu(shape.batch_size), shape.sample_rate))
         claim = self.claim(shape) if self.noise_multiplier else None
         return Charge(release=release, claim=claim, queries=shape.batch_size)
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         """Takes gradients g, shape (n, c), of each record's own loss, and the numbers of the records, (n,) int64.
 
         n may be 0 and differ from B.
@@ -99,13 +99,13 @@ class DirectGradients(NoisyGradients):
             )
         if len(torch.unique(records)) != len(records):
             raise ValueError("records must be distinct within a batch: a label would move several rows")
-        return self.charge(shape), 1
+        return self.cost(shape), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         return super().answer(shape, tensors[0])
 
-    def describe(self, shape: Shape) -> MechanismDescription:
-        return MechanismDescription(
+    def describe(self, shape: Shape) -> Description:
+        return Description(
             mechanism=(
                 "gradients of each private record's own cross-entropy with respect to the model's outputs, "
                 f"{self.words(shape)}, on Poisson samples at rate {shape.sample_rate:.4g}; the private images "
@@ -144,23 +144,23 @@ class DirectLabels(Mechanism):
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         of_label = RandomizedResponse(self.epsilon, shape.num_classes, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
         claim = WholeRun(source="DPSD Theorem 2", epsilon=self.epsilon)
         return Charge(release=LabelOnly(of_label), claim=claim, queries=shape.batch_size)
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         if tuple(tensors[0].shape) != shape[:1]:
             raise ValueError(f"labels must be those of all {shape.batch_size} records, got {tuple(tensors[0].shape)}")
-        return self.charge(shape), 1
+        return self.cost(shape), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Maps the labels of all records, (B,) int64, to their responses, (B,) int64."""
         every_class = torch.ones(shape[:2], dtype=torch.bool)
         return randomized_response(tensors[0].cpu(), every_class, epsilon=self.epsilon, noise=self.source)
 
-    def describe(self, shape: Shape) -> MechanismDescription:
-        return MechanismDescription(
+    def describe(self, shape: Shape) -> Description:
+        return Description(
             mechanism=(
                 f"the label of each of {shape.batch_size} private records, once, by randomized response over "
                 f"{shape.num_classes} classes (epsilon={self.epsilon:g}); the private images themselves, in every "

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from privacy.checks import check_count, check_positive, look_up
-from privacy.description import FLOATS, LATTICE, MechanismDescription, of_shards
+from privacy.description import FLOATS, LATTICE, Description, of_shards
 from privacy.events import Gaussian, Release
 from privacy.events.gaussian import DiscreteGaussian
 from privacy.mechanisms.base import Mechanism, Shape, require_shape
@@ -214,7 +214,7 @@ class NoisyGradients(Mechanism):
         return RdpSlope(source=theorem(shape), slope=0.0) if shape.paper == "DPSD" else None
 
     @lru_cache(maxsize=8)  # noqa: B019 - a few small values
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         batch_size = shape.batch_size
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
@@ -227,9 +227,9 @@ class NoisyGradients(Mechanism):
         slope = dpdfd_rdp_slope(self.norm_bound, shape.num_classes, shape.batch_size, self.noise_multiplier)
         return RdpSlope(source=theorem(shape), slope=slope)
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         require_shape("gradients", tensors[0], shape, teachers=self.way.of_ensemble)
-        return self.charge(shape), 1
+        return self.cost(shape), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, bounded: bool = False, **settings: Any) -> torch.Tensor:
         """Computed in float64 on the CPU: the batch is small, and sensitivity must not depend on rounding.
@@ -290,9 +290,9 @@ class NoisyGradients(Mechanism):
             f"(sigma={self.noise_multiplier:g}, B={shape.batch_size}, release={self.release})"
         )
 
-    def describe(self, shape: Shape) -> MechanismDescription:
+    def describe(self, shape: Shape) -> Description:
         many = self.way.of_ensemble
-        return (of_shards if many else MechanismDescription)(
+        return (of_shards if many else Description)(
             noise="" if not self.noise_multiplier else FLOATS if self.granularity is None else LATTICE,
             mechanism=f"gradients of the distillation loss with respect to the student's outputs, {self.words(shape)}",
             source=(

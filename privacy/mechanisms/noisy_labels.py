@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
-from privacy.description import THRESHOLDS, MechanismDescription
+from privacy.description import THRESHOLDS, Description
 from privacy.events import RandomizedResponse, Repeated
 from privacy.mechanisms.base import Mechanism, Shape, require_shape
 from privacy.mechanisms.noise import NoiseSource, bernoulli, uniform_integers
@@ -170,13 +170,13 @@ class NoisyLabels(Mechanism):
         """The claim for the whole run: LabelDP and DPSD do not count a teacher that trains the generator."""
         return WholeRun(source=_PUBLISHED[shape.paper or "LabelDP"][0], epsilon=self.epsilon)
 
-    def charge(self, shape: Shape, *, size: int | None = None) -> Charge:
+    def cost(self, shape: Shape, *, size: int | None = None) -> Charge:
         """Cost of one call, whose candidate sets all have `size` classes; None if their sizes vary."""
         samples = shape.batch_size
         release = Repeated(RandomizedResponse(self.epsilon, self.smallest if size is None else size), samples)
         return Charge(release=release, claim=self.claim_of_nonprivate_access(shape), queries=samples)
 
-    def charge_of_call(
+    def cost_of_call(
         self, shape: Shape, *tensors: torch.Tensor, size: int | None = None, **settings: Any
     ) -> tuple[Charge, int]:
         logits, candidates = tensors
@@ -191,7 +191,7 @@ class NoisyLabels(Mechanism):
                 f"candidates must hold {'at least ' if size is None else ''}{max(least, self.smallest)} classes in "
                 f"each sample, as is charged for, got {int(sizes.min())} to {int(sizes.max())}"
             )
-        return self.charge(shape, size=size), 1
+        return self.cost(shape, size=size), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """One response for each sample.
@@ -211,8 +211,8 @@ class NoisyLabels(Mechanism):
         labels = torch.where(torch.isfinite(logits).all(dim=1), logits.argmax(dim=1), 0)
         return randomized_response(labels, candidates, epsilon=self.epsilon, noise=self.source)
 
-    def describe(self, shape: Shape) -> MechanismDescription:
-        return MechanismDescription(
+    def describe(self, shape: Shape) -> Description:
+        return Description(
             mechanism=(
                 "the teacher's class of each synthetic image, by randomized response over candidates that the "
                 f"student alone has chosen (epsilon={self.epsilon:g} for one response, {self.smallest} to "

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from privacy.description import MechanismDescription, of_shards
+from privacy.description import Description, of_shards
 from privacy.events import Gaussian
 from privacy.mechanisms.base import Mechanism, Shape, require_shape
 from privacy.mechanisms.bounding import normalize_per_sample, zero_non_finite_samples
@@ -39,7 +39,7 @@ class NoisyMeanResponse(Mechanism):
         if not 1e-30 <= self.noise_multiplier <= 1e30:
             raise ValueError(f"noise_multiplier must lie between 1e-30 and 1e30, got {self.noise_multiplier}")
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         mu = output_gradient_mu("ensemble", shape.batch_size, self.noise_multiplier)
         return Charge(release=Gaussian(mu=mu), queries=shape.batch_size)
 
@@ -47,9 +47,9 @@ class NoisyMeanResponse(Mechanism):
         """Standard deviation of the noise on each coordinate of what is released."""
         return self.noise_multiplier / num_teachers
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         require_shape("logits", tensors[0], shape, teachers=True)
-        return self.charge(shape), 1
+        return self.cost(shape), 1
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """In float64 on the CPU, see `NoisyGradients.answer`.
@@ -70,7 +70,7 @@ class NoisyMeanResponse(Mechanism):
         noise = self.noise_multiplier * self.source.gaussian(logits.shape[1:])
         return ((directions.sum(dim=0) + noise) / len(logits)).to(logits.dtype).to(logits.device)
 
-    def describe(self, shape: Shape) -> MechanismDescription:
+    def describe(self, shape: Shape) -> Description:
         return of_shards(
             mechanism=(
                 "the mean over teachers on disjoint shards of the directions of their logits (less their mean, of norm "

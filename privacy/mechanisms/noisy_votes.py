@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from privacy.checks import check_positive, look_up
-from privacy.description import FLOATS, MechanismDescription, of_shards
+from privacy.description import FLOATS, Description, of_shards
 from privacy.events import Gaussian, LaplaceVotes, Release
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.mechanisms.bounding import zero_non_finite_samples
@@ -151,11 +151,11 @@ class NoisyVotes(Mechanism):
         """DGD does not count its baseline classifier; see `Mechanism.claim_of_nonprivate_access`."""
         return self.votes.claim(math.inf, 0.0)
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         release, claim = self.votes.event(self.scale), self.votes.claim(self.scale, self.latent_epsilon or 0.0)
         return Charge(release=release, claim=claim)
 
-    def charge_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
+    def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         (counts,), classes = tensors, shape.num_classes
         if counts.ndim != 2 or len(counts) < 1 or counts.shape[1] != classes or counts.dtype != torch.int64:
             raise ValueError(
@@ -164,7 +164,7 @@ class NoisyVotes(Mechanism):
         # Two counts move by 1 because each teacher has one vote; the number of teachers is public.
         if bool((counts < 0).any()) or bool((counts.sum(dim=1) != counts[0].sum()).any()):
             raise ValueError("counts must hold one vote of each teacher: each query of one sum, none below 0")
-        return self.charge(shape), len(counts)
+        return self.cost(shape), len(counts)
 
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Labels of queries.
@@ -199,7 +199,7 @@ class NoisyVotes(Mechanism):
         noisy = laplace_latents(codes, epsilon=self.latent_epsilon, noise=self.source)
         return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
 
-    def describe(self, shape: Shape) -> MechanismDescription:
+    def describe(self, shape: Shape) -> Description:
         return of_shards(
             noise=FLOATS,
             mechanism=(

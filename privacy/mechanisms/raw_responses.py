@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from privacy.description import MechanismDescription
+from privacy.description import Description
 from privacy.events import Unbounded
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.plan import Charge
@@ -21,7 +21,7 @@ class RawResponses(Mechanism):
     (ε, δ) is the record-level figure; for any other teacher ε is infinite.
     """
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         release = Unbounded(reason="the teacher's answers were released without noise")
         return Charge(release=release, queries=shape.batch_size)
 
@@ -38,8 +38,8 @@ class RawResponses(Mechanism):
             )
         return logits.detach().clone()
 
-    def describe(self, shape: Shape) -> MechanismDescription:
-        return MechanismDescription(
+    def describe(self, shape: Shape) -> Description:
+        return Description(
             mechanism=f"the teacher's logits on synthetic images, without noise (B={shape.batch_size} in a call)",
             relation="that of the teacher's own guarantee, where it has one",
             source="post-processing of the teacher",

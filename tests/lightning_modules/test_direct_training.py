@@ -182,7 +182,7 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     assert record["epsilon_published"] == pytest.approx(account.epsilon_published())
     assert not list(Path("run").rglob("public/*.pt")), "nothing covers the weights"
     # Another run reads it off the ledger: of the data nothing is bounded any more.
-    assert model.own_training.ledger.durable
+    assert model.own_training.ledger.path
     ledger = next(Path("ledgers").glob("*.jsonl")).read_text(encoding="utf-8")
     assert '"label_only"' in ledger
     # The training itself is registered as one that nothing bounds: no student of it inherits a finite figure.

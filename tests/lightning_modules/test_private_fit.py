@@ -15,6 +15,7 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.processes import ALONE
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 
 def unopened(**settings: Any) -> PrivacySession:
@@ -46,7 +47,7 @@ def test_noise_that_was_changed_is_said_wherever_a_run_is_resumed(noise: float) 
 def test_delta_is_compared_with_the_number_of_the_teachers_own_records(judged_on: str, known: bool) -> None:
     data = SimpleNamespace(private_data=judged_on, num_records=100)
     session = opened(unopened(budget=Budget(delta=1e-3)), data=data)
-    statement = session.guarantee(artefacts=["student"])
+    statement = guarantee_of(session, artefacts=["student"])
     assert any("which was not given" in text for text in statement.assumptions) is not known
 
 

@@ -29,10 +29,14 @@ def account(*, path: Path | None = None, run: str = "one", block: int = 100, **s
     return PrivacyAccount(ledger=ledger, budget=Budget(**settings))
 
 
+def charged(spender: PrivacyAccount, charge: Charge) -> None:
+    spender.ledger.charge(charge, afford=spender.grant)
+
+
 def spend(spender: PrivacyAccount, charge: Charge, most: int) -> int:
     for count in range(most):
         try:
-            spender.charge(charge)
+            charged(spender, charge)
         except BudgetExceeded:
             return count
     return most
@@ -60,7 +64,7 @@ def test_the_target_is_met_to_the_step(kept: dict[str, Any], block: int, room: i
     assert spender.epsilon_after(STEP, 0) <= target < spender.epsilon_after(STEP, 1)
     assert spender.affordable(STEP, limit=10_000) == 0
     with pytest.raises(BudgetExceeded):
-        spender.charge(STEP)
+        charged(spender, STEP)
     assert spender.counts() == ({STEP: room} if room else {})
 
 
@@ -81,7 +85,7 @@ def test_the_refusal_names_figures_and_ways_out() -> None:
     spender = account(target_epsilon=1.5)
     assert spend(spender, STEP, 5) == 1
     with pytest.raises(BudgetExceeded) as refusal:
-        spender.charge(STEP)
+        charged(spender, STEP)
     text = str(refusal.value)
     for part in (
         "target_epsilon=1.5",
@@ -98,16 +102,16 @@ def test_the_refusal_names_figures_and_ways_out() -> None:
 
 def test_the_refusal_says_what_bounds_nothing() -> None:
     with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: the noise can be drawn again"):
-        account(target_epsilon=100.0).charge(VOID)
+        charged(account(target_epsilon=100.0), VOID)
     with pytest.raises(BudgetExceeded, match="No record-level ε holds here at all: no noise was added"):
-        account(target_epsilon=100.0).charge(Charge(release=Gaussian(mu=math.inf)))
+        charged(account(target_epsilon=100.0), Charge(release=Gaussian(mu=math.inf)))
 
 
 def test_a_charge_without_a_claim_has_no_published_figure() -> None:
     spender = account()
-    spender.charge(STEP)
+    charged(spender, STEP)
     assert spender.epsilon_published() < math.inf
-    spender.charge(Charge(release=Gaussian(mu=0.1)))
+    charged(spender, Charge(release=Gaussian(mu=0.1)))
     assert spender.epsilon_published() == math.inf
 
 
@@ -115,16 +119,16 @@ def test_scope_of_figures_and_target(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     one_step = account().epsilon_after(STEP, 1)
     first = account(path=path, run="first", block=1)
-    first.charge(STEP)
+    charged(first, STEP)
     whole = account(path=path, run="second", block=1, target_epsilon=one_step)
     alone = account(path=path, run="third", block=1, target_epsilon=one_step, scope="run")
     assert whole.epsilon() == one_step
     assert alone.epsilon() == 0
     with pytest.raises(BudgetExceeded, match="from digits/train by all runs in its ledger"):
-        whole.charge(STEP)
-    alone.charge(STEP)
+        charged(whole, STEP)
+    charged(alone, STEP)
     with pytest.raises(BudgetExceeded, match="by this run"):
-        alone.charge(STEP)
+        charged(alone, STEP)
     assert alone.queries() == 256
     assert alone.queries(scope="private_data") == 512
     assert alone.epsilon(scope="private_data") == compose({STEP.release: 2}, 1e-5).epsilon

@@ -28,6 +28,7 @@ from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 from privacy.plan import Plan
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 
 def unopened(*, batch_size: int = 256, **settings: Any) -> PrivacySession:
@@ -52,7 +53,7 @@ def asked(made: PrivacySession) -> None:
 
 def statement(made: PrivacySession, planned: int | None = None) -> Guarantee:
     made.plan = Plan() if planned is None else plan_of(made, planned)
-    return made.guarantee(artefacts=["student", "synthetic images"])
+    return guarantee_of(made, artefacts=["student", "synthetic images"])
 
 
 def test_the_plan_is_what_is_guaranteed_and_the_running_sum_stands_beside_it() -> None:

@@ -17,11 +17,11 @@ from datamodules import MNIST, ClientRecords, Digits, ImageFolder
 from datamodules.shadowed import Shadowed
 from privacy import ledger_place
 from privacy.events import Gaussian
-from privacy.guarantee import about_place
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
 from privacy.plan import Charge
+from privacy.statement import about_place
 
 ANSWER = Charge(release=Gaussian(mu=0.1))
 

@@ -21,6 +21,7 @@ from privacy.ledger import Ledger
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, NoisyMeanResponse, NoisyVotes, Shape
 from privacy.plan import Charge, Plan, unmade
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 CLASSES, TEACHERS = 4, 20
 TRAINING = Training("1" * 32)
@@ -39,7 +40,7 @@ class Fit:
 
     @property
     def stated(self) -> Guarantee:
-        return self.session.guarantee(artefacts=["student"])
+        return guarantee_of(self.session, artefacts=["student"])
 
     @property
     def stated_by_number(self) -> float:
@@ -169,9 +170,10 @@ def test_the_page_names_the_noise_that_was_charged() -> None:
     after = fit(None, NoisyGradients, wanted=20, calls=10, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
     page = after.stated.mechanism
     assert "10 calls: " in page and "(sigma=1000, B=32" in page and "(sigma=100, B=32" in page
-    assert after.session.describe().mechanism.count("sigma=") < page.count("sigma=")  # what was said before
+    set_now = after.session.mechanism.describe(after.session.shape).mechanism
+    assert set_now.count("sigma=") < page.count("sigma=")  # what was said before
     kept = fit(None, NoisyGradients, wanted=10, calls=0, before=first, **{**GRADIENTS, "noise_multiplier": 100.0})
-    assert kept.stated.mechanism == first.stated.mechanism != kept.session.describe().mechanism
+    assert kept.stated.mechanism == first.stated.mechanism != set_now
     assert not kept.plan.changed and not any("NOISE" in text for text in kept.stated.assumptions)
 
 
@@ -194,7 +196,7 @@ def test_a_run_that_was_stopped_costs_all_later_runs_its_plan(
     second = fit(path, NoisyGradients, wanted=5, calls=5, **GRADIENTS)
     mu = 32**0.5 * 2 / 30
     for account in (first.session.account, second.session.account):
-        account.ledger.refresh()
+        account.ledger.sync()
         total = compose({Gaussian(mu): 15 if broken else 25}, 1e-5).epsilon
         assert account.epsilon_of_ledger() == total
     assert second.stated.epsilon == total
@@ -232,4 +234,4 @@ def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> No
     with path.open("a") as file:
         print(json.dumps({**line, "planned_charges": [1], "prev": book.head[2] if book.head else ""}), file=file)
     with pytest.raises(LedgerError, match="damaged"):
-        book.refresh()
+        book.sync()

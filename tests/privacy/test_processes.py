@@ -30,9 +30,8 @@ from privacy.mechanisms import (
     RawResponses,
     Shape,
 )
-from privacy.processes import ALONE, Processes, ProcessesError, by_all, failed_everywhere, on_rank_zero
+from privacy.processes import ALONE, LedgerReplica, Processes, ProcessesError, by_all, failed_everywhere, on_rank_zero
 from privacy.session import PrivacySession
-from privacy.shared_ledger import LedgerReplica
 
 ROWS, CLASSES, TEACHERS = 12, 4, 5
 TRAINING = Training("0" * 32)
@@ -56,16 +55,25 @@ def failing(error: Exception) -> None:
 def test_what_the_first_does_reaches_all_and_is_done_once() -> None:
     done: list[int] = []
 
-    def act(processes: Processes) -> str:
-        return on_rank_zero(processes, lambda: done.append(processes.rank) or "result")  # type: ignore[func-returns-value]
+    def act(processes: Processes) -> list[str]:
+        followed: list[str] = []
+        with on_rank_zero(processes, tell=lambda: "state", follow=followed.append) as first:
+            if first:
+                done.append(processes.rank)
+        return followed
 
-    assert in_threads(act) == ["result", "result"]
+    assert in_threads(act) == [[], ["state"]]
     assert done == [0]
 
 
 @pytest.mark.parametrize("error", [BudgetExceeded("no more"), Unsendable(what="no more")])
 def test_an_error_of_the_first_reaches_all(error: Exception) -> None:
-    raised = in_threads(lambda processes: on_rank_zero(processes, lambda: failing(error)))
+    def act(processes: Processes) -> None:
+        with on_rank_zero(processes) as first:
+            if first:
+                failing(error)
+
+    raised = in_threads(act)
     assert all(isinstance(each, RuntimeError) and "no more" in str(each) for each in raised)
     assert all(failed_everywhere(each) for each in raised)
 

@@ -23,7 +23,7 @@ from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
-from privacy.description import MechanismDescription
+from privacy.description import Description
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak
 from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
@@ -158,7 +158,7 @@ class Stub:
         folder = Path(next(part for part in line if part.startswith("--trainer.default_root_dir=")).split("=")[1])
         folder.mkdir(parents=True)
         claim = {"epsilon_of_run": 0.01, "epsilon": 9.0, "delta": 1e-5, "unit": "one training record"}
-        claim["relation"] = MechanismDescription(mechanism="", source="").relation
+        claim["relation"] = Description(mechanism="", source="").relation
         (folder / "guarantee.json").write_text(json.dumps({"guarantee": claim}))
         data = opened(Shadowed(dataset=Digits(), number=settings["number"], canaries=settings["canaries"]))
         records = Records(*data.train_records.__getitems__(range(len(data.train_records))))

@@ -17,6 +17,7 @@ from privacy import account as accounts
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
@@ -36,7 +37,7 @@ def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
     while session.affordable(limit=1):
         session.release(mechanism, torch.randn(32, 10))
     session.close()
-    return session.guarantee(artefacts=["student"]), teacher.assumptions
+    return guarantee_of(session, artefacts=["student"]), teacher.assumptions
 
 
 @pytest.mark.parametrize("broken", [False, True])

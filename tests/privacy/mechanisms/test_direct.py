@@ -19,6 +19,7 @@ from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
 from privacy.neighbours import Relation, Unit
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 DELTA = 1e-5
 OF_LABEL: dict[str, Any] = {"unit": Unit.LABEL, "relation": Relation.REPLACE_ONE}
@@ -125,7 +126,7 @@ def test_the_published_figure_is_that_of_the_theorem_and_stands_beside_both() ->
         asked(made, torch.zeros(0, 10), torch.zeros(0, dtype=torch.int64))
     assert made.account.epsilon_published() == pytest.approx(0.0456, abs=1e-4)
     expected = epsilon_label(made, steps=200)
-    guarantee = made.guarantee(artefacts=["model"])
+    guarantee = guarantee_of(made, artefacts=["model"])
     assert guarantee.epsilon == math.inf
     assert guarantee.labels is not None
     assert guarantee.labels.unit == "the label of one training record"

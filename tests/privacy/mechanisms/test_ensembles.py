@@ -23,6 +23,7 @@ import privacy.mechanisms.noisy_mean_response
 from privacy import Gaussian
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 B, CLASSES, SIGMA, N = 16, 10, 20.0, 7
 GRADIENTS, DIRECTIONS = NoisyGradients, NoisyMeanResponse
@@ -227,7 +228,7 @@ def test_the_guarantee_is_about_a_record_of_one_teacher(kind: type[Mechanism], w
     made = session(kind)
     asked(made, answers())
     made.plan = plan_of(made, 1)
-    guarantee = made.guarantee(artefacts=["student"])
+    guarantee = guarantee_of(made, artefacts=["student"])
     page = guarantee.to_markdown()
     assert guarantee.unit == "one training record of one teacher"
     assert guarantee.epsilon == made.account.epsilon() < math.inf and "VOID" not in page
@@ -235,7 +236,7 @@ def test_the_guarantee_is_about_a_record_of_one_teacher(kind: type[Mechanism], w
     single = session(GRADIENTS, release="per_sample")
     asked(single, answers()[0])
     single.plan = plan_of(single, 1)
-    other = single.guarantee(artefacts=["student"])
+    other = guarantee_of(single, artefacts=["student"])
     assert other.unit == "one training record of the teacher" and words not in other.to_markdown()
 
 

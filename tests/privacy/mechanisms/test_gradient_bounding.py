@@ -41,9 +41,9 @@ class PricedPerSample(NoisyGradients):
 
     priced = "normalize"
 
-    def charge(self, shape: Shape) -> Charge:
+    def cost(self, shape: Shape) -> Charge:
         mu = self.way.mu(shape.batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS[self.priced])
-        return Charge(release=Gaussian(mu=mu), claim=super().charge(shape).claim)
+        return Charge(release=Gaussian(mu=mu), claim=super().cost(shape).claim)
 
 
 class PricedAsWhole(PricedPerSample):
@@ -184,7 +184,7 @@ def shift_on_lattice_is_covered(pair: Neighbours, bounding: str) -> bool:
     """Whether the L2 norm of the shift, in whole numbers of lattice points and without any rounding, is at most 2C."""
     _, batch_size, num_classes = pair[0].shape
     made = mechanism("ensemble", granularity=1e-3, bounding=bounding, stability=0.0)
-    event = made.charge(Shape(batch_size, num_classes)).release
+    event = made.cost(Shape(batch_size, num_classes)).release
     assert isinstance(event, DiscreteGaussian) and event.mu == charged("ensemble", pair, bounding=bounding)
     assert made.lattice is not None
     first, second = (made.bounded(rows, batch_size=batch_size) / made.lattice for rows in pair)

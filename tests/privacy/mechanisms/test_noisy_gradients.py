@@ -25,6 +25,7 @@ from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, GradientBoundings, GradientReleases, NoisyGradients
 from privacy.session import PrivacySession
+from privacy.statement import described, noise_changed
 
 ONE_VECTOR = ("batch_mean", "batch_mean_rows")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
@@ -121,7 +122,7 @@ def test_the_claim_is_the_paper_s_that_calls() -> None:
         made = session(ready=False, paper=paper)
         assert made.cost.claim is not None
         sources[paper] = made.cost.claim.source
-        assert made.describe().published_source.startswith(f"{paper} (")
+        assert made.mechanism.describe(made.shape).published_source.startswith(f"{paper} (")
     assert sources == {"DPDFD": "DPDFD Theorem 3", "DPSD": "DPSD Theorem 1"}
 
 
@@ -325,7 +326,7 @@ def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
 
 
 def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_changed(tmp_path: Path) -> None:
-    """The ledger alone knows of calls with the first noise, and no words for them."""
+    """The ledger alone knows of calls with the first noise, and says what they were."""
 
     def run(sigma: float, state: Any) -> PrivacySession:
         made = session(ready=False, ledger=str(tmp_path / "ledger.jsonl"), noise_multiplier=sigma)
@@ -337,9 +338,11 @@ def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_ch
 
     state = session().state()
     run(SIGMA, state)
-    assert not run(SIGMA, state).noise_changed
+    assert not noise_changed(run(SIGMA, state))
     changed = run(SIGMA / 2, state)
-    assert changed.noise_changed and "which no checkpoint describes" in changed.description().mechanism
+    assert noise_changed(changed) and all(
+        f"sigma={sigma:g}" in described(changed).mechanism for sigma in (SIGMA, SIGMA / 2)
+    )
 
 
 def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
@@ -366,4 +369,7 @@ def test_discrete_noise_lies_on_its_lattice_and_has_the_same_scale(release: Any)
     assert torch.allclose(whole, whole.round(), rtol=0, atol=1e-6)
     for factor in (1, 2 / 3, 3 / 2):
         assert has_deviation(rows, DEVIATION[release] * factor) is (factor == 1)
-    assert "no low bits" in made.describe().noise and "float" in plain.describe().noise
+    assert (
+        "no low bits" in made.mechanism.describe(made.shape).noise
+        and "float" in plain.mechanism.describe(plain.shape).noise
+    )

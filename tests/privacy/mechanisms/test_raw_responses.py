@@ -15,6 +15,7 @@ from privacy.events import Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, RawResponses, Shape
 from privacy.session import PrivacySession
+from privacy.statement import guarantee_of
 
 TEACHER: dict[Release, int] = {SampledGaussian(2.0, 0.05): 40}
 
@@ -78,5 +79,5 @@ def test_the_guarantee_says_how_noise_was_drawn(mechanism: Mechanism, said: str 
     made = PrivacySession(mechanism, Shape(4, 3, "LabelDP" if isinstance(mechanism, NoisyLabels) else "C"))
     made.open(private_data="digits/train")
     made.plan = plan_of(made, 1)
-    about = [text for text in made.guarantee(artefacts=("student",)).assumptions if "noise came" in text]
+    about = [text for text in guarantee_of(made, artefacts=("student",)).assumptions if "noise came" in text]
     assert len(about) == (said is not None) and all(str(said) in text for text in about)

@@ -1,0 +1,313 @@
+"""From what was charged to the guarantee that states it: which ε covers it, and under which conditions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from privacy.account import PrivacyAccount
+from privacy.accounting.composition import known_epsilon
+from privacy.checks import round_up
+from privacy.description import Description
+from privacy.guarantee import FULLY_ADAPTIVE, OF_CLIENT, ONE_PERSON, RELATIONS, Guarantee, LabelStatement
+from privacy.ledger import Ledger
+from privacy.neighbours import Unit
+from privacy.plan import Charge, unmade
+
+if TYPE_CHECKING:  # it imports torch
+    from privacy.session import PrivacySession
+
+_PUBLIC = (
+    "the following are public: the number of private records, the number of classes, image shape and normalisation, "
+    "the test split, the weights before the first step and any put in between fits, and every setting in the "
+    "configuration"
+)
+
+_NO_ACCESSES = (
+    "during this run, information about a teacher was released only through the privacy session; outside it, no "
+    "teacher accuracy, teacher loss or agreement with a teacher was used to choose a setting, a checkpoint or a run"
+)
+
+_NO_LABELS = (
+    "during this run, labels were used only through the privacy session; outside it, nothing measured on private "
+    "records was used to choose a setting, a checkpoint or a run"
+)
+
+_LABELS = (
+    "the labels of different records are independent of each other, or only the change of one label is of interest; "
+    "labels were used only through the privacy session, and not for initial weights, settings or features",
+    "a record's label is queried only by this privacy session, and its number always refers to the same record",
+)
+
+NOISE_CHANGED = (
+    "THE NOISE WAS CHANGED after the first release: neither the new noise nor the time of the change was chosen by "
+    "looking at the results. Epsilon covers everything that was ever planned and everything that was released, each "
+    "at its own noise, as if these noises had been fixed beforehand. Noise chosen by results would need a budget "
+    "fixed before the first release (a privacy filter: Rogers et al. 2016; Feldman and Zrnic 2021), and there was "
+    "none here"
+)
+
+_SAME_PERSON = (
+    "a person or patient, or an image that occurs more than once: epsilon is for one record, which is one image. "
+    "Several records of one person, near-duplicates of an image, and copies of the same images elsewhere, which may "
+    "have another ledger, reveal more together than epsilon allows for one"
+)
+
+_OTHER_NAMES = (
+    "a person whose pictures are counted as several persons', near-duplicates of a picture among those of other "
+    "persons, and pictures of a person elsewhere, such as copies of a folder or another client's, which may have "
+    "another ledger"
+)
+
+_SEVERAL_RUNS = (
+    "where several runs or trainings compose, none was made, and neither its mechanism nor its noise or length chosen, "
+    "because of what an earlier one released: budget.fully_adaptive does without this"
+)
+_ANOTHER_LEDGER = (
+    "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
+    "and what else it holds is not counted: nothing computed from that is published"
+)
+_N_NOT_GIVEN = "delta = {delta:g} is below one over the number of private records, which was not given"
+_IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
+_OTHER_RUNS = (
+    "other runs and teachers from the same private data, if anything they produced is published too: the ledger's "
+    "total is given above, and holds if none was made or chosen because of what an earlier one released"
+)
+
+POST_PROCESSING = (
+    "post-processing of a teacher trained with DP-SGD (Abadi et al. 2016): all planned steps of its training, "
+    "composed by privacy-loss distributions or RDP and rounded pessimistically"
+)
+
+_BY_FILTERS = (
+    "; fully adaptive: privacy filters within the target (Rogers et al. 2016; Feldman and Zrnic 2021; Smith and "
+    "Thakurta 2022)"
+)
+
+_DP_SGD_ASSUMPTION = (
+    "the teacher's file is as its training wrote it: its planned steps, noise and sample rates are true, and its "
+    "settings were chosen without looking at the private data"
+)
+
+
+def guarantee_of(
+    session: PrivacySession,
+    *,
+    artefacts: Sequence[str],
+    assumptions: Sequence[str] = (),
+    not_covered: Sequence[str] = (),
+) -> Guarantee:
+    """Guarantee of what was computed only from the releases of a session's run and public information.
+
+    Args:
+        session: The session.
+        artefacts: What was computed.
+        assumptions: Conditions besides the session's.
+        not_covered: What else is not covered.
+
+    Raises:
+        LedgerError: The ledger cannot be read: nothing can be said.
+    """
+    session.ledger.sync()
+    own, plan, labels = session.account.counts(scope="run"), session.plan, session.mechanism.source_of_labels
+    return state_guarantee(
+        session.account,
+        described(session),
+        artefacts=artefacts,
+        covered=session.covering(),
+        of_run=own + unmade(plan.charges, own),
+        planned=plan.covered is not None
+        and not plan.changed
+        and (plan.calls is None or session.calls_made() <= plan.calls),
+        noise_changed=noise_changed(session),
+        secure=session.mechanism.source.secure,
+        num_records=session.num_records,
+        replaced=session.ledger_was_replaced,
+        uncharged_queries=session.uncharged_queries,
+        assumptions=list(dict.fromkeys([*assumptions, *session.assumptions])),
+        not_covered=not_covered,
+        source_of_labels=labels,
+    )
+
+
+def described(session: PrivacySession) -> Description:
+    """Description of a session's mechanism as its run was charged for it, since resuming may have changed its noise.
+
+    As it is set now if nothing was charged.
+    """
+    now, calls = session.mechanism.describe(session.shape), Counter[str]()
+    for charge, count in session.account.counts(scope="run").items():
+        if charge.words:
+            calls[charge.words] += count
+    if len(calls) < 2:
+        return replace(now, mechanism=next(iter(calls), now.mechanism))
+    each = [f"{count:,} call{'' if count == 1 else 's'}: {words}" for words, count in calls.items()]
+    return replace(now, mechanism="; ".join(each))
+
+
+def noise_changed(session: PrivacySession) -> bool:
+    """Whether a run's releases were made, or planned, with several noises."""
+    charges = {*session.account.counts(scope="run"), *session.plan.charges}
+    return len({charge.words for charge in charges if charge.words}) > 1
+
+
+def state_guarantee(
+    account: PrivacyAccount,
+    words: Description,
+    *,
+    artefacts: Sequence[str],
+    covered: Mapping[Charge, int],
+    planned: bool,
+    noise_changed: bool = False,
+    secure: bool = True,
+    num_records: int | None = None,
+    spent: float | None = None,
+    of_run: Mapping[Charge, int] | None = None,
+    uncharged_queries: Sequence[str] = (),
+    assumptions: Sequence[str] = (),
+    not_covered: Sequence[str] = (),
+    replaced: bool = False,
+    source_of_labels: str = "",
+) -> Guarantee:
+    """Builds the guarantee for what was computed only from the charged releases and public information.
+
+    Args:
+        account: What was charged.
+        words: Description of the mechanism.
+        artefacts: What was computed.
+        covered: Charges that ε covers: all that were planned before the first one, since a run that is stopped
+            early because of what it released has used its whole plan.
+        planned: Whether there was such a plan; if there was none, or something was added later, an assumption says
+            so.
+        noise_changed: Whether releases were made, or planned, with several noises.
+        secure: Whether the noise cannot be reproduced.
+        num_records: N, if δ is known to lie below 1/N.
+        spent: Record-level ε of the releases made so far; None computes it from the account.
+        of_run: Charges of this run within `covered`; None means all.
+        uncharged_queries: Unaccounted queries of this run to private data or models, in words.
+        assumptions: Further conditions.
+        not_covered: What else is not covered.
+        replaced: Whether another ledger was used before, which is not available.
+        source_of_labels: How an ε for labels alone is derived, which is then stated separately.
+    """
+    of_teacher = not source_of_labels
+    # From the charges, not a setting: other runs in the ledger may protect single records.
+    unit, relation = account.neighbours(counts=covered)
+    epsilon, claimed = account.stated(account.epsilon(counts=covered)), account.epsilon_published()
+    by_itself = epsilon if of_run is None else min(epsilon, account.stated(account.epsilon(counts=of_run)))
+    # A person-level ε does not hold for another stated unit.
+    other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
+    releases, by_bound = account.covering(covered)
+    inherited = of_teacher and account.training != account.ledger.run
+    own_training = account.ledger.releases_of(account.training or "")
+    teacher_epsilon = known_epsilon(own_training, account.budget.delta) if own_training else math.inf
+    accesses = [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries]
+    conditions = [
+        _PUBLIC,
+        *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
+        *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
+        *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
+        *about_place(account.ledger, replaced=replaced),
+        *([_IN_MEMORY] if account.ledger.path is None else []),
+        *assumptions,
+        *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
+        *([_DP_SGD_ASSUMPTION] if by_bound and inherited else []),
+        *(["what the guarantees of the other runs in the ledger assume"] if by_itself < epsilon else []),
+    ]
+    only_it = {charge.training for charge, count in covered.items() if count} <= {account.training}
+    excluded = [
+        *([_about_teacher(teacher_epsilon, account.budget.delta, covers_it=only_it)] if inherited else []),
+        *not_covered,
+        _OTHER_NAMES if unit is Unit.PERSON else _SAME_PERSON,
+        "releases that the ledger does not record, such as those of a copy of a teacher used elsewhere",
+        *([_OTHER_RUNS] if account.budget.scope == "run" or account.epsilon_of_ledger() > epsilon else []),
+    ]
+    return Guarantee(
+        epsilon=epsilon,
+        delta=account.budget.delta,
+        unit={Unit.CLIENT: OF_CLIENT, Unit.PERSON: ONE_PERSON}.get(unit, words.unit),
+        relation=RELATIONS.get((unit, relation), words.relation),
+        private_data=account.ledger.private_data,
+        artefacts=tuple(artefacts),
+        mechanism=words.mechanism,
+        source=(POST_PROCESSING if account.training in by_bound and inherited else words.source)
+        + (_BY_FILTERS if account.budget.fully_adaptive else ""),
+        assumptions=tuple(conditions),
+        not_covered=tuple(excluded),
+        epsilon_spent=account.stated(account.epsilon()) if spent is None else spent,
+        # Plans are in the ledger; a script that only states one must not get a smaller ε.
+        epsilon_all_runs=max(account.stated(account.epsilon_of_ledger()), epsilon),
+        runs=len(account.ledger.runs()),
+        trainings=len(account.ledger.releases_by_training()),
+        training=account.training or "",
+        queries=account.queries(),
+        claimed_epsilon=claimed,
+        claimed_source=words.published_source,
+        run=account.ledger.run,
+        queries_of_run=account.queries(scope="run"),
+        teacher_epsilon=teacher_epsilon,
+        teacher_releases=_listed(own_training),
+        epsilon_of_run=epsilon if other_unit else by_itself,
+        releases=_listed(releases),
+        claims=() if math.isinf(claimed) else _listed(account.claims()),
+        fully_adaptive=account.budget.fully_adaptive,
+        labels=None if not source_of_labels else _of_labels(account, covered, source_of_labels, conditions),
+    )
+
+
+def _about_releases(
+    words: Description, account: PrivacyAccount, *, planned: bool, noise_changed: bool, secure: bool
+) -> list[str]:
+    """Conditions on the number of releases, on their noise, and on what was released before."""
+    generator = "noise came from the operating system's cryptographic generator"
+    steps = (
+        "the number of steps planned before the first release was chosen without the private data"
+        if planned
+        else "the number of steps was not chosen by looking at the results"
+    )
+    ledger = account.ledger
+    several = account.budget.scope == "private_data" and max(len(ledger.runs()), len(ledger.releases_by_training())) > 1
+    fixed = [steps, *([NOISE_CHANGED] if noise_changed else []), *([_SEVERAL_RUNS] if several else [])]
+    return [
+        *([FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
+        *([f"{generator}, {words.noise}"] if secure and words.noise else []),
+        *([words.assumption] if words.assumption else []),
+    ]
+
+
+def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:
+    """What a ledger does not count since it is another one, or lies where it does; for the console too."""
+    return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *ledger.notes]
+
+
+def _of_labels(
+    account: PrivacyAccount, covered: Mapping[Charge, int], source: str, conditions: Sequence[str]
+) -> LabelStatement:
+    # What voids the bound for a record need not void that for its label.
+    holds = [text for text in conditions if not text.startswith("VOID")]
+    return LabelStatement(
+        epsilon=account.epsilon_label(counts=covered),
+        delta=account.budget.delta,
+        source=source,
+        assumptions=(*holds, *_LABELS),
+        epsilon_spent=account.epsilon_label(),
+    )
+
+
+def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:
+    """What holds for the teacher itself, which depends on its own training and not on its queries."""
+    if math.isinf(epsilon):
+        return "a teacher itself, which must stay private: nothing bounds what it reveals about a record"
+    together = ". Publishing it with what is covered here costs no more, since all of that is computed from it"
+    return (
+        "the teacher itself, which has a guarantee of its own: it was trained by DP-SGD and may be published at its "
+        f"ε = {round_up(epsilon)} (δ = {delta:g}), for the unit and under the assumptions stated there"
+        f"{together if covers_it else ''}"
+    )
+
+
+def _listed(counted: Mapping[Any, int]) -> tuple[tuple[Mapping[str, Any], int], ...]:
+    return tuple((one.to_dict(), count) for one, count in counted.items() if count)
