@@ -20,6 +20,7 @@ from lightning_modules.publishing import ExportError, check_options
 from lightning_modules.publishing.loading import name_of
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from lightning_modules.training.run import is_dev_run, run_folder
+from privacy.account import Budget
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, round_up
 from privacy.guarantee import ONE_PERSON
@@ -42,6 +43,9 @@ GENERAL: Mapping[str, Any] = {
 #: Largest number of steps per epoch, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
 
+#: Images per step.
+_BATCH = 256
+
 #: Number of newest batches to replay, if the teacher's training has no bound.
 _KEPT = 40
 
@@ -63,55 +67,41 @@ def configuration(
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
     # Named by teacher and data: a second call continues the run and is not charged for another one.
-    of_both = (
-        re.sub(r"\W+", "_", text).strip("_") for text in (options.data, str(Path(options.teacher).with_suffix("")))
-    )
-    dataset: dict[str, Any] = {"class_path": name, **({"init_args": {"root": place}} if place else {})}
+    both = re.sub(r"\W+", "_", f"{options.data}/{Path(options.teacher).with_suffix('')}").strip("_")
+    dataset: dict[str, Any] = {"class_path": name, "init_args": {"root": place} if place else {}}
     if shape is not None and name.rpartition(".")[2] == "ImageFolder":
-        dataset["init_args"] = {**dataset.get("init_args", {}), "channels": shape[0], "size": shape[1]}
-    prior = {"class_path": options.prior} if options.prior else prior_for(name.rpartition(".")[2])
-    images = {"pool": options.pictures} if options.pictures else {"prior": prior}
-    training: dict[str, Any] = {
+        dataset["init_args"] |= {"channels": shape[0], "size": shape[1]}
+    images = {"pool": options.pictures} if options.pictures else {"prior": prior_for(name.rpartition(".")[2])}
+    student: dict[str, Any] = {
+        "network": named_network("SmallCNN"),
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},
         "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": steps}},
     }
-    teacher = {"path": options.teacher, **({"network": named_network(options.network)} if options.network else {})}
-    student = named_network(options.student) if options.student else None
-    common: dict[str, Any] = {"teacher": teacher, "budget": {"delta": options.delta}}
     if bounded is not None:
         method = "Distillation"
-        special = {
-            "student": {"network": student or network or named_network("SmallCNN"), **training},
-            **images,
-            "pool_size": min(50_000, steps * options.batch_size),  # few steps need no more
-        }
+        student["network"] = network or student["network"]
+        special = {**images, "pool_size": min(50_000, steps * _BATCH)}  # few steps need no more
     else:
         method = "DPDFD"
-        gradients = {"norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": options.noise_multiplier}
         # Drawing and querying an image takes several times as long as a step on it, and replay costs no privacy.
-        again = {"capacity": _KEPT * options.batch_size, "steps": 2, "stride": 5.0}
-        source = {"source": "pool", "pool_varied": True} if options.pictures else {"source": "prior"}
+        student["replay"] = {"capacity": _KEPT * _BATCH, "steps": 2, "stride": 5.0}
         # Of a prior's images some classes have few; pictures of the teacher's kind have them as it met them.
-        training["balance"] = 0.0 if options.pictures else 1.0
+        student["balance"] = 0.0 if options.pictures else 1.0
+        source = {"source": "pool", "pool_varied": True} if options.pictures else {"source": "prior"}
         special = {
-            "student": {"network": student or named_network("SmallCNN"), "replay": again, **training},
             "images": {**source, **images},
             "gradient_targets": {"student_target": "gradients"},
-            "mechanism": {"release": "per_sample", **gradients},
+            "mechanism": {"release": "per_sample", "norm_bound": 1e-3, "stability": 0.3, "noise_multiplier": 25.9},
         }
+    teacher = {"path": options.teacher, **({"network": named_network(options.network)} if options.network else {})}
+    data = {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": _BATCH}
     return {
-        "seed_everything": options.seed,
         "trainer": {
             "max_epochs": steps // per_epoch,
-            "accelerator": "auto",
-            "num_sanity_val_steps": 0,
-            "default_root_dir": options.folder or f"runs/distill_{'_'.join(of_both).lower()}",
+            "default_root_dir": options.folder or f"runs/distill_{both}".lower(),
         },
-        "model": {"class_path": method, "init_args": {**common, **special}},
-        "data": {
-            "class_path": "SyntheticSteps",
-            "init_args": {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": options.batch_size},
-        },
+        "model": {"class_path": method, "init_args": {"teacher": teacher, "student": student, **special}},
+        "data": {"class_path": "SyntheticSteps", "init_args": data},
     }
 
 
@@ -125,18 +115,18 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     """
     require_file(path)
     content = None if is_onnx(path) else read_file(path)
-    stated = content.get("training") if isinstance(content, dict) else None
-    settings = content.get("hyper_parameters") if isinstance(content, dict) else None
-    given = settings.get("image_shape") if isinstance(settings, Mapping) else None
+    content = content if isinstance(content, dict) else {}
+    settings = content.get("hyper_parameters")
+    settings = settings if isinstance(settings, Mapping) else {}
+    given, network = settings.get("image_shape"), settings.get("network")
     shape = None if given is None else (int(given[0]), int(given[1]), int(given[2]))
-    if not isinstance(content, dict) or not isinstance(stated, Mapping):
+    if not isinstance(stated := content.get("training"), Mapping):
         return None, None, shape
     try:
         training = Training.from_dict(stated)
     except ValueError as error:
         raise TeacherError(f"teacher {path}: {error}") from error
     bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
-    network = settings.get("network") if isinstance(settings, Mapping) else None
     return (training if bounded else None), None if unknown_code(network) else network, shape
 
 
@@ -160,7 +150,7 @@ def distill(
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
-    rank_zero_info(_announcement(config, training, delta=options.delta))
+    rank_zero_info(_announcement(config, training))
     if training is None or options.dry_run:
         planned = build(line)
         if training is None:
@@ -169,7 +159,7 @@ def distill(
             if math.isinf(epsilon) and not options.unprotected:
                 raise ExportError(
                     "nothing would bound what this student reveals (record-level ε is infinite): set "
-                    "--noise-multiplier above 0, or add --unprotected to export it anyway"
+                    "--model.mechanism.noise_multiplier above 0, or add --unprotected to export it anyway"
                 )
         if options.dry_run:
             rank_zero_info(cost_in_ledger(planned))
@@ -181,34 +171,29 @@ def distill(
     export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
 
 
-def _announcement(config: Mapping[str, Any], training: Training | None, *, delta: float) -> str:
+def _announcement(config: Mapping[str, Any], training: Training | None) -> str:
     settings = config["model"]["init_args"]
     images = settings.get("images", settings)
-    pool, prior = images.get("pool"), images.get("prior", {}).get("class_path")
-    steps = settings["student"]["lr_scheduler"]["init_args"]["T_max"]
-    size = config["data"]["init_args"]["batch_size"]
-    lines = [
-        f"Student {name_of(settings['student']['network'])}, by {config['model']['class_path']}, in {steps:,} "
-        f"steps of {size} {f'public pictures of {pool}' if pool else f'procedural images of {prior}'} (--prior and "
-        "--pictures choose others).",
-        f"Run folder: {config['trainer']['default_root_dir']}; the same command continues it.",
-    ]
-    if training is not None:
-        assert training.releases is not None  # by `facts_of`
-        epsilon = compose(dict(training.releases), delta).epsilon
-        by_person = any(release.unit is Unit.PERSON for release in training.releases)
-        whom = ONE_PERSON if by_person else "every training record"
-        lines.append(
-            f"The teacher was trained by DP-SGD. Its ε = {round_up(epsilon)} at δ = {delta:g} holds for {whom} and "
-            "bounds everything that is computed from the teacher: the student costs nothing more, and the teacher "
-            "itself may be published at that ε as well. Students of other teachers of these records add theirs."
+    of = f"procedural images of {images['prior']['class_path']}" if "prior" in images else "public pictures"
+    said = (
+        f"Student {name_of(settings['student']['network'])}, by {config['model']['class_path']}, in "
+        f"{settings['student']['lr_scheduler']['init_args']['T_max']:,} steps of {_BATCH} {of} (--pictures chooses "
+        f"others).\nRun folder: {config['trainer']['default_root_dir']}; the same command continues it.\n"
+    )
+    if training is None:
+        return (
+            f"{said}Nothing is known to bound the teacher: one training record may change every one of its answers. "
+            "The noise of this run protects single answers, and not a record; see docs/choosing.md for what would."
         )
-    else:
-        lines.append(
-            "Nothing is known to bound the teacher: one training record may change every one of its answers. The "
-            "noise of this run protects single answers, and not a record; see docs/choosing.md for what would."
-        )
-    return "\n".join(lines)
+    assert training.releases is not None  # by `facts_of`
+    epsilon = round_up(compose(dict(training.releases), Budget.delta).epsilon)
+    by_person = any(release.unit is Unit.PERSON for release in training.releases)
+    return (
+        f"{said}The teacher was trained by DP-SGD. Its ε = {epsilon} at δ = {Budget.delta:g} holds for "
+        f"{ONE_PERSON if by_person else 'every training record'} and bounds everything that is computed from the "
+        "teacher: the student costs nothing more, and the teacher itself may be published at that ε as well. Students "
+        "of other teachers of these records add theirs."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,25 +201,17 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         prog="LightningCLI distill",
         description=__doc__,
-        epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.dataset.channels 1, "
-        "--model.teacher.network.width 32, --model.teacher.input.range '[0, 1]' or --model.teacher.outputs "
-        "probabilities.",
+        epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.batch_size 128 --seed_everything 1 "
+        "--model.student.network.width 32 --model.mechanism.noise_multiplier 50 --model.teacher.outputs probabilities.",
     )
     add = parser.add_argument
     add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
     add("--network", metavar="NAME", help="Its architecture, if the file does not say: my.py:Net, or a class path.")
     add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
     add("--to", required=True, metavar="DIR", help="The folder to export the student to.")
-    add("--student", metavar="NAME", help="The student's architecture. Default: SmallCNN, or the DP-SGD teacher's own.")
-    images = parser.add_mutually_exclusive_group()
-    images.add_argument("--prior", metavar="NAME", help="The prior that draws the images. Default: by the data set.")
-    told = "Pictures to use instead of a prior, in any layout. They must be public; their labels are not read."
-    images.add_argument("--pictures", metavar="FOLDER", help=told)
-    add("--steps", type=int, default=2000, help="Training steps.")
-    add("--batch-size", type=int, default=256, help="Images per step.")
-    add("--noise-multiplier", type=float, default=25.9, help="Noise, if the teacher was not trained by DP-SGD.")
-    add("--delta", type=float, default=1e-5, help="Delta, below one over the number of private records.")
-    add("--seed", type=int, default=0, help="Seed of images and initial weights; the noise has none.")
+    told = "Pictures to use instead of procedural images, in any layout. They must be public; no labels are read."
+    add("--pictures", metavar="FOLDER", help=told)
+    add("--steps", type=int, default=2000, help=f"Training steps of {_BATCH} images.")
     add("--folder", metavar="DIR", help="The run's folder, in which a second call continues. Default: below runs/.")
     add("--dry-run", action="store_true", help="Show what would be done and what it would cost, and stop.")
     add_export_options(parser)

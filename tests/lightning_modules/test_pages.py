@@ -73,7 +73,7 @@ def test_your_own_teacher(folder: Path) -> None:
             Path("pictures", part, f"class{label}").mkdir(parents=True)
             Image.new("L", (40, 50), 20 * label).save(f"pictures/{part}/class{label}/1.png")
     for arguments in whole_ways:
-        run_command([*arguments, "--data.dataset.size", "8", "--steps", "2", "--batch-size", "8"])
+        run_command([*arguments, "--data.dataset.size", "8", "--steps", "2", "--data.batch_size", "8"])
         assert Path("my-student/student.safetensors").is_file()
     for arguments in fits:
         cli = run_command(arguments)
@@ -152,7 +152,7 @@ def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, q
         runpy.run_path(script)
     small = {
         "fit": ["--trainer.max_epochs=1", "--data.batch_size=16"],
-        "distill": ["--steps", "2", "--batch-size", "8"],
+        "distill": ["--steps", "2", "--data.batch_size", "8"],
     }
     for name, *options in commands(DOCS / "tutorial_hospital.md"):
         pool = ["--model.pool_size=16"] if "last.ckpt" in " ".join(options) else []

@@ -26,7 +26,7 @@ from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.identity import CheckpointError, Training
 from privacy.ledger import Ledger
 
-DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--batch-size", "8")
+DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--data.batch_size", "8")
 NETWORK = """
 from torch import nn
 
@@ -60,7 +60,7 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
     given = ("--teacher", "model.pt", "--network", "my_own_network.py:Net", "--data", "ImageFolder:pictures/")
     with pytest.raises(PartitionError, match=r"^images.pool must lie outside of the folder of pictures"):
         distil(*given, "--to", "public", "--pictures", "pictures/test", "--folder", "refused")
-    distil(*given, "--to", "public", "--steps", "2", "--batch-size", "8")
+    distil(*given, "--to", "public", "--steps", "2", "--data.batch_size", "8")
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_pictures_model")
@@ -96,7 +96,7 @@ def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folde
         distil(*begin)
     # Nothing was left to train, and nothing more was charged.
     assert Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text() == written
-    distil(*begin, "--force", "--student", "SmallCNN")
+    distil(*begin, "--force", "--model.student.network", "SmallCNN")
     assert Path("public/student.safetensors").is_file()
 
 
@@ -118,7 +118,7 @@ def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.Log
 def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A figure of all runs on the data stood everywhere, and none of the run itself."""
     caplog.set_level(logging.INFO)
-    teacher = ("--teacher", "teachers/digits.ckpt", *DIGITS, "--noise-multiplier", "1e5")
+    teacher = ("--teacher", "teachers/digits.ckpt", *DIGITS, "--model.mechanism.noise_multiplier", "1e5")
 
     def announced() -> tuple[str, str]:
         caplog.clear()
@@ -182,7 +182,10 @@ def test_a_pool_of_the_private_records_is_in_the_planned_cost(
     [
         (("--to", "taken"), "--to taken: it holds files that are not an export"),
         (("--to", "teachers/digits.ckpt/public"), r"--to \S+: \S+ckpt is not a writable folder"),
-        (("--noise-multiplier", "0"), "set --noise-multiplier above 0, or add --unprotected"),
+        (
+            ("--model.mechanism.noise_multiplier", "0"),
+            "set --model.mechanism.noise_multiplier above 0, or add --unprotected",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_said_before_the_fit(folder: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -194,7 +197,7 @@ def test_what_cannot_be_exported_is_said_before_the_fit(folder: Path, arguments:
 
 
 def test_without_noise_where_it_was_asked_for(folder: Path) -> None:
-    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--noise-multiplier", "0", "--unprotected")
+    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--model.mechanism.noise_multiplier", "0", "--unprotected")
     assert "NOT PROTECTED" in Path("public/README.md").read_text()
 
 
