@@ -23,7 +23,7 @@ from datamodules.pictures import PictureDataModule, Preparation, pictures_below,
 from datamodules.records import Partition, require_partition, same_data
 from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.networks.network import GeneratorCallable, built, factory_of
+from lightning_modules.networks.network import GeneratorCallable, built, network_of
 from lightning_modules.priors import ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
@@ -189,7 +189,7 @@ class SyntheticSource(ImageSource):
         return ScaledOutput(generator, scale=std, shift=mean)
 
     def _built(self) -> ImageGenerator:
-        factory = factory_of(self._settings.generator, GeneratorCallable)
+        factory = network_of(self._settings.generator, GeneratorCallable)
         generator = built(factory, self.image_shape, name="model.images.generator")
         if not isinstance(generator, ImageGenerator):
             raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")

@@ -24,11 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import hypothesis
     import torch
-    from support.quick_parsing import remember_parsed_classes
 
     torch.set_num_threads(1)
     _write_yaml_by_libyaml()
-    remember_parsed_classes()
     # A process that dies loses nothing that it wrote; only a machine does. Tests of what is synced have their own.
     os.fsync = lambda descriptor: None
     # The same examples each time, and no deadline: a contended machine is slow, not wrong.

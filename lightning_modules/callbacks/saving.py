@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_modules.training.run import LAST, callbacks_of, run_folder
+from lightning_modules.training.run import LAST, callbacks_of, datamodule_of, run_folder
 from privacy.journal import write_atomically
 from privacy.processes import failed_everywhere
 
@@ -25,12 +25,19 @@ from privacy.processes import failed_everywhere
 class SaveConfig(SaveConfigCallback):
     """Writes `config.yaml` into the run's folder and passes the resolved values to every logger."""
 
+    _class_names: tuple[str, ...] = ()
+
     def state_dict(self) -> dict[str, Any]:
-        """Settings to compare a resumed run with, see `cli.resuming`; the model's are saved with its weights."""
-        return {name: self.values.get(name) for name in ("seed_everything", "data")}
+        """Settings to compare a resumed run with, see `cli.resuming`, and the names of the classes, to be published.
+
+        The model's settings are saved with its weights.
+        """
+        compared = {name: self.values.get(name) for name in ("seed_everything", "data")}
+        return {**compared, "class_names": [*self._class_names]}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """On rank zero only, when the first stage begins. Nothing here may communicate with the other ranks."""
+        self._class_names = getattr(datamodule_of(trainer), "class_names", ())
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True

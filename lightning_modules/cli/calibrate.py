@@ -6,6 +6,7 @@ import argparse
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import PoolSource
 from privacy.account import Accounting
-from privacy.accounting.calibration import NO_LIMIT, Calibration, calibrate_count, calibrate_noise
+from privacy.accounting.calibration import NO_LIMIT, calibrate_count, calibrate_noise
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import round_down, round_up
@@ -44,40 +45,31 @@ def epsilon_of(session: PrivacySession, calls: int, accounting: Accounting) -> f
 
 def calibration_table(session: PrivacySession, *, calls: int, targets: Sequence[float]) -> Table:
     """Tabulate per target ε the calls allowed at the configured noise, and the noise needed for the planned calls."""
-    setting = session.mechanism.noise_setting
-    noise = getattr(session.mechanism, setting)
+    mechanism, setting = session.mechanism, session.mechanism.noise_setting
+
+    def spent(noise: float, accounting: Accounting) -> float:
+        trial, changed = copy.copy(session), {setting: noise if mechanism.more_is_noisier else 1 / noise}
+        trial.mechanism = replace(mechanism, **changed)  # type: ignore[arg-type]
+        return epsilon_of(trial, calls, accounting)
+
     table = Table(box=box.SIMPLE_HEAD)
-    counts, noises = f"calls at {setting}={noise:g}", f"{setting} for {calls:,} calls"
+    counts, noises = f"calls at {setting}={getattr(mechanism, setting):g}", f"{setting} for {calls:,} calls"
     for heading in ("target ε", "accounting", counts, "ε", noises, "ε"):
         table.add_column(heading, justify="right")
     for target in targets:
         for accounting in ACCOUNTINGS:
-            cells: tuple[str, ...] = ("none", "–", "none", "–")
+            cells = ["none", "–", "none", "–"]
             if math.isfinite(epsilon_of(session, 1, accounting)):
                 count = calibrate_count(partial(epsilon_of, session, accounting=accounting), target)
                 most = "no limit" if count.value == NO_LIMIT else f"{int(count.value):,}"
-                cells = (most, round_up(count.epsilon, digits=5), *_noise(session, calls, target, accounting))
+                cells[:2] = most, round_up(count.epsilon, digits=5)
+                with suppress(ValueError):  # no noise is enough
+                    found = calibrate_noise(partial(spent, accounting=accounting), target)
+                    # Never round to less noise or to a smaller ε.
+                    noise = round_up(found.value) if mechanism.more_is_noisier else round_down(1 / found.value)
+                    cells[2:] = noise, round_up(found.epsilon)
             table.add_row(f"{target:g}", accounting, *cells)
     return table
-
-
-def _noise(session: PrivacySession, calls: int, target: float, accounting: Accounting) -> tuple[str, str]:
-    mechanism = session.mechanism
-
-    def spent(value: float) -> float:
-        trial = copy.copy(session)
-        setting = value if mechanism.more_is_noisier else 1 / value
-        changed: dict[str, Any] = {mechanism.noise_setting: setting}
-        trial.mechanism = replace(mechanism, **changed)
-        return epsilon_of(trial, calls, accounting)
-
-    try:
-        found: Calibration = calibrate_noise(spent, target)
-    except ValueError:
-        return "none", "–"
-    setting = found.value if mechanism.more_is_noisier else 1 / found.value
-    # Never round to less noise or to a smaller ε.
-    return (round_up if mechanism.more_is_noisier else round_down)(setting), round_up(found.epsilon)
 
 
 def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> None:
@@ -118,12 +110,14 @@ def planned_cost(cli: Any) -> list[str]:
     words, reason = session.mechanism.describe(session.shape), _without_noise(cli)
     meant = "the least target that allows it" if session.budget.fully_adaptive else "a bound"
     record, published = (epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS)
+    claim = "no theorem of the papers is about it"
+    if words.published_source:
+        claim = f"published ε = {published:.6g} (a claim of {words.published_source}, which bounds no record)"
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {session.budget.delta:g}.",
         f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
-        f"({'of its noisy releases alone' if reason else meant}); "
-        f"{_claim(published, words.published_source)}.",
+        f"({'of its noisy releases alone' if reason else meant}); {claim}.",
         *([f"It also uses, without noise, {reason[0]}."] if reason else []),
     ]
 
@@ -190,9 +184,3 @@ def planned_calls(cli: Any) -> int:
     if calls < 1:
         raise ValueError(f"{type(cli.model).__name__} does not query its teacher: its epsilon is the teacher's own")
     return calls
-
-
-def _claim(epsilon: float, source: str) -> str:
-    if not source:
-        return "no theorem of the papers is about it"
-    return f"published ε = {epsilon:.6g} (a claim of {source}, which bounds no record)"

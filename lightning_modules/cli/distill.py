@@ -17,7 +17,7 @@ from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import texts_in, unknown_code
 from lightning_modules.publishing import ExportError, check_options
-from lightning_modules.publishing.loading import name_of
+from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget

@@ -34,8 +34,7 @@ from lightning_modules.cli.errors import explain
 from lightning_modules.cli.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.networks.named_code import texts_in
-from lightning_modules.networks.names import look_in_current_folder
+from lightning_modules.networks.named_code import look_in_current_folder, texts_in
 from lightning_modules.runtime.hyperparameters import flat
 from lightning_modules.training.processes import (
     allow_tensor_cores,

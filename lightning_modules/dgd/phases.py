@@ -12,7 +12,7 @@ from torch.nn import functional
 from lightning_modules.dgd.tangent_normal import distort
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
-from lightning_modules.networks.network import VAECallable, built, factory_of
+from lightning_modules.networks.network import VAECallable, built, network_of
 from lightning_modules.runtime.hyperparameters import settings_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
@@ -63,7 +63,7 @@ class VAEPhase:
 
     def build(self, image_shape: tuple[int, int, int]) -> ConvVAE:
         """Builds the VAE, for images (C, H, W)."""
-        vae: ConvVAE = built(factory_of(self.network, VAECallable), image_shape, name="model.vae_phase.network")
+        vae: ConvVAE = built(network_of(self.network, VAECallable), image_shape, name="model.vae_phase.network")
         return vae
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.names import look_in_current_folder, named_object
+from lightning_modules.networks.named_code import look_in_current_folder, named_object
 
 
 def named_network(name: str) -> dict[str, Any]:

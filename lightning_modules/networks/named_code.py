@@ -1,15 +1,17 @@
-"""Restricts which classes a file (a checkpoint, a teacher or an exported folder) may have built by name."""
+"""Code by its name: `package.Name`, or `path/to/file.py:Name`; and which of it a file from elsewhere may have built."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 import sys
 from abc import ABC
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -19,12 +21,62 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
-from lightning_modules.networks.names import look_in_current_folder, named_object
-
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")
 _KINDS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)
 _DATA = ("ckpt", "pt", "pth", "pt2", "safetensors", "onnx", "jsonl")
+
+
+def named_object(name: str) -> Any:
+    """Resolve a dotted name, or `path/to/file.py:Name`.
+
+    Raises:
+        ValueError: It does not exist.
+    """
+    file, colon, attribute = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        found: Any = _module_of(Path(file), name)
+        above, last = [], attribute
+    else:
+        if "." not in name or not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} names no class or function: give package.Name, or path/to/file.py:Name")
+        path, *above, last = name.split(".")
+    try:
+        if not colon:
+            found = importlib.import_module(path)
+        for part in above:
+            path += f".{part}"
+            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
+        return getattr(found, last)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name} cannot be imported: {error}; of a file give path/to/file.py:Name") from error
+
+
+def look_in_current_folder() -> None:
+    """Append the current folder to the import path, after everything that is installed."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def _module_of(file: Path, name: str) -> ModuleType:
+    if not file.is_file():
+        raise ValueError(f"{name}: there is no file {file} (in {Path.cwd()})")
+    path = file.resolve()
+    # A changed file becomes a new module, so that a notebook can edit it and continue.
+    identity = re.sub(r"\W", "_", f"_network_file_{path}_{path.stat().st_mtime_ns}")
+    if identity in sys.modules:
+        return sys.modules[identity]
+    module = sys.modules[identity] = ModuleType(identity)
+    module.__file__ = str(path)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, for the file's imports from its own folder
+    try:
+        # Not by a loader, which reuses stale bytecode if a file changes within a second.
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except Exception as error:
+        del sys.modules[identity]
+        raise ValueError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
 
 
 def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
@@ -101,8 +153,18 @@ def _is_known(text: str) -> bool:
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         return True
     if not text.startswith(_KNOWN):
-        data = len(parts) == 2 and parts[1] in _DATA and parts[0] in (*sys.stdlib_module_names, "test")
-        return data or not _is_there(parts)
+        try:
+            module = find_spec(parts[0])  # of a name without a dot, for which nothing is imported
+        except ValueError:
+            return False  # a module that was made by hand, such as `__main__`
+        if module is None:
+            return True
+        # A file such as `test.ckpt`, although there is a module or a folder of that name.
+        return (
+            len(parts) == 2
+            and parts[1] in _DATA
+            and (module.origin is None or parts[0] in (*sys.stdlib_module_names, "test"))
+        )
     if any(part.startswith("__") for part in parts):
         return False
     try:
@@ -115,20 +177,3 @@ def _is_known(text: str) -> bool:
         return False
     ours = any(ABC in base.__bases__ and base.__module__.startswith(_OURS) for base in found.__mro__)
     return ours or issubclass(found, _KINDS) or (is_dataclass(found) and found.__module__.startswith(_OURS))
-
-
-def _is_there(parts: list[str]) -> bool:
-    """Whether a dotted name begins with an existing module, found without importing it; plain folders do not count."""
-    path: Any = None
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
-        try:
-            found = find_spec(name) if path is None else PathFinder.find_spec(name, path)
-        except (ImportError, ValueError):
-            return True
-        if found is None:
-            return False
-        if found.origin is not None:
-            return True
-        path = found.submodule_search_locations
-    return False

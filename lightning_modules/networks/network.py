@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.generators import ConvVAE, ImageGenerator
-from lightning_modules.networks.names import look_in_current_folder
+from lightning_modules.networks.named_code import look_in_current_folder
 
 NetworkCallable: TypeAlias = Callable[[int, tuple[int, int, int]], ImageClassifier]
 """Builds a classifier for num_classes and image_shape: a class of `lightning_modules.networks`, `External`, or a
@@ -34,22 +34,18 @@ set_parsing_settings(instantiate_subclass_spec_in_any=False)
 _handed_out = WeakTensorKeyDictionary()
 
 
-def network_of(spec: Any) -> NetworkCallable:
-    """The factory of a classifier that plain values describe; see `factory_of`."""
-    factory: NetworkCallable = factory_of(spec, NetworkCallable)
-    return factory
-
-
-def factory_of(spec: Any, kind: Any) -> Any:
+def network_of(spec: Any, kind: Any = NetworkCallable) -> Callable[..., Any]:
     """The factory, of a kind such as `GeneratorCallable`, that plain values describe; a factory is returned unchanged.
 
     Raises:
         ValueError: They describe none.
     """
-    if not isinstance(spec, (str, Mapping)):
-        return spec
-    look_in_current_folder()
-    return _parser(kind).instantiate(_parsed(spec, kind)).network
+    factory: Callable[..., Any] = spec
+    if isinstance(spec, (str, Mapping)):
+        look_in_current_folder()
+        parser, parsed = _parsed(spec, kind)
+        factory = parser.instantiate(parsed).network
+    return factory
 
 
 def described(spec: Any) -> dict[str, Any] | None:
@@ -72,7 +68,7 @@ def described(spec: Any) -> dict[str, Any] | None:
         kind = next((kinds[base] for base in kinds if issubclass(target, base)), NetworkCallable)
         spec = {"class_path": f"{target.__module__}.{target.__qualname__}", "init_args": settings}
     try:
-        found: dict[str, Any] = _parsed(spec, kind).network.as_dict()
+        found: dict[str, Any] = _parsed(spec, kind)[1].network.as_dict()
     except ValueError:
         if plain:
             raise
@@ -80,15 +76,11 @@ def described(spec: Any) -> dict[str, Any] | None:
     return found
 
 
-def _parser(kind: Any) -> ArgumentParser:
+def _parsed(spec: str | Mapping[str, Any], kind: Any) -> tuple[ArgumentParser, Any]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=kind)
-    return parser
-
-
-def _parsed(spec: str | Mapping[str, Any], kind: Any) -> Any:
     try:
-        return _parser(kind).parse_object({"network": dict(spec) if isinstance(spec, Mapping) else spec})
+        return parser, parser.parse_object({"network": dict(spec) if isinstance(spec, Mapping) else spec})
     except Exception as error:  # argparse's own
         raise ValueError(f"no network is described by {spec}: {' '.join(str(error).split())}") from error
 
@@ -123,8 +115,6 @@ def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
     Raises:
         ValueError: It fails, or does not return a new module.
     """
-    if str(getattr(factory, "__module__", "")).startswith("torchvision."):  # whose first argument is `weights`
-        raise ValueError(f"{name}: give torchvision's networks by External and their name")
     try:
         network = factory(*of_data)
     except DRY_RUN_ERRORS as error:

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.publishing.folder import CONFIG, FORMAT, ExportError, check_target, staged, without_folders
-from lightning_modules.publishing.formats import ONNX, require_agreement, require_onnx, write_onnx
-from lightning_modules.publishing.loading import WEIGHTS, load_as, weights_of
+from lightning_modules.publishing.folder import (
+    CONFIG,
+    FORMAT,
+    WEIGHTS,
+    ExportError,
+    check_target,
+    load_as,
+    staged,
+    weights_of,
+    without_folders,
+)
 from lightning_modules.publishing.model_card import CARD, model_card
+from lightning_modules.publishing.onnx import ONNX, require_agreement, require_onnx, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.training.run import versions
 from privacy.exported import GUARANTEE, checksums
@@ -66,7 +75,7 @@ def export_run(
             f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "
             "epsilon is infinite). Add --unprotected to export it anyway: its model card will begin with that"
         )
-    with staged(target, force=force) as folder:
+    with staged(target) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
         (folder / "guarantee.md").write_text(run.page, encoding="utf-8")

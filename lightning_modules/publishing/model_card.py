@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_modules.networks.named_code import unknown_code
-from lightning_modules.publishing.formats import ONNX, TOLERANCE
-from lightning_modules.publishing.loading import WEIGHTS, name_of
+from lightning_modules.publishing.folder import WEIGHTS, name_of
+from lightning_modules.publishing.onnx import ONNX, TOLERANCE
 from lightning_modules.publishing.run import FinishedRun
 from privacy.checks import round_up
 from privacy.exported import section_of
 from privacy.guarantee import MEANINGFUL_EPSILON
 
 CARD = "README.md"
-
-
-def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
-    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
-    values = _front_matter(run, name=name, license_name=license_name)
-    front = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    data = run.stated["private_data"]
-    sections = [
-        f"# {name}",
-        _warning(run),
-        _what(run),
-        "## Privacy",
-        section_of(run.page),
-        "## Accuracy",
-        _accuracy(run),
-        "## Data",
-        f"Trained on {data}, which is private; judged on the public test split."
-        if run.role == "teacher"
-        else f"The teacher was trained on {data}, which is private, and is not part of this folder.",
-        "## Intended use and limits",
-        _use(run),
-        "## Input and output",
-        _preprocessing(run),
-        "## Loading it",
-        _loading(run, files),
-        "## Files",
-        "\n".join(f"- `{file}`: {words}" for file, words in _FILES.items() if file in files),
-    ]
-    return f"---\n{front}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
-
 
 _FILES = {
     WEIGHTS: "the weights",
@@ -55,6 +26,61 @@ _FILES = {
     "guarantee.json": "the same, machine-readable",
     ONNX: "the network as ONNX",
 }
+
+_WITH_ONNX = f"""Without torch:
+
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{ONNX}")
+logits = session.run(["logits"], {{"images": images}})[0]  # numpy, float32
+```
+
+Its logits were compared with the network's when it was written: they agree within {TOLERANCE:g}."""
+
+_WITHOUT_ONNX = (
+    f"Nothing here loads without it: `{WEIGHTS}` holds only weights, for which it builds the network. An export with "
+    "`--onnx` includes a file that loads without it."
+)
+
+
+_ORIGINS = {
+    "student": "A student of a private model",
+    "teacher": "A classifier that was trained on the private images by DP-SGD",
+}
+_DATA = {
+    "student": "The teacher was trained on {}, which is private, and is not part of this folder.",
+    "teacher": "Trained on {}, which is private; judged on the public test split.",
+}
+_CAUTIONS = (
+    "The bound is about this folder; other models of the same private data compose with it",
+    "It must be treated like the private model itself",
+)
+
+
+def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
+    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
+    values = _front_matter(run, name=name, license_name=license_name)
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    return template.format(
+        run=run,
+        front=yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
+        name=name,
+        warning=_warning(run),
+        origin=f"{_ORIGINS[run.role]} ({run.method}, {run.steps:,} steps)",
+        shape="×".join(map(str, run.image_shape)),
+        classes=", ".join(map(inline, run.class_names[:20])) + (" …" if run.num_classes > 20 else ""),
+        kind=name_of(run.architecture).rsplit(".", 1)[-1],
+        privacy=section_of(run.page),
+        accuracy=_accuracy(run),
+        data=_DATA[run.role].format(run.stated["private_data"]),
+        caution=_CAUTIONS[run.epsilon > MEANINGFUL_EPSILON],
+        sizes=", ".join(map(str, run.image_shape)),
+        colours={1: "grey", 3: "RGB"}.get(run.image_shape[0], f"{run.image_shape[0]} channels"),
+        trusted=", trust_code=True" if unknown_code(run.architecture) else "",
+        alone=_WITH_ONNX if ONNX in files else _WITHOUT_ONNX,
+        files="\n".join(f"- `{file}`: {words}" for file, words in _FILES.items() if file in files),
+    )
 
 
 def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str, Any]:
@@ -83,37 +109,23 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
 def _warning(run: FinishedRun) -> str:
     data = run.stated["private_data"]
     if math.isinf(run.epsilon):
-        return (
-            f"> **NOT PROTECTED: nothing bounds what this model reveals about a single record of {data}** "
-            "(record-level ε is infinite). It was exported anyway, by explicit request. Treat it "
-            "like the private model that it was made from."
+        said = (
+            f": nothing bounds what this model reveals about a single record of {data}** (record-level ε is infinite). "
+            "It was exported anyway, by explicit request."
         )
-    if run.epsilon > MEANINGFUL_EPSILON:
-        return (
-            f"> **NOT PROTECTED in any meaningful sense: {run.level}-level ε = {round_up(run.epsilon)}** (δ = "
-            f"{run.stated['delta']:g}) bounds nothing that would matter to a {run.level} of {data}. Treat it "
-            "like the private model that it was made from."
+    elif run.epsilon > MEANINGFUL_EPSILON:
+        said = (
+            f" in any meaningful sense: {run.level}-level ε = {round_up(run.epsilon)}** (δ = {run.stated['delta']:g}) "
+            f"bounds nothing that would matter to a {run.level} of {data}."
         )
-    return ""
+    else:
+        return ""
+    return f"> **NOT PROTECTED{said} Treat it like the private model that it was made from.\n\n"
 
 
 def inline(text: str) -> str:
     """Escape a user-supplied name for the card: one line, without Markdown or HTML syntax."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(text.split()))
-
-
-def _what(run: FinishedRun) -> str:
-    shape = "×".join(map(str, run.image_shape))
-    kind = name_of(run.architecture).rsplit(".", 1)[-1]
-    origin = (
-        f"A student of a private model ({run.method}, {run.steps:,} steps)"
-        if run.role == "student"
-        else f"A classifier that was trained on the private images by DP-SGD ({run.method}, {run.steps:,} steps)"
-    )
-    return (
-        f"{origin}. It distinguishes {run.num_classes} classes in images of {shape} (channels × height × width): "
-        f"{', '.join(map(inline, run.class_names[:20]))}{' …' if run.num_classes > 20 else ''}. Architecture: `{kind}`."
-    )
 
 
 def _accuracy(run: FinishedRun) -> str:
@@ -134,49 +146,3 @@ def _accuracy(run: FinishedRun) -> str:
     if run.record.get("largest_share", 0) >= 0.99:
         text += " **It has collapsed: it assigns nearly all images to one class.**"
     return text
-
-
-def _use(run: FinishedRun) -> str:
-    caution = (
-        "It must be treated like the private model itself"
-        if run.epsilon > MEANINGFUL_EPSILON
-        else "The bound is about this folder; other models of the same private data compose with it"
-    )
-    return (
-        f"For classifying images like those of {run.data}, and for research on private learning. It was measured on "
-        "that data set's test split alone: nothing is known about other images, rare classes, or how errors affect "
-        f"groups of people. It is not a medical device and not a basis for decisions about people. {caution}."
-    )
-
-
-def _preprocessing(run: FinishedRun) -> str:
-    channels, height, width = run.image_shape
-    colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
-    return (
-        f"Input: float32, shape (N, {channels}, {height}, {width}), {colours}, values in [-1, 1]: an image `x` in "
-        "[0, 1], as torchvision's `ToTensor` gives it, becomes `2 * x - 1`. Prepare pictures as `preprocessing` in "
-        "`config.json` says. "
-        f"Output: logits, shape (N, {run.num_classes}), in the order of `class_names` in `config.json`; `softmax` "
-        "turns them into probabilities."
-    )
-
-
-def _loading(run: FinishedRun, files: list[str]) -> str:
-    trusted = ", trust_code=True" if unknown_code(run.architecture) else ""
-    ways = [
-        "With the package private-model-transcription:",
-        f'```python\nfrom lightning_modules import load_student\n\nnetwork = load_student("."{trusted})\n```',
-    ]
-    if ONNX in files:
-        ways += [
-            "Without torch:",
-            f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n'
-            'logits = session.run(["logits"], {"images": images})[0]  # numpy, float32\n```',
-            f"Its logits were compared with the network's when it was written: they agree within {TOLERANCE:g}.",
-        ]
-    else:
-        ways.append(
-            f"Nothing here loads without it: `{WEIGHTS}` holds only weights, for which it builds the network. An "
-            "export with `--onnx` includes a file that loads without it."
-        )
-    return "\n\n".join(ways)

@@ -8,14 +8,11 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser
-from lightning import LightningDataModule
 from torch import nn
 
 from lightning_modules.callbacks.record import epsilon_of
@@ -23,8 +20,7 @@ from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.networks import build_network, described
 from lightning_modules.networks.external import named_network
 from lightning_modules.networks.named_code import require_known_code, texts_in
-from lightning_modules.publishing.folder import ExportError, without_folders
-from lightning_modules.publishing.loading import name_of
+from lightning_modules.publishing.folder import ExportError, name_of, without_folders
 from lightning_modules.training.run import LAST, LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose
 from privacy.events import Release
@@ -110,13 +106,15 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     spec = _architecture(content, settings, role=role, given=network, named=named)
     partitions = content.get("distillation", {}).get("partitions") or [(content.get("training") or {}).get("partition")]
     partition: Mapping[str, Any] = next(filter(None, partitions), {})  # what the checkpoint says of the teacher's data
-    class_names, pictures = _of_data(noted_by_run(content).get("data"), partition, num_classes, named=named)
+    noted = noted_by_run(content)
+    names = noted.get("class_names") or partition.get("class_names") or ()
+    of_dataset = _innermost(noted.get("data") or {})
     return FinishedRun(
         network=_filled(spec, content, role=role, **of_data),
         architecture=spec,
         **of_data,
-        class_names=class_names,
-        pictures=pictures,
+        class_names=tuple(map(str, names if len(names) == num_classes else range(num_classes))),
+        pictures={"resize": of_dataset.get("resize", "crop"), "bits": of_dataset.get("bits", 16)},
         role=role,
         method=str(settings.get("_class_path", "DPSGDTeacher" if role == "teacher" else "a script")).rsplit(".", 1)[-1],
         guarantee=guarantee,
@@ -275,25 +273,10 @@ def _filled(spec: Mapping[str, Any], content: Mapping[str, Any], *, role: str, *
     return network.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
-def _of_data(
-    spec: Any, partition: Mapping[str, Any], num_classes: int, *, named: Collection[str]
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return class names, from the data, else from the teacher's data, else numbers; and how pictures are prepared."""
-    data: Any = None
-    with suppress(Exception):  # a data module may need anything that is not here
-        require_known_code(spec, named=named)
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_subclass_arguments(LightningDataModule, "data")
-        data = parser.instantiate_classes(parser.parse_object({"data": spec})).data
-    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
-    names = names or partition.get("class_names")
-    if names is None or len(names) != num_classes:
-        names = range(num_classes)
-    settings = dict(spec.get("init_args") or {}) if isinstance(spec, Mapping) else {}
-    inner = settings.get("dataset")
-    settings |= dict(inner.get("init_args") or {}) if isinstance(inner, Mapping) else {}
-    pictures = {"resize": settings.get("resize", "crop"), "bits": settings.get("bits", 16)}
-    return tuple(str(name) for name in names), pictures
+def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of the data set that others may wrap."""
+    settings: Mapping[str, Any] = data.get("init_args") or {}
+    return _innermost(settings["dataset"]) if settings.get("dataset") else settings
 
 
 def _record(

@@ -27,12 +27,10 @@ def load_guarded(
     kind: type[LightningModule],
     load: Callable[..., Any],
     checkpoint_path: str | Path | IO[bytes],
-    map_location: Any = None,
-    hparams_file: str | Path | None = None,
-    strict: bool | None = None,
+    *arguments: Any,
     weights_only: bool | None = None,
     named: Collection[str] = (),
-    **kwargs: Any,
+    **settings: Any,
 ) -> Any:
     """Loads a module by Lightning's own `load`. Nothing is unpickled unless `weights_only` is False, for trusted files.
 
@@ -47,9 +45,9 @@ def load_guarded(
         if not isinstance(checkpoint_path, (str, Path)):
             checkpoint_path.seek(0)
         named = [f"{kind.__module__}.{kind.__qualname__}", *named]
-        require_known_checkpoint(content, given=kwargs, named=named, where=str(checkpoint_path))
-        require_given(content.get("distillation", {}).get("objects", ()), kwargs, checkpoint=str(checkpoint_path))
-    return load(checkpoint_path, map_location, hparams_file, strict, weights_only is not False, **kwargs)
+        require_known_checkpoint(content, given=settings, named=named, where=str(checkpoint_path))
+        require_given(content.get("distillation", {}).get("objects", ()), settings, checkpoint=str(checkpoint_path))
+    return load(checkpoint_path, *arguments, weights_only=weights_only is not False, **settings)
 
 
 def require_known_checkpoint(
@@ -62,11 +60,9 @@ def require_known_checkpoint(
     """
     for section in ("hyper_parameters", "hparams", "module_arguments"):  # Lightning reads all of them
         settings = {name: value for name, value in dict(content.get(section) or {}).items() if name not in given}
-        if settings.get("_instantiator") == _INSTANTIATOR:
-            del settings["_instantiator"]
         for name, value in settings.items():
             try:
-                require_known_code(value, named=named)
+                require_known_code(value, named=[*named, _INSTANTIATOR] if name == "_instantiator" else named)
             except ValueError as error:
                 raise CheckpointError(f"{where} is not loaded: of {name} {error}") from error
 

@@ -1,4 +1,4 @@
-"""The commands of a user, each in a process of its own: one budget, early refusals, and runs that go on.
+"""The commands of a user, each in a process of its own, are one budget.
 
 Nothing is patched, and no variable leads to a ledger but where the user sets one.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 from support.data_files import write_folders
-from support.fixtures import trained_teacher as trained_teacher
 from support.runs import SMALL, guarantee
 
 from lightning_modules.networks import SmallCNN
@@ -115,48 +114,3 @@ def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_pa
     said = user("fourth", *fit, fails=True)
     assert re.search(r"error: target_epsilon=\S+ .* leaves no room for one more step", said)
     assert reserved(tmp_path) >= 3
-
-
-@pytest.fixture
-def digits(user: Callable[..., str], trained_teacher: Path, tmp_path: Path) -> Callable[..., str]:
-    """Runs the recipe of the digits in a folder with its teacher, and a ledger of its own."""
-
-    def run(*arguments: str, fails: bool = False) -> str:
-        teacher, ledger = f"--model.teacher.path={trained_teacher}", tmp_path / "own.jsonl"
-        line = ("fit", "--config=sweeps/dpdfd_digits.yaml", teacher, f"--model.budget.ledger={ledger}")
-        short = ("--trainer.max_epochs=1", "--data.steps_per_epoch=3", *QUIET)
-        return user("digits", *line, *short, *arguments, fails=fails)
-
-    return run
-
-
-def callback(name: str, **settings: object) -> str:
-    return f"--trainer.callbacks+={json.dumps({'class_path': name, 'init_args': settings})}"
-
-
-def test_what_would_fail_later_is_refused_and_costs_nothing(digits: Callable[..., str], tmp_path: Path) -> None:
-    cycle = {"class_path": "torch.optim.lr_scheduler.OneCycleLR", "init_args": {"max_lr": 0.1, "total_steps": 1}}
-    for given, words in (
-        (callback("EarlyStopping", monitor="val/acuracy"), "monitor of EarlyStopping must be"),
-        (callback("GradientAccumulationScheduler", scheduling={1: 2}), "has no effect on steps of this kind"),
-        ("--model.student.optimizer=torch.optim.LBFGS", "model.student.optimizer fails"),
-        (f"--model.student.lr_scheduler={json.dumps(cycle)}", "model.student.lr_scheduler fails at step 2"),
-        ("--model=LabelDP", "LabelDP instead of DPDFD"),
-    ):
-        said = digits("--model.mechanism.noise_multiplier=50", given, fails=True)
-        (line,) = (line for line in said.splitlines() if line.startswith("error: "))
-        assert words in line, said
-    assert reserved(tmp_path) == 0
-
-
-TENSORBOARD = ["--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=runs"]
-MINE = ["--trainer.default_root_dir=runs", callback("ModelCheckpoint", filename="mine")]
-
-
-@pytest.mark.parametrize("place", [[*TENSORBOARD, "--trainer.logger.version=a"], MINE], ids=["TensorBoard", "mine"])
-def test_a_run_goes_on_and_pays_once(place: list[str], digits: Callable[..., str], tmp_path: Path) -> None:
-    digits(*place, "--ckpt_path=last")
-    digits(*place, "--ckpt_path=last", "--trainer.max_epochs=2")
-    assert reserved(tmp_path) == 6
-    said = digits(*TENSORBOARD, "--ckpt_path=last", fails=True)
-    assert "here each fit gets a new folder" in said and reserved(tmp_path) == 6

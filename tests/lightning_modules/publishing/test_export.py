@@ -25,7 +25,7 @@ from support.runs import distil, guarantee, leaks, result, teacher_weights
 from lightning_modules import load_student
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
-from lightning_modules.publishing import ExportError, export, formats
+from lightning_modules.publishing import ExportError, export, onnx
 from lightning_modules.publishing.model_card import inline
 from lightning_modules.training.run import LOCK
 from privacy.exported import AlteredError
@@ -380,7 +380,7 @@ def test_an_export_appears_whole_or_not_at_all(runs: Path, monkeypatch: pytest.M
 
 
 def test_onnx_without_its_extra_names_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_PACKAGES", ("onnx", "a_package_that_is_not_there"))
+    monkeypatch.setattr(onnx, "_PACKAGES", ("onnx", "a_package_that_is_not_there"))
     with pytest.raises(ExportError, match=r"private-model-transcription\[onnx\]"):
         run_export("bounded", "--onnx")
     assert not Path("out").exists()

@@ -15,8 +15,7 @@ from lightning_modules import load_student
 from lightning_modules.networks import LinearOnFeatures, build_network
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.folder import FORMAT, without_folders
-from lightning_modules.publishing.loading import weights_of
+from lightning_modules.publishing.folder import FORMAT, weights_of, without_folders
 from lightning_modules.publishing.run import _without_downloads
 
 NETWORK = """

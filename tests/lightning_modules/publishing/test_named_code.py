@@ -49,7 +49,7 @@ SPECS: dict[str, Any] = {
     "what a module of torchvision has imported": "torchvision.models._api.inspect",
     "a command of ours": "lightning_modules.cli.main",
     "settings of ours that name code": told("lightning_modules.networks.External", name="theirs.Net"),
-    "what reads names": told("lightning_modules.networks.names.named_object", name="theirs.py:Net"),
+    "what reads names": told("lightning_modules.networks.named_code.named_object", name="theirs.py:Net"),
     "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
     "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
 }  # fmt: skip
@@ -112,14 +112,6 @@ def of_student() -> None:
     export()
 
 
-def of_data() -> None:
-    content = torch.load(STUDENT, weights_only=True)
-    content["callbacks"]["SaveConfig"]["data"] = {"class_path": "theirs.Net"}
-    torch.save(content, STUDENT)
-    export()
-    raise ValueError("code that a file names is not run")  # the export goes on with numbers for names
-
-
 def evaluated(command: str) -> None:
     changed(STUDENT, _class_path="theirs.DPDFD")
     main([command, "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
@@ -165,7 +157,6 @@ def distilled() -> None:
 
 WAYS: dict[str, Callable[[], None]] = {
     "export": of_student,
-    "export, data": of_data,
     "test": lambda: evaluated("test"),
     "predict": lambda: evaluated("predict"),
     "load_from_checkpoint": loaded,

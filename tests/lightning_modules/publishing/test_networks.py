@@ -12,8 +12,7 @@ from torch import nn
 
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.formats import TOLERANCE, require_agreement, write_onnx
-from lightning_modules.publishing.portable import PortableScattering, portable
+from lightning_modules.publishing.onnx import TOLERANCE, PortableScattering, portable, require_agreement, write_onnx
 
 GREY, COLOUR = (1, 8, 8), (3, 12, 10)
 

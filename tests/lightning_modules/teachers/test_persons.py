@@ -86,7 +86,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     main(["ledger", "show", "pictures/.ledger.jsonl", "--delta", "1e-3"])  # the trial run of one step, too
     shown = capsys.readouterr().out
     assert "infinite" not in of_records["statement"] and of_persons["statement"].endswith("pictures/train: inf.")
-    assert shown.count(MEANS) == 3 and f"All of it together ({MEANS}): inf" in shown
+    assert shown.count(MEANS) == 3 and f"Total ε in the ledger ({MEANS}): inf" in shown
 
 
 def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys: pytest.CaptureFixture[str]) -> None:
