@@ -7,10 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationSched
 from lightning.pytorch.cli import ReduceLROnPlateau
 from support.federations import small_network
 from support.golden_guarantees import require_golden
+from support.offered import offered
 from support.runs import SMALL, trainer_settings
 from torch import nn
 
@@ -33,7 +33,6 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateT
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from privacy import Budget, mechanisms
 from privacy.ledger import Ledger
-from privacy.mechanisms.base import Mechanism
 from privacy.mechanisms.noise import SystemNoise
 from privacy.session import PrivacySession
 
@@ -133,21 +132,6 @@ def given(settings: Given, above: str = "") -> Iterator[str]:
     for name, value in settings.items():
         group = isinstance(value, dict) and value.keys() != {"class_path", "init_args"}
         yield from given(value, f"{above}{name}.") if group else [above + name]
-
-
-def offered(kind: Any, above: str = "") -> Iterator[str]:
-    """Names of the settings that a class offers, those of its groups and its mechanisms as well."""
-    hints: Given = {}
-    for one in [one for one in reversed(kind.__mro__[:-1]) if "__init__" in vars(one)]:
-        hints |= get_type_hints(one if is_dataclass(one) else vars(one)["__init__"])
-    unused = getattr(kind, "unused", ())
-    for name in _taken(kind) & hints.keys() - {"shared", "batch_size", *OF_DATA, *unused}:
-        parts = [part for part in (hints[name], *get_args(hints[name])) if isinstance(part, type)]
-        groups = {part: f"{name}.{part.__name__}." for part in parts if issubclass(part, Mechanism)}
-        if name != "baseline":  # which is another teacher
-            groups |= {part: f"{name}." for part in parts if is_dataclass(part) and part not in groups}
-        found = [one for part, within in groups.items() for one in offered(part, within)] or [name]
-        yield from (above + one for one in found if not one.startswith(unused))
 
 
 def never_set(kind: type, *, name: str) -> set[str]:

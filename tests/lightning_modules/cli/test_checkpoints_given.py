@@ -7,11 +7,10 @@ import json
 import random
 import shutil
 import zipfile
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +18,22 @@ import torch
 from lightning import Callback
 from support.data_files import picture, write_folders
 from support.dp_teachers import PLAIN_SGD, SMALL, trainer_settings
+from support.offered import OF_DATA as LINKED
+from support.offered import offered
 from support.runs import QUIET, charged, checkpoint, configuration, fit, interrupted
 
 import datamodules
 import lightning_modules
-import privacy.mechanisms
 from lightning_modules import DPDFD
 from lightning_modules.callbacks.saving import LastCheckpoint, WholeCheckpointIO
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, read_checkpoint, refuse
 from lightning_modules.cli.wandb_runs import end_wandb_run
-from lightning_modules.federated.connection import ClientConnection, LocalClients
+from lightning_modules.federated.connection import LocalClients
 from lightning_modules.federated.remote import RemoteClients
 from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from privacy.identity import CheckpointError
-from privacy.mechanisms import Mechanism
 
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 INSIDE = "model.init_args."
@@ -412,34 +411,17 @@ data.evaluation
 """
 OF_DATA = ("batch_size", "download", "eval_batch_size", "num_workers", "root", "verify")
 PLACES = ("data", "data.dataset", "data.dataset.dataset", "data" + 3 * ".dataset", "model.images.pool", "model.pool")
-KINDS: dict[Any, list[type]] = {
-    Mechanism: [kind for kind in vars(privacy.mechanisms).values() if isinstance(kind, type)],
-    ClientConnection: [LocalClients, RemoteClients],
-}
-
-
-def hints_of(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Names and types of what a class takes; fields of a dataclass are resolved in the module that has them."""
-    if is_dataclass(kind):
-        yield from ((field.name, get_type_hints(kind)[field.name]) for field in fields(kind))
-    else:
-        yield from (item for one in kind.__mro__ for item in get_type_hints(one.__init__).items())
-
-
-def settings_of(kind: Any, prefix: str) -> Iterator[str]:
-    """Full names of the settings of a class and its bases, and of the classes that these may be."""
-    for name, hint in hints_of(kind):
-        yield f"{prefix}.{name}"
-        for part in (one for one in (get_args(hint) or [hint]) if isinstance(one, type)):
-            for each in KINDS.get(part, [part] if is_dataclass(part) else []):
-                yield from settings_of(each, f"{prefix}.{name}")
 
 
 def test_what_may_change_is_listed_and_is_a_setting_of_a_method_or_of_data() -> None:
-    listed, there = set(CHANGEABLE.split()), {*settings_of(datamodules.PoissonSampled, "data")}
+    listed = set(CHANGEABLE.split())
     assert {*listed, *(f"{place}.{name}" for place in PLACES for name in OF_DATA)} == MAY_CHANGE
+    there = {f"data.{name}" for name in signature(datamodules.PoissonSampled).parameters}
+    there |= {f"model.clients.{name}" for kind in (LocalClients, RemoteClients) for name in signature(kind).parameters}
     for kind in (getattr(lightning_modules, name) for name in lightning_modules.__all__):
-        there |= {*settings_of(kind, "model")} if hasattr(kind, "setup") else set()
+        if hasattr(kind, "setup"):
+            there |= {f"model.{name}" for name in (*offered(kind, mechanisms=False), *LINKED)}
+    there |= {f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")}
     assert listed <= there
 
 

@@ -58,21 +58,6 @@ def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
     assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
 
 
-def test_a_gpu_without_room_leaves_the_statistics_to_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, on = [], WhitenedFeatures._statistics_on
-
-    def watched(self: WhitenedFeatures, device: torch.device, *rest: Any) -> Any:
-        seen.append(device.type)
-        if device.type == "cuda":
-            raise torch.OutOfMemoryError
-        return on(self, device, *rest)
-
-    monkeypatch.setattr(WhitenedFeatures, "_statistics_on", watched)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    WhitenedFeatures(Waves(1.0), Whitening(images=9), image_shape=SHAPE, prior=StrokePrior())
-    assert seen == ["cuda", "cpu"]
-
-
 def test_a_few_eigenvectors_of_a_large_matrix_span_what_the_exact_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(600, 600, generator=torch.Generator().manual_seed(0)).double() / torch.arange(1, 601)
     matrix = rows.T @ rows

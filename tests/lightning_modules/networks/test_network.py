@@ -162,13 +162,6 @@ def test_features_of_own_and_foreign_networks() -> None:
         assert hooks_of(model) == 0
 
 
-def test_features_carry_gradients_to_the_images() -> None:
-    images = torch.randn(2, 3, 32, 32, requires_grad=True)
-    _, features = logits_and_features(torchvision.models.resnet18(num_classes=10), images)
-    features.sum().backward()
-    assert images.grad is not None and images.grad.abs().sum() > 0
-
-
 def test_a_network_without_features_is_refused_and_left_without_hooks() -> None:
     with pytest.raises(ValueError, match=r"Sequential has no nn\.Linear"):
         logits_and_features(nn.Sequential(nn.Conv2d(1, 10, 28), nn.Flatten()), torch.zeros(2, *MNIST))

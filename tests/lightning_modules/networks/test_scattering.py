@@ -23,12 +23,6 @@ def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> 
     assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
 
 
-def test_nothing_is_learnt_and_nothing_is_saved() -> None:
-    extractor = Scattering(SHAPE)
-    assert not list(extractor.parameters())
-    assert not extractor.state_dict()
-
-
 def test_a_constant_image_has_its_value_and_no_waves() -> None:
     features = Scattering(SHAPE).scattered(torch.full((1, 1, 28, 28), 0.7))[0]
     assert torch.allclose(features[0], torch.full((7, 7), 0.7), atol=1e-4)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.onnx import TOLERANCE, PortableScattering, portable, require_agreement, write_onnx
+from lightning_modules.publishing.onnx import TOLERANCE, PortableScattering, require_agreement, write_onnx
 
 GREY, COLOUR = (1, 8, 8), (3, 12, 10)
 
@@ -81,13 +81,6 @@ def test_portable_scattering_is_scattering(shape: tuple[int, int, int], scales: 
     # The mutant: wavelets of one scale in another order.
     exact.register_buffer("wavelets0", exact.get_buffer("wavelets0").flip(0))
     assert not torch.allclose(exact.scattered(images), expected, atol=1e-3)
-
-
-def test_a_portable_copy_leaves_the_network_as_it_is() -> None:
-    made = SmallCNN(num_classes=4, image_shape=GREY).to(memory_format=torch.channels_last)
-    copied = portable(made)
-    assert made.training and not copied.training
-    assert all(parameter.requires_grad for parameter in made.parameters())
 
 
 def test_logits_that_differ_are_refused() -> None:
