@@ -158,7 +158,7 @@ tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where
 	$(if $(RECORD),$(TABLES) render)
 
 .PHONY: leaks
-leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=sweeps/pipelines/leaks_digits.yaml SHADOWS=64)
+leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=leaks_digits SHADOWS=64)
 	$(BIN)/python -m experiments.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
 	$(BIN)/LightningCLI render results/leaks.md
 

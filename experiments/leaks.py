@@ -25,7 +25,7 @@ from sweeps.runner.spec import Spec
 def main(args: list[str] | None = None) -> None:
     """Attack the fits and write results and figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pipeline", nargs="?", default="sweeps/pipelines/leaks_digits.yaml")
+    parser.add_argument("pipeline", nargs="?", default="leaks_digits")
     parser.add_argument("--results", type=Path, default=Path("results"))
     options, settings = parser.parse_known_args(args)  # other arguments are passed to `attack`
     spec = Spec.read(options.pipeline)

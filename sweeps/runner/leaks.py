@@ -72,7 +72,7 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
 def _provenance(content: Mapping[str, Any]) -> str:
     return (
         f"{content['data']}: {content['shadows']} shadows, {content['shadows'] // 4} of them attacked, of "
-        f"`{content['pipeline']}`; {content['hardware']}; commit {content['commit']}."
+        f"pipeline `{content['pipeline']}`; {content['hardware']}; commit {content['commit']}."
     )
 
 

@@ -46,6 +46,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -157,18 +158,17 @@ class Spec:
         Raises:
             RunnerError: A key, axis, value, fit or file is unknown.
         """
-        file, where = _locate(str(path)), str(path)
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        name, values, where = *_found(str(path)), str(path)
         grid = isinstance(values, Mapping) and "axes" in values
         needed = {"fits", "title"} if grid else {"fits"}
         _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where, needed=needed)
         fits = _fits(values["fits"], where)
         title, kind = str(values.get("title", "")), values.get("kind", "table" if grid else "pipeline")
-        folder = Path(values.get("folder") or f"runs/{file.stem}")
+        folder = Path(values.get("folder") or f"runs/{name}")
         if kind not in (("table", "figure") if grid else ("pipeline", "figure")):
             raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
         if not grid:
-            return cls(name=file.stem, command=where, title=title, kind=kind, folder=folder, fits=fits)
+            return cls(name=name, command=where, title=title, kind=kind, folder=folder, fits=fits)
         values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
         _check_patches(axes, fits, where)
@@ -189,8 +189,8 @@ class Spec:
         for entry in compared:
             _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
         return cls(
-            name=file.stem,
-            command=file.stem if file.stem in _installed() else where,
+            name=name,
+            command=name if name in _installed() else where,
             title=title,
             kind=kind,
             folder=folder,
@@ -303,22 +303,32 @@ def _lineage(tasks: Sequence[Task]) -> list[Task]:
 
 def list_specs() -> list[Spec]:
     """Read the installed tables and figures."""
-    return [Spec.read(name) for name in _installed()]
+    return [Spec.read(name) for name in _tables()]
 
 
-def _installed() -> list[str]:
-    files = (file.name for file in resources.files("sweeps").joinpath("tables").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+def _tables() -> list[str]:
+    return sorted(name for name, values in _installed().items() if "axes" in values)
 
 
-def _locate(path: str) -> Path:
-    for candidate in (path, f"{path}.yaml", f"sweeps/tables/{path}.yaml"):
+@cache
+def _installed() -> dict[str, Any]:
+    """Pipelines and tables by name, of the files in `sweeps/` that hold several."""
+    folders = [resources.files("sweeps").joinpath(folder) for folder in ("tables", "pipelines")]
+    texts = [file.read_text(encoding="utf-8") for folder in folders for file in folder.iterdir()]
+    return {name: values for text in texts for name, values in yaml.safe_load(text).items()}
+
+
+def _found(path: str) -> tuple[str, Any]:
+    """Name and content of a file with one pipeline or table, or of an installed one by its name."""
+    for candidate in (path, f"{path}.yaml"):
         file = Path(find_config(candidate))
         if file.suffix == ".yaml" and file.is_file():
-            return file
+            return file.stem, yaml.safe_load(file.read_text(encoding="utf-8"))
+    if path in _installed():
+        return path, _installed()[path]
     if path.endswith(".yaml"):
         raise RunnerError(f"file {path} does not exist")
-    raise RunnerError(f"there is no table or figure {path!r}; known are {', '.join(_installed())}")
+    raise RunnerError(f"there is no pipeline, table or figure {path!r}; tables and figures are {', '.join(_tables())}")
 
 
 def _only(values: Any, allowed: Iterable[str], where: str, *, needed: Iterable[str] = ()) -> None:

@@ -172,6 +172,6 @@ def test_experiments(page: str, folder: Path) -> None:
     for arguments in commands(DOCS / page):
         run_command(arguments)
     if page == "tutorial_researcher.md":
-        rendered = Path("results/tables/compare.md").read_text(encoding="utf-8")
+        rendered = Path("runs/tables/results/compare.md").read_text(encoding="utf-8")
         assert rendered.count("| DPDFD | ") == rendered.count("| DPSD | ") == 1
         assert "Again: `LightningCLI tables run compare.yaml " in rendered

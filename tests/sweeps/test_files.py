@@ -16,9 +16,13 @@ from sweeps.runner.spec import Spec
 
 FOLDER = Path(sweeps.__path__[0])
 # Tables are read in test_tables, W&B's sweeps in test_wandb_files.
-FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name not in ("tables", "wandb"))
-PIPELINES = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
-FITS = [path for path in FILES if path not in PIPELINES]
+FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("methods/*.yaml")])
+ALONE = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
+PIPELINES = [
+    *map(str, ALONE),
+    *(name for file in FOLDER.glob("pipelines/*.yaml") for name in yaml.safe_load(file.read_text())),
+]
+FITS = [path for path in FILES if path not in ALONE]
 FAST = {path.stem for path in FITS if "digits" in path.stem and "distillation" not in path.stem} | {"dpdfd_mnist"}
 #: Settings that follow a recipe, and one that they are tried on.
 FOLLOWS = {
@@ -32,12 +36,12 @@ TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.
 
 
 def test_there_are_sweeps() -> None:
-    assert len(PIPELINES) >= 1 and len(FITS) >= 4
+    assert len(PIPELINES) >= 4 and len(FITS) >= 4
 
 
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_a_pipeline_is_read(path: Path) -> None:
-    assert Spec.read(path).pipeline()
+@pytest.mark.parametrize("name", PIPELINES, ids=lambda name: Path(name).stem)
+def test_a_pipeline_is_read(name: str) -> None:
+    assert Spec.read(name).pipeline()
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_and_one_that_is_a_table() -> None:
     with pytest.raises(ValueError, match=r"file absent\.yaml does not exist"):
         main(["pipeline", "absent.yaml"])
     with pytest.raises(RunnerError, match="LightningCLI tables run dpdfd-table1"):
-        main(["pipeline", "sweeps/tables/dpdfd-table1.yaml"])
+        main(["pipeline", "dpdfd-table1"])
     with pytest.raises(RunnerError, match="presets are"):
         main(["tables", "run", "sweeps/demo.yaml"])
 

@@ -15,7 +15,7 @@ from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.spec import Spec, _locate
+from sweeps.runner.spec import Spec, _found
 from sweeps.runner.tables import in_order, run_tables, tables
 
 
@@ -193,7 +193,7 @@ def test_list_names_what_make_runs_and_no_other_preset_is_run(capsys: pytest.Cap
 
 def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     """DPDFD Fig. 2 through the command a user types: two cells, nothing more to do, and then data that are missing."""
-    values = yaml.safe_load(_locate("dpdfd-fig2").read_text())
+    values = copy.deepcopy(_found("dpdfd-fig2")[1])
     values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
     values["presets"]["cpu"]["axes"] = {"C": ["1e-3"], "dataset": ["MNIST"]}
     Path("dpdfd-fig2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

@@ -178,7 +178,7 @@ def test_a_spec_that_makes_no_sense_is_refused(spec: Spec, change: dict[str, Any
 
 
 def test_unknown_tables_and_presets_are_named(spec: Spec) -> None:
-    with pytest.raises(RunnerError, match=r"known are .*dpdfd-table1"):
+    with pytest.raises(RunnerError, match=r"tables and figures are .*dpdfd-table1"):
         Spec.read("no-such-table")
     with pytest.raises(RunnerError, match="presets are"):
         spec.cells("huge")
