@@ -34,7 +34,7 @@ from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.processes import ALONE
 from privacy.session import PrivacySession
-from privacy.statement import guarantee_of
+from privacy.statement import epsilons, guarantee_of
 
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
@@ -209,7 +209,7 @@ class DirectTraining(Teacher):
             num_records=None,
             processes=ALONE,
         )
-        require_monitored(self.trainer, self.logged_names() | {*session.epsilons({session.cost: 1})})
+        require_monitored(self.trainer, self.logged_names() | {*epsilons(session, {session.cost: 1})})
         require_first_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
         clear(self.trainer, resumed=session.resumed)
 
@@ -231,7 +231,7 @@ class DirectTraining(Teacher):
             stop_before(self.trainer, self.session, calls=1)
         # Here, since callbacks write an epoch's line before the module's `on_train_epoch_end`.
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            self.log_dict(self.session.epsilons(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            self.log_dict(epsilons(self.session), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     def guarantee(self) -> Guarantee:
         """Guarantee of the model: none for records, and a separate statement about labels."""

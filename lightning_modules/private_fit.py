@@ -41,7 +41,7 @@ from privacy.ledger_place import LedgerPlace
 from privacy.plan import Charge
 from privacy.processes import Processes, SharedLedger, by_all
 from privacy.session import PrivacySession
-from privacy.statement import NOISE_CHANGED, about_place, guarantee_of, noise_changed
+from privacy.statement import NOISE_CHANGED, about_place, epsilons, guarantee_of, noise_changed
 
 
 class LearnsFromTeacher(ManualOptimization):
@@ -220,8 +220,8 @@ class LearnsFromTeacher(ManualOptimization):
             self.on_fit_end()
 
     def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
-        """Figures of privacy by their names in logs; see `PrivacySession.epsilons`."""
-        return {**self.session.epsilons(counts), "privacy/queries": float(self.session.account.queries())}
+        """Figures of privacy by their names in logs; see `privacy.statement.epsilons`."""
+        return {**epsilons(self.session, counts), "privacy/queries": float(self.session.account.queries())}
 
     def guarantee(self) -> Guarantee:
         """Current guarantee for this run's artefacts."""
@@ -329,11 +329,15 @@ def require_first_step(trainer: Trainer, session: PrivacySession, *, calls: int,
     Raises:
         BudgetExceeded: With the figures and what could be changed.
     """
-    if not session.require_calls(calls, steps_done=steps_done):
+    target, account = session.budget.target_epsilon, session.account
+    kept = target is None or account.epsilon_after(session.cost, 0) <= target
+    if kept and session.is_used_up(calls) and 0 < steps_done == session.calls_made():
         rank_zero_info(
             f"Nothing left to do: the checkpoint is of a run that had used its target up, at step {steps_done}."
         )
         trainer.should_stop = True
+    elif calls:
+        account.require(session.cost, calls=calls)
 
 
 def stop_before(trainer: Trainer, session: PrivacySession, *, calls: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.checks import check_delta
+from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger
@@ -75,6 +75,18 @@ class Budget:
             raise ValueError(
                 "fully_adaptive needs a target_epsilon, accounting=record and scope=private_data, got "
                 f"{self.target_epsilon}, {self.accounting} and {self.scope}"
+            )
+
+    def require_records(self, number: int | None, private_data: str) -> None:
+        """Refuses a δ that is not below one over the number N of private records; None if that is unknown.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if number is not None and check_count("num_records", number, minimum=1) * self.delta >= 1:
+            raise ValueError(
+                f"delta must lie below 1/N = {1 / number:.3g} for the {number} records of {private_data}, got "
+                f"{self.delta:g}: a mechanism that publishes one record outright would meet it"
             )
 
     @property
@@ -248,6 +260,16 @@ class PrivacyAccount:
             raise BudgetExceeded(self.refusal(charge))
         return count
 
+    def require(self, charge: Charge, *, calls: int = 1) -> None:
+        """Refuses so many releases of this kind.
+
+        Raises:
+            BudgetExceeded: They exceed the target, or no ε covers them; the message says what could be changed.
+        """
+        self.require_one_unit(charge)
+        if self.affordable(charge, limit=calls) < calls:
+            raise BudgetExceeded(self.refusal(charge, calls=calls))
+
     def require_one_unit(self, charge: Charge) -> None:
         """Refuses a release that no ε covers together with what was spent, because their units differ.
 
@@ -305,7 +327,7 @@ def saved_run(account: PrivacyAccount, *, replaced: bool) -> dict[str, Any]:
     }
 
 
-def restore_run(state: Mapping[str, Any], ledger: Ledger, *, training: str | None) -> bool:
+def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: str | None) -> bool:
     """Counts in a ledger the larger of what it and a checkpoint (`saved_run`) hold; returns whether it is another one.
 
     Raises:
@@ -313,6 +335,8 @@ def restore_run(state: Mapping[str, Any], ledger: Ledger, *, training: str | Non
         ValueError: The charges are of another run, or of other private data.
         LedgerError: The ledger was cut, edited or replaced since.
     """
+    if state is None:
+        return False
     before = state["training"]
     # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
     if before is not None and ledger.path is not None and before != training:

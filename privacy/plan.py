@@ -7,7 +7,7 @@ the charge of each planned release, at the noise it was planned with, and never 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ class Plan:
         *,
         made: int,
         charged: Mapping[Charge, int],
-        price: Callable[[int], Mapping[Charge, int]],
+        cost: Charge,
     ) -> Plan:
         """Returns the plan with which a fit begins; this is the previous one.
 
@@ -113,20 +113,18 @@ class Plan:
             wanted: Total number of calls after this fit, including those before it.
             made: Number of calls before it.
             charged: What the run has been charged.
-            price: Maps a number of further calls to what they may be charged.
+            cost: What each further call may be charged.
         """
         if not made:
-            return Plan(wanted, dict(price(wanted)) if wanted else {})
+            return Plan(wanted, {cost: wanted} if wanted else {})
         planned = Counter(self.charges)
         left, spare = _matched(planned, charged)
-        more = price(max(0, wanted - made)) if wanted is not None else {}
+        more = max(0, (wanted or 0) - made)
         grown = self.calls is None or wanted is None or wanted > self.calls
-        for charge, count in more.items():
-            if left[charge] >= count:
-                continue
+        if more > left[cost]:
             grown = True
-            unplanned = sum(number for other, number in spare.items() if other.covers(charge))
-            planned[charge] += count - left[charge] + unplanned
+            unplanned = sum(number for other, number in spare.items() if other.covers(cost))
+            planned[cost] += more - left[cost] + unplanned
         calls = None if wanted is None else max(wanted, self.calls or 0)
         return Plan(calls, dict(+planned), self.changed or grown)
 

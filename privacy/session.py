@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +12,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run
-from privacy.checks import check_count
 from privacy.events import Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
-from privacy.ledger import Ledger
 from privacy.ledger_place import LedgerPlace
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.neighbours import Relation, Unit
@@ -90,8 +87,8 @@ class PrivacySession(SharedLedger):
         self._before: Mapping[str, Any] | None = None
         #: Number of further calls that are known to be affordable, for a version of the ledger.
         self._left: tuple[Any, int] = (None, 0)
-        #: A cost, and as it is charged.
-        self._last: tuple[Charge, Charge] | None = None
+        #: A mechanism, its cost, and what is charged for it.
+        self._last: tuple[Mechanism, Charge, Charge] | None = None
 
     # --- release ---
 
@@ -195,19 +192,15 @@ class PrivacySession(SharedLedger):
 
     def _charged(self, mechanism: Mechanism, cost: Charge) -> Charge:
         """A cost as the ledger records it: with words and training, and unbounded if its noise is insecure."""
-        if self._last is None or self._last[0] is not cost:
+        if self._last is None or self._last[0] is not mechanism or self._last[1] is not cost:
             release = cost.release
             if not mechanism.source.secure:  # in the ledger too: whoever reads it next must know
                 release = Unbounded(reason="the noise can be reproduced by anyone who knows its seed")
             elif self.unit is Unit.CLIENT:
                 release = release.about(Unit.CLIENT, Relation.REPLACE_ONE)
             words = mechanism.describe(self.shape).mechanism
-            self._last = cost, replace(cost, release=release, training=self.training, words=words)
-        return self._last[1]
-
-    def price(self, calls: int) -> Counter[Charge]:
-        """Most that `calls` further calls may be charged."""
-        return +Counter({self.cost: calls})
+            self._last = mechanism, cost, replace(cost, release=release, training=self.training, words=words)
+        return self._last[2]
 
     def calls_made(self) -> int:
         """Number of calls of this run so far, whatever each was charged."""
@@ -227,41 +220,13 @@ class PrivacySession(SharedLedger):
             self._left = (known, self.affordable(limit=max(calls, self.ledger.block)))
         return self._left[1] < calls
 
-    def require_affordable(self, calls: int = 1) -> None:
-        """Refuses calls that exceed the target.
-
-        Raises:
-            BudgetExceeded: They do; the message says what could be changed.
-        """
-        self.account.require_one_unit(self.cost)
-        if self.affordable(limit=calls) < calls:
-            raise BudgetExceeded(self.account.refusal(self.cost, calls=calls))
-
-    def require_calls(self, calls: int, *, steps_done: int) -> bool:
-        """Refuses a budget in which the calls of the next step do not fit.
-
-        Returns:
-            Whether there is anything left to do; False in a run that is resumed after it has used up its target.
-
-        Raises:
-            BudgetExceeded: With the figures and what could be changed.
-        """
-        target = self.budget.target_epsilon
-        if not calls:
-            return True
-        kept = target is None or self.account.epsilon_after(self.cost, 0) <= target
-        if self.is_used_up(calls) and kept and 0 < steps_done == self.calls_made():
-            return False
-        self.require_affordable(calls)
-        return True
-
     # --- ledger ---
 
     def open(
         self,
         *,
         private_data: str,
-        ledger: LedgerPlace | str | Path | None = None,
+        ledger: LedgerPlace | Path | None = None,
         num_records: int | None = None,
         training: Training | UnnamedTraining | None = None,
         run: str | None = None,
@@ -290,19 +255,11 @@ class PrivacySession(SharedLedger):
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
 
-        delta, block = self.budget.delta, self.budget.ledger_block
+        block = self.budget.ledger_block
         with self.on_rank_zero() as first:
             if first:
-                if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
-                    raise ValueError(
-                        f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
-                        f"{private_data}, got {delta:g}: a mechanism that publishes one record "
-                        "outright would meet it"
-                    )
-                place = (
-                    ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(None if ledger is None else Path(ledger))
-                )
-                opened = place.open(
+                self.budget.require_records(num_records, private_data)
+                opened = (ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(ledger)).open(
                     private_data=private_data,
                     run=run or self.resumed or uuid.uuid4().hex,
                     block=self.mechanism.ledger_block if block is None else block,
@@ -314,13 +271,9 @@ class PrivacySession(SharedLedger):
                     opened.go_by_filters(self.budget.filters)
                 identity = admitted(training, opened)
                 self.ledger_was_replaced |= not same or (named is not None and named.ledger_was_replaced)
-                self._restore(opened, training=identity)
+                self.ledger_was_replaced |= restore_run(self._before, opened, training=identity)
                 self._ledger, self.training, self.num_records, self._last = opened, identity, num_records, None
         self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
-
-    def _restore(self, ledger: Ledger, *, training: str | None) -> None:
-        if self._before is not None:
-            self.ledger_was_replaced |= restore_run(self._before, ledger, training=training)
 
     def require_open_for(self, training: Training | UnnamedTraining | None) -> None:
         """Refuses a session that is open for another teacher, or for another run than the checkpoint's.
@@ -337,9 +290,8 @@ class PrivacySession(SharedLedger):
                 )
             with self.on_rank_zero() as first:
                 if first:
-                    self._restore(self.ledger, training=self.training)
-        identity = self.admit(training)
-        if identity != self.training:
+                    self.ledger_was_replaced |= restore_run(self._before, self.ledger, training=self.training)
+        if (identity := self.admit(training)) != self.training:
             raise ValueError(
                 f"this session is open for the teacher of training {self.training}, and was given to a run "
                 f"of training {identity}: build another one for another teacher"
@@ -391,7 +343,7 @@ class PrivacySession(SharedLedger):
                 None if calls is None else made + calls,
                 made=made,
                 charged=self.account.counts(scope="run"),
-                price=self.price,
+                cost=self.cost,
             )
 
         with self.on_rank_zero() as first:
@@ -402,31 +354,6 @@ class PrivacySession(SharedLedger):
     def covering(self) -> Counter[Charge]:
         """What a guarantee has to cover: all charges, and the rest of this run's plan."""
         return self.account.spent() + unmade(self.plan.charges, self.account.counts(scope="run"))
-
-    def covered_epsilon(self) -> float:
-        """Record-level ε of `covering`."""
-        return self.account.epsilon(counts=self.covering())
-
-    def epsilons(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
-        """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
-
-        The published one of the releases so far stands beside them, unless it is infinite, which is no claim, and that
-        for labels, where the mechanism has one. `counts` replace both.
-        """
-        account = self.account
-        planned = self.covering() if counts is None else counts
-        published = account.epsilon_published(counts=counts)
-        name, stated = epsilon_metric(account.neighbours(counts=planned)[0]), account.epsilon(counts=planned)
-        return {
-            name: account.epsilon(counts=counts),
-            f"{name}_planned": account.stated(stated),
-            **({"privacy/epsilon_published": published} if math.isfinite(published) else {}),
-            **(
-                {"privacy/epsilon_label": account.epsilon_label(counts=counts)}
-                if self.mechanism.source_of_labels
-                else {}
-            ),
-        }
 
     # --- checkpoints ---
 
@@ -452,8 +379,3 @@ class PrivacySession(SharedLedger):
         for query in state["uncharged_queries"]:
             self.note(query)
         self.keep_partitions(state["partitions"])
-
-
-def epsilon_metric(unit: Unit) -> str:
-    """Name of ε in logs, which tells person-level from record-level figures."""
-    return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"

@@ -148,6 +148,33 @@ def described(session: PrivacySession) -> Description:
     return replace(now, mechanism="; ".join(each))
 
 
+def epsilons(session: PrivacySession, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+    """Returns ε by their names in logs: of the releases so far, and of the plan, which the guarantee states.
+
+    The published one of the releases so far stands beside them, unless it is infinite, which is no claim, and that
+    for labels, where the mechanism has one. `counts` replace both.
+    """
+    account = session.account
+    planned = session.covering() if counts is None else counts
+    published = account.epsilon_published(counts=counts)
+    name, stated = epsilon_metric(account.neighbours(counts=planned)[0]), account.epsilon(counts=planned)
+    return {
+        name: account.epsilon(counts=counts),
+        f"{name}_planned": account.stated(stated),
+        **({"privacy/epsilon_published": published} if math.isfinite(published) else {}),
+        **(
+            {"privacy/epsilon_label": account.epsilon_label(counts=counts)}
+            if session.mechanism.source_of_labels
+            else {}
+        ),
+    }
+
+
+def epsilon_metric(unit: Unit) -> str:
+    """Name of ε in logs, which tells person-level from record-level figures."""
+    return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
+
+
 def noise_changed(session: PrivacySession) -> bool:
     """Whether a run's releases were made, or planned, with several noises."""
     charges = {*session.account.counts(scope="run"), *session.plan.charges}

@@ -55,7 +55,7 @@ class SyntheticImages(Callback):
             return  # no images may be shown
         figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
         # Next to the guarantee if it covers the images, otherwise in the private folder.
-        bounded = math.isfinite(module.session.covered_epsilon())
+        bounded = math.isfinite(module.session.account.epsilon(counts=module.session.covering()))
         folder = public_folder(trainer) if bounded else private_folder(trainer)
         path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
         if bounded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -137,7 +138,7 @@ def cost_in_ledger(cli: Any) -> str:
     if reason := _without_noise(cli):
         session.charge_nonprivate_access(reason[0], training=reason[1] or OWN)
     account = session.account
-    planned = session.price(planned_calls(cli)) + account.counts(scope="run")
+    planned = Counter({session.cost: planned_calls(cli)}) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
     place = teacher.ledger_place(cli.datamodule)
     path = Path(given.budget.ledger or place.path)

@@ -311,7 +311,7 @@ class DGD(DataFreeDistillation):
             # Charged to no training: no teacher's guarantee covers the records themselves.
             self.session.charge_nonprivate_access(_POOL, training=RECORDS)
         if not len(self.query_set) and self.phase != "student":
-            by_all(self.processes, self.session.require_affordable)
+            by_all(self.processes, lambda: self.session.account.require(self.session.cost))
         self._enter_next_phase()
 
     def on_train_start(self) -> None:

@@ -121,7 +121,7 @@ class FederatedClient:
         )
         if self.starts == self.max_starts:
             raise ClientRefusal(f"{self.name} has begun {self.starts} times, as often as its owner allows (max_starts)")
-        session.require_affordable()
+        session.account.require(session.cost)
         self.starts += 1
         self._run, self.folder = (terms, session), folder
         self._answered = 0

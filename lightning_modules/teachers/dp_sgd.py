@@ -43,8 +43,7 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all, require_same
-from privacy.session import epsilon_metric
-from privacy.statement import state_guarantee
+from privacy.statement import epsilon_metric, state_guarantee
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
 _CHOICE = (

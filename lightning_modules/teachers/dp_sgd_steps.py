@@ -105,7 +105,7 @@ class PlannedSteps:
             None if ahead is None else taken + ahead,
             made=taken,
             charged={Charge(release=release, queries=0): n for release, n in self.accountant.counts().items()},
-            price=lambda steps: {charge: steps},
+            cost=charge,
         )
         try:
             self._require_target(self.releases)

@@ -49,7 +49,7 @@ class Fit:
         made = session.calls_made()
         votes = isinstance(session.mechanism, NoisyVotes)
         session.plan = plan_of(session, calls if votes else made + session.affordable(limit=calls - made))
-        return session.covered_epsilon()
+        return session.account.epsilon(counts=session.covering())
 
 
 def asked(session: PrivacySession, rows: int) -> None:

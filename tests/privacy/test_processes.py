@@ -265,7 +265,7 @@ def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: py
         session.fix_plan(lambda: 20)
         asked(session, *gradients(ROWS // processes.size))
         of_ledger = session.account.epsilon_of_ledger(), sum(session.ledger.unmade().values())
-        return session.plan, session.covered_epsilon(), *of_ledger
+        return session.plan, session.account.epsilon(counts=session.covering()), *of_ledger
 
     first, second = in_threads(act)
     assert first[0] == second[0] and first[0].calls == 20

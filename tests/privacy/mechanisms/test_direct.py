@@ -104,7 +104,7 @@ def test_poisson_steps_cost_what_the_closed_form_says(steps: int, expected: floa
     made = of_gradients(batch=10)
     assert label_mu(made) == 1.0
     assert epsilon_label(made, steps=steps) == pytest.approx(expected, abs=1e-3)
-    assert made.covered_epsilon() == math.inf
+    assert made.account.epsilon(counts=made.covering()) == math.inf
 
 
 @pytest.mark.parametrize("release", ["per_sample", "per_sample_full", "batch_mean", "batch_mean_rows"])

@@ -259,7 +259,7 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
     assert session(noise_multiplier=0, release="batch_mean").cost.release == Gaussian(mu=math.inf)
     refused = session(noise_multiplier=0.0, target_epsilon=1e9)
     with pytest.raises(BudgetExceeded, match="no noise was added"):
-        refused.require_affordable()
+        refused.account.require(refused.cost)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,10 @@ def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bo
 def test_a_run_in_which_nothing_fits_is_refused_before_its_first_step() -> None:
     made = session(noise_multiplier=100.0, batch_size=256, target_epsilon=10.0)
     with pytest.raises(BudgetExceeded, match=r"target_epsilon=10 .*spent .*: 0; with one more step: 3703\.85"):
-        made.require_affordable()
+        made.account.require(made.cost)
     assert made.affordable(limit=10) == 0
-    session(noise_multiplier=100.0, batch_size=256, release="per_sample_full", target_epsilon=10.0).require_affordable()
+    fits = session(noise_multiplier=100.0, batch_size=256, release="per_sample_full", target_epsilon=10.0)
+    fits.account.require(fits.cost)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["ledger kept", "ledger lost"])

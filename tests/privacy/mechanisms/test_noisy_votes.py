@@ -95,7 +95,7 @@ def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_pap
         reveal(made, None, reason="the generator was trained against it")
     voted(made, counts(27, 200))
     made.plan = plan_of(made, 27)
-    assert made.account.epsilon() == math.inf == made.covered_epsilon()
+    assert made.account.epsilon() == math.inf == made.account.epsilon(counts=made.covering())
     assert made.account.unbounded() == ["the generator was trained against it"]
     assert made.account.epsilon_published() == published_dgd_epsilon(27, 0.05, 1e-5, 0.01)
     assert made.calls_made() == 27
