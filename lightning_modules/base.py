@@ -19,11 +19,11 @@ from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher, state_of_run
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters, settings_of
-from lightning_modules.setting_checks import check_left_out
+from lightning_modules.setting_checks import check_left_out, settings_of
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation, validation_names
+from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
 from lightning_modules.training.randomness import Draws

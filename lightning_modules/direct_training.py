@@ -24,7 +24,7 @@ from lightning_modules.private_fit import (
     warn_of_changed_noise,
     write_statement,
 )
-from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection, require_monitored
 from lightning_modules.training.run import clear, datamodule_of, steps_ahead

@@ -12,8 +12,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.labels import LabelTargets, LinearCandidates, class_shares
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice
+from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.training.processes import share_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.mechanisms.noisy_labels import top_k_candidates

@@ -26,8 +26,7 @@ from lightning_modules.federated.client import OF_SERVER
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.labels import LabelTargets, LinearCandidates
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_whole_number, settings_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.training.run import is_dev_run, run_folder

@@ -8,7 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+_Settings = TypeVar("_Settings")
+
+
+def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
+    """Make a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, Mapping):
+        return kind(**given)
+    raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")
 
 
 def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:

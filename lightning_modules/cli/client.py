@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -13,41 +14,11 @@ from lightning_modules.setting_checks import check_number
 from privacy.checks import check_delta
 
 
-def client(args: Sequence[str]) -> None:
-    """The command, which answers the server until the run ends.
-
-    Raises:
-        ValueError: A setting is invalid.
-        FederationError: No server was reached.
-    """
-    parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", action="config", help="File that holds these settings.")
-    parser.add_function_arguments(_client)
-    chosen = parser.instantiate(parser.parse_args(list(args)))
-    _client(**{name: value for name, value in chosen.as_dict().items() if name != "config"})
-
-
-def _client(
-    *,
-    server: str,
-    name: str,
-    teacher: str,
-    target_epsilon: float | None,
-    teacher_network: NetworkCallable | None = None,
-    folder: str = "clients",
-    delta: float = 1e-5,
-    fully_adaptive: bool = False,
-    max_starts: int = 10,
-    trusts_server: bool = False,
-    num_records: int | None = None,
-    ledger: str | None = None,
-    root_certificates: str | None = None,
-    insecure: bool = False,
-    patience: float = 600.0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
     """One client.
 
-    Args:
+    Attributes:
         server: HOST:PORT of the server.
         name: Name of this client in the federation, which must be unique.
         teacher: File of the classifier that was trained on this client's records.
@@ -65,21 +36,42 @@ def _client(
         insecure: Do without TLS, for tests on the loopback interface or inside an encrypted network.
         patience: Seconds without a server after which to give up.
     """
-    check_number("target_epsilon", target_epsilon, above=0, null="no limit")
-    check_number("patience", patience, above=0)
-    if insecure and root_certificates is not None:
-        raise ValueError("root_certificates are for TLS, which insecure does without: leave one of the two out")
-    node = Node(
-        name=name,
-        teacher=teacher,
-        folder=Path(folder) / name,
-        teacher_network=teacher_network,
-        target_epsilon=target_epsilon,
-        delta=check_delta(delta),
-        fully_adaptive=fully_adaptive,
-        max_starts=max_starts,
-        trusts_server=trusts_server,
-        ledger=ledger,
-        num_records=num_records,
-    )
-    serve(node, server=server, root_certificates=root_certificates, insecure=insecure, patience=patience)
+
+    server: str
+    name: str
+    teacher: str
+    target_epsilon: float | None
+    teacher_network: NetworkCallable | None = None
+    folder: str = "clients"
+    delta: float = 1e-5
+    fully_adaptive: bool = False
+    max_starts: int = 10
+    trusts_server: bool = False
+    num_records: int | None = None
+    ledger: str | None = None
+    root_certificates: str | None = None
+    insecure: bool = False
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_number("target_epsilon", self.target_epsilon, above=0, null="no limit")
+        check_number("patience", self.patience, above=0)
+        check_delta(self.delta)
+        if self.insecure and self.root_certificates is not None:
+            raise ValueError("root_certificates are for TLS, which insecure does without: leave one of the two out")
+
+
+def client(args: Sequence[str]) -> None:
+    """The command, which answers the server until the run ends.
+
+    Raises:
+        ValueError: A setting is invalid.
+        FederationError: No server was reached.
+    """
+    parser = ArgumentParser(prog="LightningCLI client", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", action="config", help="File that holds these settings.")
+    parser.add_class_arguments(ClientSettings)
+    given = parser.instantiate(parser.parse_args(list(args))).as_dict()
+    settings = dict(vars(ClientSettings(**{name: value for name, value in given.items() if name != "config"})))
+    connection = {name: settings.pop(name) for name in ("server", "root_certificates", "insecure", "patience")}
+    serve(Node(folder=Path(settings.pop("folder")) / settings["name"], **settings), **connection)

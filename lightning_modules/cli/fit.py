@@ -7,6 +7,7 @@ settings that both classes take, drops the others, and says neither.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -35,7 +36,7 @@ from lightning_modules.cli.outcome import how_to_resume, outcome, say_how_to_res
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.networks.named_code import look_in_current_folder, texts_in
-from lightning_modules.runtime.hyperparameters import flat
+from lightning_modules.training.hyperparameters import flat
 from lightning_modules.training.processes import (
     allow_tensor_cores,
     check_kind_of_strategy,
@@ -70,9 +71,7 @@ class UsageParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with status 2, or raise if jsonargparse is being debugged."""
-        from jsonargparse._common import debug_mode_active
-
-        if debug_mode_active() or not self.exit_on_error:
+        if os.environ.get("JSONARGPARSE_DEBUG") == "true" or not self.exit_on_error:
             super().error(message, ex)
         sys.stderr.write(f"error: {explain(message)}\n")
         self.exit(2)

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
-from lightning_modules.runtime.hyperparameters import flat, require_known_checkpoint
+from lightning_modules.training.hyperparameters import flat, require_known_checkpoint
 from privacy.identity import CheckpointError
 
 MAY_CHANGE = frozenset(

@@ -21,8 +21,7 @@ from lightning_modules.images import PoolSource
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice
+from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.manual_optimization import OptimizedGroup

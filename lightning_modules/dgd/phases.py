@@ -13,8 +13,7 @@ from lightning_modules.dgd.tangent_normal import distort
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.network import VAECallable, built, network_of
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number, settings_of
 from lightning_modules.teachers.config import TeacherConfig
 
 Selection = Literal["random", "confident"]

@@ -15,8 +15,7 @@ from lightning_modules.losses.functional import GeneratorLoss, kd
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import evaluating, logits_and_statistics
 from lightning_modules.networks.classifiers import logits_and_features
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from lightning_modules.setting_checks import check_choice, check_number, check_whole_number, settings_of
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.mechanisms import RawResponses
 

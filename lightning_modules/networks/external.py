@@ -18,9 +18,6 @@ def named_network(name: str) -> dict[str, Any]:
     return {"class_path": "External", "init_args": {"name": name}}
 
 
-_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 class External(ImageClassifier):
     """Builds a network of another package (`torchvision.models.resnet18`, `my.Net`) or file (`path/to/my.py:Net`).
 
@@ -46,44 +43,27 @@ class External(ImageClassifier):
         cls, num_classes: int, image_shape: tuple[int, int, int], *, name: str, arguments: dict[str, Any] | None = None
     ) -> Any:
         look_in_current_folder()
-        target = named_object(name)
+        target, given = named_object(name), arguments or {}
         if not callable(target):
             raise ValueError(f"{name} must be a class or a function, got {type(target).__name__}")
-        return _built(target, name, arguments or {}, {"num_classes": num_classes, "image_shape": tuple(image_shape)})
+        types, parameters = _types(target), inspect.signature(target).parameters
+        given = {
+            key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
+            for key, value in given.items()
+        }
+        of_data = {"num_classes": num_classes, "image_shape": tuple(image_shape)}
+        return _called(target, given, {key: value for key, value in of_data.items() if key not in given})
 
 
-def _built(target: Callable[..., Any], name: str, arguments: Mapping[str, Any], of_data: Mapping[str, Any]) -> Any:
-    parameters = inspect.signature(target).parameters
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    named = [key for key, one in parameters.items() if one.kind not in _OPEN]
-    for key in arguments:
-        if key not in named and not open_ended:
-            raise ValueError(f"{name} takes no argument {key!r}, but {', '.join(parameters) or 'none'}")
-    types, given = _types(target), {key: value for key, value in of_data.items() if key in named} | dict(arguments)
-    if missing := sorted(
-        key for key in named if key not in given and parameters[key].default is inspect.Parameter.empty
-    ):
-        raise ValueError(f"{name} needs {', '.join(missing)}: add to its arguments")
-    given = {
-        key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
-        for key, value in given.items()
-    }
-    first = [
-        given.pop(key) for key in named if key in given and parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY
-    ]
-    offered = {key: value for key, value in of_data.items() if key not in given and open_ended}
-    return _called(target, first, given, offered)
-
-
-def _called(target: Callable[..., Any], first: list[Any], given: dict[str, Any], offered: dict[str, Any]) -> Any:
-    """Call a function that takes `**kwargs`, dropping the offered arguments that its errors reject by name."""
+def _called(target: Callable[..., Any], given: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
+    """Call a class or function, without those offered arguments that its errors reject by name."""
     try:
-        return target(*first, **given, **offered)
+        return target(**given, **offered)
     except TypeError as error:
         refused = next((key for key in offered if f"unexpected keyword argument '{key}'" in str(error)), None)
         if refused is None:
             raise
-        return _called(target, first, given, {key: value for key, value in offered.items() if key != refused})
+        return _called(target, given, {key: value for key, value in offered.items() if key != refused})
 
 
 def _types(target: Any) -> dict[str, Any]:

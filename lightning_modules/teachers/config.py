@@ -16,8 +16,7 @@ from lightning_modules.networks import NetworkCallable, build_network, described
 from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.network import hand_out
 from lightning_modules.networks.stacked import NetworkStack
-from lightning_modules.runtime.hyperparameters import settings_of
-from lightning_modules.setting_checks import check_choice
+from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork

@@ -19,13 +19,13 @@ from lightning_modules.callbacks.predictions import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
 from lightning_modules.networks.linear_fits import check_linear, solve_head
 from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.training.evaluation import Evaluated, Evaluation, images_of, require_monitored, validation_names
+from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy, processes_of, share_of
 from lightning_modules.training.run import datamodule_as

@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from lightning_modules.callbacks.predictions import PredictionWriter
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
-from lightning_modules.runtime.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.teachers.losses import PriorCrossEntropy, log_prior_of
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
+from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import steps_planned

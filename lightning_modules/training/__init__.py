@@ -1,1 +1,1 @@
-"""What every fit runs on: its folder and length, its processes, seeds, optimizers and metrics."""
+"""What every fit runs on: its folder and length, its processes, seeds, optimizers, hyperparameters and metrics."""

@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_modules.networks.batchnorm import evaluating
-from lightning_modules.runtime.hyperparameters import load_guarded
+from lightning_modules.training.hyperparameters import load_guarded
 from lightning_modules.training.run import callbacks_of, datamodule_of
 
 AUROC = "auroc"

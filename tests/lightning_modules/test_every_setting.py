@@ -28,8 +28,8 @@ from lightning_modules.federated import LocalClients
 from lightning_modules.losses.labels import LinearCandidates
 from lightning_modules.networks import ConvVAE, DAFLGenerator, SmallCNN
 from lightning_modules.priors import StrokePrior
-from lightning_modules.runtime.hyperparameters import _taken
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
+from lightning_modules.training.hyperparameters import _taken
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from privacy import Budget, mechanisms
 from privacy.ledger import Ledger

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_modules import DGD, DPDFD
 from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.images import Images
-from lightning_modules.runtime.hyperparameters import settings_of
+from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.external import TRIAL_ACCESS, TeacherInput
 from lightning_modules.teachers.files import TeacherError

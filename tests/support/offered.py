@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from lightning_modules.runtime.hyperparameters import _taken
+from lightning_modules.training.hyperparameters import _taken
 from privacy.mechanisms.base import Mechanism
 
 #: What the data give.

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from lightning import LightningModule
 from lightning.fabric.utilities.cloud_io import _load as read_anywhere
@@ -17,8 +17,6 @@ from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.network import described
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism
-
-_Settings = TypeVar("_Settings")
 
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
@@ -137,19 +135,6 @@ def _plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_plain(item) for item in value)
     return value is None or type(value) in (bool, int, float, str)
-
-
-def settings_of(kind: type[_Settings], given: Any, *, name: str) -> _Settings:
-    """Make a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
-
-    Raises:
-        TypeError: It is none of these.
-    """
-    if isinstance(given, kind):
-        return given
-    if isinstance(given, Mapping):
-        return kind(**given)
-    raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Runtime support: folders, configuration files, seeds, processes, loggers and figures."""
