@@ -31,7 +31,7 @@ _WARNED = (
     "The dirpath has changed from",  # as it does for test and predict
     r"Checkpoint directory .* exists and is not empty",
     r"Experiment logs directory .* exists and is not empty",
-    "Full backward hook is firing when gradients are computed with respect to module outputs",  # of ghost clipping
+    "There is a performance drop because we have not yet implemented the batching rule",  # of DP-SGD, for addcmul_
     r"Found \d+ module\(s\) in eval mode at the start of training",  # of a frozen encoder, which stays in it
 )
 _LOGGERS = (

@@ -30,7 +30,7 @@ MAY_CHANGE = frozenset(
         *(f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")),
         *(f"model.clients.{name}" for name in ("address", "certificates", "insecure", "timeout", "wait")),
         # What does not change results, or what a method compares itself.
-        *("model.teachers_at_once", "model.clipping.physical_batch_size", "model.clipping.mode", "model.teacher.trial"),
+        *("model.teachers_at_once", "model.clipping.physical_batch_size", "model.teacher.trial"),
         *("model.batch_size", "model.num_classes", "model.image_shape", "data.steps_per_epoch", "data.evaluation"),
         # Locations and sizes of data sets, wrapped ones included.
         *(

@@ -13,6 +13,7 @@ from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from lightning_modules.priors import ImagePrior
 
@@ -143,20 +144,11 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
         _memory.pop()
 
 
-@contextmanager
-def without_memory() -> Iterator[None]:
-    """Turns the cache off within the block: it would hide outputs that depend on the batch."""
-    held = _memory[:]
-    _memory.clear()
-    try:
-        yield
-    finally:
-        _memory[:] = held
-
-
 def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `FeatureMemory.of`, or `compute(images)` outside a `feature_memory` block."""
-    return _memory[-1].of(extractor, images, compute) if _memory else compute(images)
+    """Return `FeatureMemory.of`, or `compute(images)` outside a `feature_memory` block or within `torch.func.vmap`."""
+    if not _memory or debug_unwrap(images) is not images:  # within vmap, no image has bytes of its own
+        return compute(images)
+    return _memory[-1].of(extractor, images, compute)
 
 
 _cache: dict[tuple[object, ...], tuple[Tensor, ...]] = {}

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from opacus.validators import ModuleValidator
 from torch import nn
 
 from datamodules import PoissonSampled
@@ -21,16 +20,14 @@ from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.private_fit import write_statement
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
-from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
-from lightning_modules.teachers.exact_noise import ExactNoise
+from lightning_modules.teachers.exact_noise import noisy_means
 from lightning_modules.teachers.losses import InnerProduct
 from lightning_modules.teachers.private_teacher import tensors_digest
-from lightning_modules.teachers.record_clipping import MODES, Clipping
+from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
 from lightning_modules.training.processes import check_strategy, processes_of
-from lightning_modules.training.randomness import full_float32
 from lightning_modules.training.run import clear, datamodule_as, is_dev_run, steps_ahead
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
@@ -52,7 +49,7 @@ _CHOICE = (
 
 
 class DPSGDTeacher(Teacher):
-    """DP-SGD (Abadi et al. 2016) through Opacus: clipping by record, Gaussian noise, Poisson sampling.
+    """DP-SGD (Abadi et al. 2016): clipping by record, Gaussian noise, Poisson sampling.
 
     Record-level (ε, δ) under add-or-remove of one training record, by the privacy-loss distribution of the
     Poisson-sampled Gaussian. Needs the data module `PoissonSampled`. Noise and coins come from the operating system:
@@ -71,13 +68,13 @@ class DPSGDTeacher(Teacher):
         loss: `cross_entropy`; or `inner_product`, minus the logit of the label, with which one step releases sums of
             features (see `MeanEmbedding`).
         noise: Source of the noise; None is the operating system's generator.
-        **shared: See `Teacher`. The network must treat each image by itself, without dropout or BatchNorm, which is
-            tested before the first step; features of a fixed `feature_extractor` (as in `LinearOnFeatures`) are
+        **shared: See `Teacher`. The network must treat each image by itself, without dropout or BatchNorm, which
+            `ClippedNetwork` makes sure of; features of a fixed `feature_extractor` (as in `LinearOnFeatures`) are
             computed once. Default optimizer: SGD with rate 4 and momentum 0.9. The guarantee names `class_prior` among
             its assumptions.
 
     Raises:
-        ValueError: An invalid setting, or a network with layers that DP-SGD cannot treat record by record.
+        ValueError: An invalid setting, or a network that does not treat each record by itself.
     """
 
     def __init__(
@@ -114,21 +111,15 @@ class DPSGDTeacher(Teacher):
         self.noise_multiplier = noise_multiplier
         self._configured = (target_epsilon, noise_multiplier)
         self.delta = delta
-        self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion, by_person=self.unit is Unit.PERSON)
-        if problems := ModuleValidator.validate(self.network):
-            raise ValueError(
-                "model.network: BatchNorm mixes the records of a batch, and DP-SGD needs each record by itself. Take "
-                "GroupNorm (of SmallCNN: --model.network.norm group), or fixed features (LinearOnFeatures)"
-                if "BatchNorm" in str(problems[0])
-                else f"model.network: DP-SGD needs each record by itself: {problems[0]}. Take GroupNorm or no norm"
-            )
+        self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion, image_shape=self.image_shape)
+        #: Digest of the weights with which a fit may begin; None during a fit.
+        self._weights: bytes | None = self._digest()
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(
             delta=delta, target_epsilon=target_epsilon, on_lattice=self.clipping.lattice is not None, unit=self.unit
         )
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
-        self._features_precomputed = False
 
     def _prepare_fit(self) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
@@ -150,23 +141,16 @@ class DPSGDTeacher(Teacher):
 
     def _precompute(self) -> None:
         """Computes fixed features once, after a checkpoint is read: it may hold the extractor's state."""
-        if self.clipped.extracts is None or self._features_precomputed:
+        if self.clipped.extracts is None:
             return
-        extractor = getattr(self.network, "feature_extractor", None)
-        extract = getattr(self.network, self.clipped.extracts)
-        self.clipped.refuse_new_hooks()
         rank_zero_info("Computing the fixed features of all private images once.")
-        training = self.network.training
-        self.network.eval()  # a record's cached features must not depend on other records
-        with full_float32():
-            self._poisson.precompute(
-                lambda images: extract(images.to(self.device)),
-                workers=torch.get_num_threads() if self.device.type == "cpu" and self.clipped.known else 1,
-                # Gigabytes, of a known scale; `remembered_features` rounds to half precision anyway.
-                dtype=torch.float16 if isinstance(extractor, WhitenedFeatures) else None,
-            )
-        self.network.train(training)
-        self._features_precomputed = True
+        whitened = isinstance(getattr(self.network, "feature_extractor", None), WhitenedFeatures)
+        self._poisson.precompute(
+            lambda images: self.clipped.features(images.to(self.device)),
+            workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
+            # Gigabytes, of a known scale; `remembered_features` rounds to half precision anyway.
+            dtype=torch.float16 if whitened else None,
+        )
 
     @property
     def _poisson(self) -> PoissonSampled:
@@ -200,7 +184,7 @@ class DPSGDTeacher(Teacher):
             ValueError: The weights may come from another training.
         """
         require_monitored(self.trainer, self.logged_names())
-        by_all(self.processes, self.clipped.refuse_other_weights)
+        by_all(self.processes, self._refuse_other_weights)
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)
@@ -217,7 +201,7 @@ class DPSGDTeacher(Teacher):
                 that lets a record end the fit.
             LedgerError: The ledger cannot be written: no step may be taken.
         """
-        self._require_charged()
+        self._require_as_charged()
         by_all(self.processes, self._fix_plan)
         self.own_training.register(self.releases)
         self.own_training.renew_token()
@@ -282,12 +266,7 @@ class DPSGDTeacher(Teacher):
     @property
     def _assumptions(self) -> list[str]:
         """Assumptions that this training adds to its guarantee, and through its file to those of students."""
-        assumptions = list(MODES[self.clipped.mode].assumptions)
-        if not self.clipped.known:
-            assumptions.append(
-                "the network treats each image by itself in all batches of all steps, and not only in those of public "
-                "images that it was tried on"
-            )
+        assumptions = []
         if self.own_training.resumed:
             assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
         if self.unit is Unit.PERSON:
@@ -305,15 +284,14 @@ class DPSGDTeacher(Teacher):
 
     def on_fit_end(self) -> None:
         """Writes the guarantee and the artefacts that it covers next to the results."""
-        self.clipped.keep_weights()
-        by_all(self.processes, self.clipped.refuse_written_state)
+        self._weights = self._digest()
         self._write({"teacher": self.network})
 
     def on_exception(self, exception: BaseException) -> None:
         """Writes the guarantee if steps were charged, but no weights: resuming assumes that nobody has seen them."""
-        self.clipped.keep_weights()
+        if self._weights is None:
+            self._weights = self._digest()
         if self.own_training.is_open and self.releases:
-            self.clipped.refuse_written_state()
             self._write({})
 
     def _write(self, networks: Mapping[str, nn.Module]) -> None:
@@ -322,26 +300,31 @@ class DPSGDTeacher(Teacher):
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
         """One noisy step on a Poisson batch, whose gradients are computed in physical batches."""
-        inputs, labels, *counts = batch
-        optimizer = self._require_charged()
-        optimizer.zero_grad()
-        optimizer.sums = self.clipped.sums(inputs, labels, *counts, extracted=self._features_precomputed)
+        self._require_as_charged()
+        sums = self.clipped.sums(*batch)
         # Counted before the noise is drawn.
         self.steps.count(self._step, register=self.own_training.register)
+        assert self.noise_multiplier is not None
+        means = noisy_means(
+            sums,
+            std=self.noise_multiplier * self.clipping.max_grad_norm,
+            batch_size=self._poisson.batch_size,
+            source=self.noise,
+            lattice=self.clipping.lattice,
+            processes=self.processes,
+        )
+        for parameter, mean in zip(self.clipped.parameters, means, strict=True):
+            parameter.grad = mean.to(parameter)
         self.optimizers().step()  # type: ignore[union-attr]
 
-    def _require_charged(self) -> ExactNoise:
-        """The optimizer. Refuses a step at another rate or noise than `_step` charges: a callback may change either."""
+    def _require_as_charged(self) -> None:
+        """Refuses batches other than those that `_step` charges, and a flag that lets a record end the fit."""
         if torch.is_anomaly_enabled():
             raise ValueError(
                 "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
                 "the abort would tell"
             )
-        optimizer = cast(ExactNoise, self.optimizers().optimizer)  # type: ignore[union-attr]
         require_poisson(self.trainer.train_dataloader, self._poisson.sample_rate, self._poisson.secure)
-        if (now := (optimizer.noise_multiplier, optimizer.source)) != (own := (self.noise_multiplier, self.noise)):
-            raise ValueError(f"noise_multiplier and noise must stay what the optimizer adds, {now}, got {own}")
-        return optimizer
 
     def logged_names(self) -> set[str]:
         return {*validation_names(self.trainer), *self._spent()}
@@ -359,15 +342,15 @@ class DPSGDTeacher(Teacher):
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Logs accuracy on held-out private records, which the bound does not cover."""
         inputs, labels = batch
-        logits = self.clipped.logits(inputs, extracted=self._features_precomputed and self.trainer.state.fn == "fit")
+        extracted = self.clipped.extracts is not None and self.trainer.state.fn == "fit"
+        logits = self.clipped.logits(inputs, extracted=extracted)
         self.evaluation.validate(self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Wraps the user's optimizer in Opacus's, with noise from the operating system; first checks trainer and data.
+        """Makes the optimizer of noisy gradients; first checks trainer and data.
 
         The checks are not in `setup`, which a derived class may override without calling this class's.
         """
-        self._features_precomputed = False  # those of an earlier fit are gone
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
         # One record more shifts those after it: what is then in the shares of two is drawn by two coins.
@@ -377,49 +360,26 @@ class DPSGDTeacher(Teacher):
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
         self.try_optimizer()
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        base = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(trained)
-        assert self.noise_multiplier is not None
-        self.clipped.settle(
-            image_shape=self.image_shape,
-            num_classes=self.num_classes,
-            batch_size=self._poisson.batch_size,
-            processes=self.processes,
-            resumed=len(self.accountant) > 0,
-        )
-        optimizer = ExactNoise(
-            base,
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.clipping.max_grad_norm,
-            expected_batch_size=self._poisson.batch_size,
-        )
-        optimizer.source, optimizer.lattice, optimizer.processes = self.noise, self.clipping.lattice, self.processes
+        optimizer = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(self.clipped.parameters)
         if self.scheduler_factory is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the plan and the steps taken, from which ε follows at any δ.
-
-        Raises:
-            ValueError: The network wrote into its own state: see `ClippedNetwork.refuse_written_state`.
-        """
-        self.clipped.refuse_written_state()
+        """Adds the plan and the steps taken, from which ε follows at any δ."""
         self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=len(self.accountant))
         checkpoint["dp_sgd"] = {
             **self.steps.state_dict(),
             "noise_multiplier": self.noise_multiplier,
             "uncharged_queries": self.uncharged_queries,
             "settings": self._settings,
-            "given_mode": self.clipping.mode,
-            "known": self.clipped.known,
             "assumptions": self._assumptions,
         }
 
     @property
     def _settings(self) -> dict[str, Any]:
         """Settings that a resumed training must not change."""
-        clipping = {**asdict(self.clipping), "mode": self.clipped.mode}
+        clipping = asdict(self.clipping)
         del clipping["physical_batch_size"]
         return {
             "class": f"{type(self).__module__}.{type(self).__name__}",
@@ -444,8 +404,6 @@ class DPSGDTeacher(Teacher):
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError("the checkpoint is not of a training by DP-SGD: begin anew without --ckpt_path")
-        if state["settings"].get("loss") == self.loss:  # otherwise refused by name below
-            self.clipped.go_on(state)
         for name, value in self._settings.items():
             before = state["settings"].get(name)
             # Outside of a fit there is no precision.
@@ -454,4 +412,23 @@ class DPSGDTeacher(Teacher):
         self.steps.load_state_dict(state)
         self.noise_multiplier = state["noise_multiplier"]
         weights = checkpoint["state_dict"].items()
-        self.clipped.keep_weights({name[len("network.") :]: w for name, w in weights if name.startswith("network.")})
+        self._weights = self._digest({name[len("network.") :]: w for name, w in weights if name.startswith("network.")})
+
+    def _digest(self, state: Mapping[str, Any] | None = None) -> bytes:
+        values = self.network.state_dict() if state is None else state
+        return tensors_digest({name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
+
+    def _refuse_other_weights(self) -> None:
+        """Refuses to begin a fit with weights that were not built, trained or resumed here.
+
+        Raises:
+            ValueError: They may come from another training.
+        """
+        if self._weights != self._digest():
+            raise ValueError(
+                "model.network: its weights are not those that it was built with, or that the fit before or the "
+                "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "
+                "one, give its checkpoint (ckpt_path, load_from_checkpoint); public weights are loaded where the "
+                "network is built"
+            )
+        self._weights = None

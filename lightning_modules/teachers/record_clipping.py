@@ -1,6 +1,8 @@
-"""Modes of clipping each record's gradient. All give the same sum; they differ in time and memory.
+"""Gradients of each record by itself, clipped and summed.
 
-Flat and linear clipping sum in float64: in float32, clipped gradients had norms of up to (1 + 4e-7) C. In both modes, a
+`torch.func.vmap` computes them, so that a record's gradient is a function of that record and the weights whatever the
+network is: torch refuses what it cannot compute so, such as statistics over a batch that are kept, random draws, or
+Python that depends on a value. Sums are in float64: in float32, clipped gradients had norms of up to (1 + 4e-7) C. A
 record whose gradient is not finite counts as zeros: whether a record breaks the network is private.
 """
 
@@ -8,35 +10,30 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, ClassVar, Literal, TypeAlias
+from itertools import chain, repeat
+from typing import Any, Literal, TypeAlias
 
 import torch
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.grad_sample.linear import compute_linear_norm_sample
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lightning_modules.networks import ImageClassifier
+from lightning_modules.networks.fixed_features import WhitenedFeatures
+from lightning_modules.networks.memory import remembered_features
+from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.losses import PriorCrossEntropy
+from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
+from lightning_modules.training.randomness import full_float32
 from privacy.mechanisms.discrete_gaussian import FINEST, lattice_spacing, round_to_lattice
 
-Mode: TypeAlias = Literal["flat", "ghost", "linear"]
-Forward: TypeAlias = Callable[[Tensor], Tensor]
 Counts: TypeAlias = Sequence[int] | None
 """Numbers of records of each person, which are adjacent; None if each record counts by itself."""
 
-FLAT_BYTES = 2**28
-"""Memory limit of a physical batch's per-sample gradients, if the mode of clipping is chosen by size."""
-GHOST_MARGIN = 1e-3
-"""Relative margin below the clipping norm where float32 rounds norms and sums."""
-GHOST_RECORDS = 128
-"""Most records summed in float32; further sums are in float64. Adding n equal records one by one rounds to within n²
-2^-24 of one of them, which is `GHOST_MARGIN` here. One of 4,096 moved the sum by 1.1e-3 C too much on one processor.
-"""
+GRADIENT_BYTES = 2**28
+"""Memory limit of the gradients held at once."""
 MARGIN = 1e-9
 """Relative margin below the clipping norm for rounding in float64."""
 LINEAR_MARGIN = 1e-6
@@ -53,37 +50,33 @@ million and features of up to a million, whatever the order in which a matrix pr
 _ROWS = 128
 #: Amount of numbers converted at a time: converting while summing takes torch six times as long.
 _PIECE = 2**21
+#: Number of images whose fixed features are computed at a time: more are slower on a CPU.
+_IMAGES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """Settings for bounding the gradient of each record; a plain string is read as the `mode`.
+    """Settings for bounding the gradient of each record.
 
     Attributes:
         max_grad_norm: C, the clipping norm of one record's gradient.
-        mode: `flat` keeps per-sample gradients, `ghost` computes only their norms, `linear` is for networks that train
-            only a linear head. `auto` is `linear` if that fits, else `flat` up to 256 MiB, else `ghost`; a resumed
-            training keeps its mode. Before the first step the mode is tried on public images (see `ClippingTrial`): if
-            it does not bound each record, `ghost` falls back to `flat`, and others are refused.
-        physical_batch_size: Number of gradients held at once, except in `linear` mode; those of one person
-            (`unit: person`) are always held together. Does not change the result.
+        physical_batch_size: Largest number of gradients held at once; fewer where they would take more than 256 MiB.
+            Those of one person (`unit: person`) are always held together. Does not change the result.
         bounding: `clip` a record's gradient at C, or `normalize` it to C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
-            2022), which needs flat clipping. Either way a record moves the sum by at most C.
+            2022). Either way a record moves the sum by at most C.
         stability: γ of `bounding: normalize`, above 0, in the units of gradients and not of C.
         granularity: Spacing, in units of C (for example 1e-3), of a lattice for discrete Gaussian noise, to which
             clipped gradients are rounded towards zero (Canonne, Kamath and Steinke 2020). Costs slightly more, since it
-            is composed only by RDP, and needs flat clipping. None adds floating-point noise.
+            is composed only by RDP. None adds floating-point noise.
     """
 
     max_grad_norm: float = 0.1
-    mode: Literal["auto", "flat", "ghost", "linear"] = "auto"
     physical_batch_size: int = 256
     bounding: Literal["clip", "normalize"] = "clip"
     stability: float = 0.01
     granularity: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("clipping.mode", self.mode, ("auto", *MODES))
         check_choice("clipping.bounding", self.bounding, ("clip", "normalize"))
         check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
         check_number("clipping.stability", self.stability, above=0)
@@ -92,170 +85,154 @@ class Clipping:
             raise ValueError(
                 f"clipping.granularity must lie between {FINEST:g} and 1, or be null, got {self.granularity}"
             )
-        if self.needs_flat and self.mode not in ("auto", "flat"):
-            raise ValueError(f"{self.needs_flat} needs clipping.mode=flat (or auto), got {self.mode}")
-
-    @property
-    def needs_flat(self) -> str | None:
-        """The setting that needs flat clipping; None if none does."""
-        if self.bounding != "clip":
-            return f"clipping.bounding={self.bounding}"
-        return None if self.granularity is None else f"clipping.granularity={self.granularity}"
 
     @property
     def lattice(self) -> float | None:
         """Spacing of the lattice, a power of two; None without one."""
         return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
 
-    def mode_for(self, network: nn.Module, *, by_person: bool = False, linear: bool = True) -> Mode:
-        """Clipping mode for a network; `auto` prefers `flat` to `ghost`, since its sums are more exact.
 
-        Raises:
-            ValueError: `linear` for a network that it does not fit, or `ghost` for persons.
-        """
-        if by_person and self.mode == "ghost":
-            raise ValueError(
-                "clipping.mode=ghost holds no gradients to take a person's mean of: with unit=person take auto"
-            )
-        head = linear_head(network) if linear else None
-        if self.mode == "linear" and head is None:
-            raise ValueError(
-                "clipping.mode=linear needs a network that trains a linear head alone, by cross-entropy, got "
-                f"{type(network).__name__}: take auto"
-            )
-        if self.mode != "auto":
-            return self.mode
-        if head is not None and not self.needs_flat:
-            return "linear"
-        trained = sum(p.numel() * p.element_size() for p in network.parameters() if p.requires_grad)
-        return "flat" if by_person or self.needs_flat or trained * self.physical_batch_size <= FLAT_BYTES else "ghost"
+class ClippedNetwork:
+    """A network whose gradients are computed and clipped for each record, or person, by itself.
 
-
-class RecordClipping(ABC):
-    """One mode of clipping, for one network.
+    Every pass runs on a copy that shares the weights and nothing else: what a network writes into its buffers or
+    attributes is dropped with the copy, so that no record acts on a later one or is published.
 
     Args:
         network: The network to train.
-        clipping: Settings, whose `mode` is not read.
+        clipping: See `DPSGDTeacher`.
         criterion: The loss.
+        image_shape: (C, H, W) of the records.
+
+    Attributes:
+        parameters: The trained weights.
+        head: A linear head on fixed features, whose clipped sums have a closed form; None for other networks.
+        extracts: The method, or part, that gives fixed features, which are computed once; None without one.
+
+    Raises:
+        ValueError: The network does not treat each record by itself, or keeps something of it for the next.
     """
 
-    #: Assumptions of this mode, besides those of all modes.
-    assumptions: ClassVar[tuple[str, ...]] = ()
-    _hooks: Any = None
-
-    def __init__(self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy) -> None:
-        for module in network.modules():
-            if "inplace" in vars(module):
-                vars(module)["inplace"] = False  # the outputs of Opacus's hooks must not be modified in place
-        self.parameters: list[Any] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    def __init__(
+        self, network: nn.Module, clipping: Clipping, criterion: PriorCrossEntropy, *, image_shape: tuple[int, int, int]
+    ) -> None:
+        self.network = network
         self.clipping = clipping
         self.criterion = criterion
-        self._prepare(network)
+        self.parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        plain = clipping.bounding == "clip" and clipping.granularity is None
+        # `linear_sums` are those of clipped gradients of the cross-entropy.
+        self.head = linear_head(network) if plain and not isinstance(criterion, InnerProduct) else None
+        fixed = None if fixed_extractor(network) is None else "feature_extractor"
+        self.extracts = fixed if self.head is None else "forward_features"
+        self._try_out(image_shape)
 
-    @abstractmethod
-    def _prepare(self, network: nn.Module) -> None:
-        """Prepares the network for this mode."""
+    def _try_out(self, image_shape: tuple[int, int, int]) -> None:
+        """Computes gradients of public noise, before there is any record: a network that torch refuses fails here."""
+        draw = torch.Generator().manual_seed(0)
+        images = (2 * torch.rand(2, 2, *image_shape, generator=draw, device="cpu") - 1).to(self.parameters[0].device)
+        labels = torch.zeros(2, dtype=torch.int64, device=images.device)
+        entered = [type(self.network).__name__]
 
-    @abstractmethod
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """Sums of the clipped gradients of a physical batch, which is not empty.
+        def outcome(rows: Tensor) -> list[Tensor]:
+            rows = rows if self.extracts is None else self.features(rows)
+            return [rows] if self.head is not None else self.gradients(rows, labels)
+
+        hook = register_module_forward_pre_hook(lambda module, _: entered.append(type(module).__name__))
+        try:
+            first, _, again = (outcome(images[n]) for n in (0, 1, 0))
+        except Exception as error:  # any user's network
+            raise ValueError(
+                "model.network: DP-SGD computes the gradient of each record by itself, and torch cannot where "
+                f"{entered[-1]} mixes records, keeps something of them, or draws at random. Take GroupNorm in place of "
+                "BatchNorm (of SmallCNN: --model.network.norm group) or fixed features (LinearOnFeatures), and no "
+                f"dropout. torch says: {' '.join(str(error).split()).partition('. ')[0]}"
+            ) from error
+        finally:
+            hook.remove()
+        if not all(torch.allclose(*pair, equal_nan=True) for pair in zip(first, again, strict=True)):
+            raise ValueError(
+                "model.network: it gives the same images other gradients the second time: it draws at random, or "
+                "remembers the images before, so that a record would act on later steps. Take that out"
+            )
+
+    def _copy(self, *, extracted: bool = False) -> Any:
+        """A copy that shares weights and fixed features alone; its `forward` takes features if they are `extracted`."""
+        fixed = fixed_extractor(self.network)
+        shared = chain(self.network.parameters(), [] if fixed is None else fixed.buffers())
+        copied: Any = copy.deepcopy(self.network, {id(tensor): tensor for tensor in shared})
+        if extracted:
+            vars(copied)["forward"] = copied.forward_extracted if self.head is None else copied.head
+        return copied
+
+    def features(self, images: Tensor) -> Tensor:
+        """Fixed features (N, ...) of images (N, C, H, W), those of each image by itself, in eval mode."""
+
+        def computed(images: Tensor) -> Tensor:
+            pieces = []
+            for piece in images.split(_IMAGES):
+                extract = getattr(self._copy().eval(), str(self.extracts))
+                alone = vmap(lambda image, of=extract: of(image.unsqueeze(0)).squeeze(0), randomness="error")
+                pieces.append(alone(piece))
+            return torch.cat(pieces)
+
+        extractor = getattr(self.network, "feature_extractor", None)
+        with torch.no_grad(), full_float32():
+            if isinstance(extractor, WhitenedFeatures):
+                return remembered_features(extractor, images, computed)
+            return computed(images)
+
+    def gradients(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        """Gradients (B, ...) of each trained weight for B records, images or their fixed features."""
+        network = self._copy(extracted=self.extracts is not None)
+        weights = {name: one.detach() for name, one in network.named_parameters() if one.requires_grad}
+
+        def loss(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+            logits = functional_call(network, weights, (record.unsqueeze(0),))
+            found: Tensor = self.criterion(logits, label.unsqueeze(0))
+            return found
+
+        by_record = vmap(grad(loss), in_dims=(None, 0, 0), randomness="error")
+        return list(by_record(weights, inputs, labels).values())
+
+    def logits(self, inputs: Tensor, *, extracted: bool) -> Tensor:
+        """Logits of images, or of their fixed features, in the network's mode."""
+        logits: Tensor = self._copy(extracted=extracted)(inputs)
+        return logits
+
+    def sums(self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> list[Tensor]:
+        """Sums of the clipped gradients of a batch, which may be empty, computed in pieces.
 
         Args:
-            inputs: (B, ...).
+            inputs: (B, ...), images or their fixed features.
             labels: (B,).
-            forward: Logits of inputs.
-            counts: Number of records of each person, which are adjacent and in no other batch: the mean of a person's
+            counts: Numbers of records of each person, see `PoissonSampled.sample_persons`: the mean of a person's
                 gradients is clipped. None clips each record by itself.
 
         Returns:
-            One sum per trained parameter, on the CPU: float64, or int64 on a lattice.
+            One sum per trained weight, on the CPU: float64, or int64 on a lattice.
         """
-
-    def release(self) -> None:
-        """Undoes the changes to the network."""
-        if self._hooks is not None:
-            self._hooks.cleanup()
-
-
-class FlatClipping(RecordClipping):
-    """Stores per-sample gradients."""
-
-    def _prepare(self, network: nn.Module) -> None:
-        # A sum: torch's mean skips labels equal to its `ignore_index`, so that it depends on other records.
-        self._hooks = GradSampleModule(network, loss_reduction="sum")
-        self._losses = copy.copy(self.criterion)
-        self._losses.reduction = "sum"
-
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        for parameter in self.parameters:
-            parameter.grad_sample = None
-        self._losses(forward(inputs), labels).backward()
-        if any(not isinstance(parameter.grad_sample, Tensor) for parameter in self.parameters):
-            raise ValueError("a trained weight has no gradient of each record")
-        for parameter in self.parameters:
-            if counts is not None:
-                of_persons = parameter.grad_sample.split(counts)
-                parameter.grad_sample = torch.stack([each.mean(dim=0) for each in of_persons])
-        each, settings = [parameter.grad_sample for parameter in self.parameters], self.clipping
+        settings, persons = self.clipping, None if counts is None else counts.tolist()
+        norm, lattice = settings.max_grad_norm, settings.lattice
         stability = None if settings.bounding == "clip" else settings.stability
-        return flat_sums(each, norm=settings.max_grad_norm, stability=stability, lattice=settings.lattice)
-
-
-class GhostClipping(RecordClipping):
-    """Computes the norms of per-sample gradients without storing the gradients (Li et al. 2022)."""
-
-    assumptions = ("no record has a gradient that is not finite, which ghost clipping cannot leave out",)
-
-    def _prepare(self, network: nn.Module) -> None:
-        limit = self.clipping.max_grad_norm * (1 - GHOST_MARGIN)
-        self._hooks = GradSampleModuleFastGradientClipping(
-            network, loss_reduction="mean", max_grad_norm=limit, use_ghost_clipping=True
-        )
-        # In float32 cancellation between the tokens of an image loses digits, and would clip it above C.
-        exact = {nn.Linear: lambda layer, inputs, grads: compute_linear_norm_sample(layer, inputs, grads.double())}
-        self._hooks.NORM_SAMPLERS = {**self._hooks.NORM_SAMPLERS, **exact}
-        self._losses = copy.copy(self.criterion)
-        self._losses.reduction = "none"
-
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """One pass for the norms and one for the clipped sum, like Opacus's `DPLossFastGradientClipping`."""
-        assert counts is None  # `mode_for` refuses it
-        pieces = zip(inputs.split(GHOST_RECORDS), labels.split(GHOST_RECORDS), strict=True)
-        parts = [self._sums_of_some(some, theirs, forward) for some, theirs in pieces]
-        return [torch.stack(of_one).sum(dim=0).cpu() for of_one in zip(*parts, strict=True)]
-
-    def _sums_of_some(self, inputs: Tensor, labels: Tensor, forward: Forward) -> list[Tensor]:
-        losses = self._losses(forward(inputs), labels)
-        losses.mean().backward(retain_graph=True)
-        for parameter in self.parameters:
-            parameter.grad = None
-        factors = self._hooks.get_clipping_coef()
-        self._hooks.disable_hooks()
-        (factors.to(losses) * losses).sum().backward()
-        self._hooks.enable_hooks()
-        found = [parameter.grad.double() for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return found
-
-
-class LinearClipping(RecordClipping):
-    """Two matrix products in float64, without a graph; see `linear_sums`."""
-
-    def _prepare(self, network: nn.Module) -> None:
-        head = linear_head(network)
-        assert head is not None
-        self._head = head
-
-    def sums(self, inputs: Tensor, labels: Tensor, forward: Forward, counts: Counts = None) -> list[Tensor]:
-        """`inputs` are the head's, (B, F); `forward` is not called."""
-        norm, prior = self.clipping.max_grad_norm, self.criterion.log_prior
-        sums = linear_sums(inputs, labels, self._head, norm=norm, log_prior=prior, counts=counts)
-        return [total.cpu() for total in sums]
-
-
-MODES: dict[Mode, type[RecordClipping]] = {"flat": FlatClipping, "ghost": GhostClipping, "linear": LinearClipping}
+        kind = torch.float64 if lattice is None else torch.int64
+        sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self.parameters]
+        with full_float32():  # in TF32 the rounding of a record may depend on the number of records
+            if self.head is not None:
+                prior = self.criterion.log_prior
+                found = linear_sums(inputs, labels, self.head, norm=norm, log_prior=prior, counts=persons)
+                return [total.cpu() for total in found]
+            most = GRADIENT_BYTES // sum(one.numel() * one.element_size() for one in self.parameters)
+            size = max(1, min(settings.physical_batch_size, most))
+            inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
+            for rows, targets, within in pieces_of(inputs, labels, persons, size=size) if len(inputs) else ():
+                each = self.gradients(rows, targets)
+                if within is not None:
+                    each = [torch.stack([own.mean(dim=0) for own in part.split(within)]) for part in each]
+                parts = flat_sums(each, norm=norm, stability=stability, lattice=lattice)
+                for total, part in zip(sums, parts, strict=True):
+                    total += part
+        return sums
 
 
 def pieces_of(inputs: Tensor, labels: Tensor, counts: Counts, *, size: int) -> Iterator[tuple[Tensor, Tensor, Counts]]:

@@ -404,7 +404,7 @@ model.budget.accounting model.budget.delta model.budget.ledger model.target_epsi
 model.budget.ledger_block model.budget.scope model.budget.target_epsilon model.delta
 model.mechanism.noise model.mechanism.noise_multiplier model.mechanism.scale model.noise data.noise model.queries
 model.query_phase.queries model.teacher model.teacher.path model.teacher.trial model.generator_phase.baseline
-model.generator_phase.baseline.path model.clipping.mode model.clipping.physical_batch_size model.teachers_at_once
+model.generator_phase.baseline.path model.clipping.physical_batch_size model.teachers_at_once
 model.clients.noise model.clients.target_epsilon model.clients.address model.clients.certificates model.clients.insecure
 model.clients.timeout model.clients.wait model.num_classes model.image_shape model.batch_size data.steps_per_epoch
 data.evaluation

@@ -21,7 +21,6 @@ from lightning_modules.networks import memory as module
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.networks.memory import digest_of, feature_memory
 from lightning_modules.priors import StrokePrior
-from lightning_modules.teachers.clipping_trial import ClippingTrial
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
@@ -99,10 +98,7 @@ def test_what_validation_leaves_can_be_trained_on() -> None:
     assert head.weight.grad is not None
 
 
-def test_a_pipeline_computes_the_features_of_a_teacher_once(
-    computed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ClippingTrial, "__call__", lambda self, network, mode: (mode, None))  # it remembers nothing
+def test_a_pipeline_computes_the_features_of_a_teacher_once(computed: list[int]) -> None:
     network = linear_spec("Patches", whitening={"images": 30}, filters=10, patch=3)
     teacher = {
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},
@@ -117,7 +113,7 @@ def test_a_pipeline_computes_the_features_of_a_teacher_once(
         computed.clear()
         main(["pipeline", "pipe.yaml"])
         images[fits] = sum(computed)
-    assert images[1] >= 1000  # the training records and the test split
+    assert images[1] >= 1000 / 32  # the training records and the test split, 32 at a time
     assert images[2] == images[1]
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,20 +15,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from opacus.accountants import PRVAccountant, RDPAccountant
 from support.dp_teachers import SMALL, dp_sgd, train
-from support.runs import checkpoint, distil, fit, fit_script, guarantee, result, working_in
+from support.runs import checkpoint, distil, fit, fit_script, guarantee, result, trainer_settings, working_in
 from support.seeded import p_value
+from torch.utils.data import DataLoader
 
 from datamodules import Digits, PoissonSampled
-from datamodules.poisson_sampled import require_batches_as_drawn
+from datamodules.poisson_sampled import PoissonBatches, PoissonLoader, require_batches_as_drawn
+from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DPDFD, DPSGDTeacher, TeacherConfig
 from lightning_modules.images import Images
-from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.clipped_network import ClippedNetwork
+from lightning_modules.teachers import dp_sgd as dp_sgd_module
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy import Budget, BudgetExceeded
+from privacy import Budget, BudgetExceeded, SampledGaussian, Unbounded, compose
 from privacy.mechanisms import NoisyGradients
+from privacy.mechanisms.noise import ReproducibleNoise
 
 REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
 
@@ -42,6 +47,10 @@ def weights(config: dict[str, Any], *arguments: str) -> torch.Tensor:
     cli = fit(config, *arguments)
     assert cli.model is not None
     return torch.cat([parameter.detach().flatten() for parameter in cli.model.network.parameters()])
+
+
+def small() -> DPSGDTeacher:
+    return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +78,9 @@ def test_the_noisy_steps_follow_a_schedule_by_epochs_after_resuming_as_well(star
     assert checkpoint()["optimizer_states"][0]["param_groups"][0]["lr"] == gamma**3
 
 
-@pytest.mark.parametrize("clipping", ["flat", "ghost"])
-def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Tensor, clipping: str) -> None:
+def test_a_record_moves_a_step_by_no_more_than_its_clipping_norm(start: torch.Tensor) -> None:
     def length(norm: float) -> float:
-        bounded = {"mode": clipping, "max_grad_norm": norm}
-        config = configuration(clipping=bounded, noise_multiplier=1e-6, batch=1275)
+        config = configuration(clipping={"max_grad_norm": norm}, noise_multiplier=1e-6, batch=1275)
         return float((weights(config) - start).norm())
 
     # All 1275 records take part, so the mean of clipped gradients is at most the clipping norm.
@@ -146,21 +153,148 @@ def test_code_that_may_change_batches_is_refused(
     assert float(moved) > (0.0099 if callback is MixUp else 0.02)
 
 
+class Repeated(PoissonSampled):
+    """One record fills each batch."""
+
+    def train_dataloader(self) -> Any:
+        loader: Any = DataLoader(self.dataset.loaded_records, batch_size=64, sampler=[0] * 128, collate_fn=keep_batch)
+        loader.batches = super().train_dataloader().batches
+        return loader
+
+
+class FourTimes(PoissonBatches):
+    def __iter__(self) -> Iterator[list[int]]:
+        return (4 * drawn for drawn in super().__iter__())
+
+
+class FirstOnly(ImageDataset):
+    def __getitems__(self, indices: Any) -> Any:
+        return tuple(part[:1].expand_as(part) for part in super().__getitems__(indices))
+
+
+class OwnBatches(PoissonSampled):
+    """The loader with other batches: each record four times."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        loader.batches.__class__ = FourTimes
+        return loader
+
+
+class OwnRecords(PoissonSampled):
+    """The loader with other records: the first of a batch in place of the others."""
+
+    def train_dataloader(self) -> Any:
+        records = self.train_records
+        mixed = FirstOnly(images=records.images, labels=records.labels, ids=records.ids, peak=records.peak)
+        return PoissonLoader(mixed, super().train_dataloader().batches)
+
+
+class Oversampled(PoissonSampled):
+    """The loader, of batches and records as they should be: but each record of a rare class is there four times."""
+
+    def train_dataloader(self) -> Any:
+        own, drawn = self.train_records, super().train_dataloader().batches
+        rows = torch.cat([torch.arange(len(own)), *[torch.nonzero(own.labels == 3).flatten()] * 3])
+        images, labels = own.images[rows], own.labels[rows]
+        records = ImageDataset(images=images, labels=labels, ids=torch.arange(len(rows)), peak=own.peak)
+        batches = PoissonBatches(records=len(rows), sample_rate=drawn.sample_rate, steps=len(drawn))
+        return PoissonLoader(records, batches)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("own", [Repeated, OwnBatches, OwnRecords, Oversampled])
+def test_batches_of_another_sampler_are_refused(monkeypatch: pytest.MonkeyPatch, own: Any, broken: bool) -> None:
+    teacher, data = small(), own(dataset=Digits(), batch_size=64)
+    if not broken:
+        with pytest.raises(ValueError, match="train_dataloader must not be overridden for DP-SGD"):
+            train(teacher, data)
+    monkeypatch.setattr(dp_sgd_module, "require_batches_as_drawn", lambda *_: None)
+    if not broken and own is not Oversampled:  # nor within a fit, by a callback
+        with pytest.raises(ValueError, match="must give a PoissonLoader at the sample_rate"):
+            train(teacher, data)
+        return
+    monkeypatch.setattr(dp_sgd_module, "require_poisson", lambda *_: None)
+    train(teacher, data)
+    assert teacher.guarantee().epsilon < 10
+
+
+class Changes(Callback):
+    """Lets a setting differ from what the first epoch's steps were made with, and notes what is really drawn."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.drawn: Counter[Any] = Counter()
+        self.seeded = ReproducibleNoise(seed=0)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch != 1:
+            return
+        if self.what == "batch_size":
+            trainer.datamodule.batch_size = 4
+        elif self.what == "noise_multiplier":
+            pl_module.noise_multiplier = 0.7
+        elif self.what == "coins":
+            trainer.train_dataloader.batches.noise = self.seeded
+        else:
+            pl_module.noise = self.seeded
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        batches = trainer.train_dataloader.batches
+        known = self.seeded in (batches.noise, pl_module.noise)
+        sampled = SampledGaussian(pl_module.noise_multiplier, batches.sample_rate)
+        self.drawn[Unbounded("seeded") if known else sampled] += 1
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("what", ["batch_size", "noise_multiplier", "coins", "noise"])
+def test_a_step_is_charged_as_it_is_drawn(monkeypatch: pytest.MonkeyPatch, what: str, broken: bool) -> None:
+    teacher, data, changes = small(), PoissonSampled(dataset=Digits(), batch_size=64), Changes(what)
+    settings = {**trainer_settings(".", -1), "max_steps": 30, "logger": False, "callbacks": [changes]}
+    if broken:  # the first step's charge for all
+        monkeypatch.setattr(DPSGDTeacher, "_require_as_charged", lambda self: None)
+        monkeypatch.setattr(DPSGDTeacher, "_step", SampledGaussian(1.0, 64 / 1275))
+    if what in ("batch_size", "coins") and not broken:
+        with pytest.raises(ValueError, match=r"PoissonLoader at the sample_rate"):
+            Trainer(**settings).fit(teacher, data)
+        return
+    Trainer(**settings).fit(teacher, data)
+    really = compose(changes.drawn, teacher.delta).epsilon
+    if what != "batch_size":  # which changes the loader's next batches, not those of this fit
+        assert (teacher.guarantee().epsilon == really) is not broken
+
+
+def test_anomaly_detection_is_refused_before_a_record_can_end_the_fit() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
+        fit(dp_sgd(trainer={"detect_anomaly": True}, noise_multiplier=1.0))
+    assert not Path("run/public").exists()
+
+
+class DetectsAnomalies(Callback):
+    """After `on_train_start`, which a derived class may override without calling this class's."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        torch.autograd.set_detect_anomaly(True)
+
+
+def test_anomaly_detection_that_begins_later_is_refused_too() -> None:
+    data = PoissonSampled(dataset=Digits(), batch_size=64, steps_per_epoch=2)
+    with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
+        train(small(), data, callbacks=[DetectsAnomalies()])
+
+
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("begun", ["new", "fitted", "loaded"])
 def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatch, begun: str, broken: bool) -> None:
-    def teacher() -> DPSGDTeacher:
-        return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
-
     def further(module: DPSGDTeacher, *, save: str | None = None, **settings: Any) -> float:
         data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2)
         train(module, data, save=save, **settings)
         return module.guarantee().epsilon
 
     if broken:
-        monkeypatch.setattr(ClippedNetwork, "_digest", lambda *_: b"")
-    alone, twice = further(other := teacher(), save="other.ckpt"), further(other)
-    warm = teacher()
+        monkeypatch.setattr(DPSGDTeacher, "_digest", lambda *_: b"")
+    alone, twice = further(other := small(), save="other.ckpt"), further(other)
+    warm = small()
     if begun != "new":
         further(warm, save="own.ckpt")
     if begun == "loaded":
@@ -192,13 +326,12 @@ def test_normalised_gradients_cost_what_clipped_ones_do_and_the_guarantee_says_w
     assert "gradients clipped to 1000" in states[1]["mechanism"]
 
 
-def test_physical_batches_and_ghost_clipping_change_nothing(start: torch.Tensor) -> None:
+def test_physical_batches_change_nothing(start: torch.Tensor) -> None:
     settings: dict[str, Any] = {"noise": REPRODUCIBLE, "steps": 3, "same_coins": True}
     whole = weights(configuration("whole", **settings))
     assert torch.allclose(
         weights(configuration("pieces", clipping={"physical_batch_size": 17}, **settings)), whole, atol=1e-5
     )
-    assert torch.allclose(weights(configuration("ghost", clipping={"mode": "ghost"}, **settings)), whole, atol=1e-4)
     assert not torch.allclose(whole, start, atol=1e-3)
 
 
@@ -253,7 +386,7 @@ def test_a_student_inherits_the_smaller_epsilon() -> None:
 def test_a_student_of_cheaper_answers_has_no_weight_of_its_teacher(
     monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    teacher = DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0)
+    teacher = small()
     train(teacher, PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=2), save="teacher.ckpt")
 
     def epsilon(noise: float) -> float:
@@ -292,15 +425,12 @@ def test_what_was_void_stays_void_on_resume() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.network: BatchNorm mixes the records.*GroupNorm.*LinearOnFeatures"):
-        DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, network=SmallCNN)
     with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
     bounded: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"bounding": "normalize", "mode": "ghost"}, r"bounding=normalize needs clipping\.mode=flat"),
-        ({"granularity": 0.1, "mode": "linear"}, r"granularity=0\.1 needs clipping\.mode=flat"),
+        ({"granularity": 2.0}, r"clipping\.granularity must lie between"),
         ({"stability": 0.0}, "stability must be above 0"),
-        ({"mode": "both"}, "mode must be auto, flat, ghost or linear, got 'both'"),
+        ({"bounding": "both"}, "bounding must be clip or normalize, got 'both'"),
     )
     for clipping, message in bounded:
         with pytest.raises(ValueError, match=message):

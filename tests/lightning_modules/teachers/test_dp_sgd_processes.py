@@ -12,52 +12,15 @@ from support.dp_teachers import SMALL, dp_sgd
 from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, fit
-from support.seeded import Seeded, p_value
-from support.threads import in_threads
-from torch import nn
 
 from datamodules import Digits
 from datamodules.base import Part
 from datamodules.records import ImageDataset
 from lightning_modules import DPSGDTeacher
-from lightning_modules.teachers.exact_noise import ExactNoise
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.mechanisms.noise import ReproducibleNoise
-from privacy.processes import Processes
 
 LINEAR = linear_spec(scales=1, groups=9)
-SIGMA, C, BATCH = 4.0, 0.3, 16
-
-
-class _NoiseInEach(ExactNoise):
-    """Negative control: every process adds the whole noise to its own sum, and the sums are then added up."""
-
-    def add_noise(self) -> None:
-        for parameter in self.params:
-            noisy = parameter.summed_grad + self.source.gaussian(tuple(parameter.shape)) * SIGMA * C
-            parameter.grad = torch.stack(self.processes.gather(noisy)).sum(dim=0).to(parameter.dtype) / BATCH
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
-    size = 30_000
-
-    def act(processes: Processes) -> torch.Tensor:
-        weight, rank = nn.Parameter(torch.zeros(size)), processes.rank
-        kind = _NoiseInEach if broken else ExactNoise
-        made = kind(torch.optim.SGD([weight]), noise_multiplier=SIGMA, max_grad_norm=C, expected_batch_size=BATCH)
-        made.source, made.processes = Seeded(seed=rank), processes
-        made.sums = [torch.full((size,), 1.0 + rank, dtype=torch.float64)]
-        made.accumulate()
-        made.add_noise()
-        assert weight.grad is not None
-        return weight.grad.double()
-
-    found = in_threads(act)
-    assert torch.equal(found[0], found[1])
-    drawn = (found[0] * BATCH - 3.0).numpy()  # the sum of both sums
-    assert (p_value(drawn, SIGMA * C) > 1e-3) is not broken
-    assert not broken or p_value(drawn, SIGMA * C) < 1e-20
 
 
 def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, Any]:
@@ -81,7 +44,6 @@ def parameters(state: dict[str, Any]) -> torch.Tensor:
     [
         pytest.param({}, id="linear"),
         pytest.param({"network": SMALL, "clipping": {"physical_batch_size": 17}}, id="flat", marks=pytest.mark.slow),
-        pytest.param({"network": SMALL, "clipping": {"mode": "ghost"}}, id="ghost", marks=pytest.mark.slow),
         pytest.param({"network": SMALL, "clipping": {"granularity": 1e-3}}, id="lattice", marks=pytest.mark.slow),
     ],
 )

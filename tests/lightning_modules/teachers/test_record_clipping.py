@@ -1,7 +1,10 @@
-"""Clipped sums: no record moves one by more than its clipping norm, whatever the records are."""
+"""Clipped sums: no record moves one by more than its clipping norm, whatever the records and the network are."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,29 +12,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning import Callback, LightningModule, Trainer
+from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
-from support.dp_teachers import teacher_by_dp_sgd
+from opacus.validators import ModuleValidator
+from support.dp_teachers import teacher_by_dp_sgd, train
 from support.features import linear, linear_spec
-from support.runs import checkpoint
 from support.seeded import Seeded
 from torch import nn
 from torch.nn import functional as F
 
+from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
-from lightning_modules.networks import ImageClassifier, SmallCNN
+from lightning_modules.networks import ImageClassifier, LinearOnFeatures, SmallCNN, Whitening
+from lightning_modules.networks.memory import feature_memory
+from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers import record_clipping as module
-from lightning_modules.teachers.clipped_network import ClippedNetwork
 from lightning_modules.teachers.losses import PriorCrossEntropy
-from lightning_modules.teachers.record_clipping import (
-    Clipping,
-    FlatClipping,
-    GhostClipping,
-    flat_sums,
-    linear_head,
-    linear_sums,
-)
-from privacy.identity import CheckpointError
-from privacy.processes import ALONE
+from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping, flat_sums, linear_head, linear_sums
 
 C = 0.3
 CLASSES, FEATURES = 4, 11
@@ -225,7 +223,7 @@ class _OtherForward(_Frozen):
         return 2 * super().forward(images)
 
 
-def test_which_mode_is_chosen() -> None:
+def test_which_heads_have_a_closed_form() -> None:
     fixed = linear(scales=1, groups=9)
     assert linear_head(fixed) is fixed.head and linear_head(_Frozen()) is not None
     partly = linear(scales=1, groups=9)
@@ -233,125 +231,24 @@ def test_which_mode_is_chosen() -> None:
     weighted = linear(scales=1, groups=9)
     nn.utils.parametrizations.weight_norm(weighted.head)
     deeper = SmallCNN(image_shape=(1, 8, 8), norm="group")
-    others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), weighted, deeper, nn.Linear(4, 4)]
+    others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), partly, weighted, deeper, nn.Linear(4, 4)]
     assert all(linear_head(network) is None for network in others)
-
-    def mode(network: nn.Module, **settings: Any) -> str:
-        return Clipping(**settings).mode_for(network)
-
-    assert mode(fixed) == "linear" and mode(fixed, granularity=0.1) == "flat"
-    assert mode(deeper) == "flat" and mode(deeper, physical_batch_size=10**7) == "ghost"
-    assert mode(fixed, mode="flat") == "flat" and mode(fixed, mode="ghost") == "ghost"
-    with pytest.raises(ValueError, match=r"clipping\.mode=linear needs a network that trains a linear head alone"):
-        mode(deeper, mode="linear")
+    assert made(linear()).head is not None and made(linear(), granularity=0.1).head is None
+    assert made(linear(), bounding="normalize").extracts == "feature_extractor"
 
 
-class Tokens(nn.Module):
-    """A layer of 49 patches each, whose gradients add up over an image."""
+def test_a_training_in_closed_form_is_that_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal coins and noise, through the trainer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Linear(16, 64, bias=False)
-        self.head = nn.Linear(64, 10)
-        with torch.no_grad():
-            self.head.weight.mul_(20)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.patches(images).sum(dim=1))  # type: ignore[no-any-return]
-
-
-def _largest_of_patches_that_cancel() -> float:
-    """Norm of what ghost clipping makes of one of 40 images, in clipping norms."""
-    torch.manual_seed(0)
-    network, largest = Tokens(), 0.0
-    ghost = GhostClipping(network, Clipping(max_grad_norm=C, mode="ghost"), PriorCrossEntropy())
-    for seed in range(40):
-        draw = torch.Generator().manual_seed(seed)
-        half = torch.randint(0, 256, (24, 16), generator=draw) / 127.5 - 1
-        patches = torch.cat([half, -half, torch.full((1, 16), 1 / 255)])[torch.randperm(49, generator=draw)]
-        sums = ghost.sums(patches[None], torch.tensor([seed % 10]), network)
-        largest = max(largest, float(vector(sums).norm()) / C)
-    return largest
-
-
-def test_ghost_clipping_bounds_what_cancels_within_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _largest_of_patches_that_cancel() <= 1
-    exact = module.compute_linear_norm_sample
-    in_float32 = lambda layer, inputs, grads: exact(layer, inputs, grads.float())  # noqa: E731
-    monkeypatch.setattr(module, "compute_linear_norm_sample", in_float32)
-    assert _largest_of_patches_that_cancel() > 1
-
-
-def _moved_by_one_of_many_alike() -> float:
-    """What leaving out one of 4,096 records takes from the sum of ghost clipping, in clipping norms."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
-    ghost = GhostClipping(network, Clipping(max_grad_norm=C, mode="ghost"), PriorCrossEntropy())
-    images, labels = torch.randn(1, 64).expand(4096, 64).clone(), torch.zeros(4096, dtype=torch.int64)
-    all_of_them, but_one = (vector(ghost.sums(images[first:], labels[first:], network)) for first in (0, 1))
-    return float((all_of_them - but_one).norm()) / C
-
-
-def test_ghost_clipping_leaves_room_for_what_float32_makes_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _moved_by_one_of_many_alike() <= 1
-    monkeypatch.setattr(module, "GHOST_MARGIN", 0.0)
-    monkeypatch.setattr(module, "GHOST_RECORDS", 4096)
-    assert _moved_by_one_of_many_alike() > 1
-
-
-@pytest.mark.parametrize("mode", ["flat", "ghost"])
-def test_no_gradient_of_records_is_left_for_others_to_log(mode: Any) -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    clipped = ClippedNetwork(network, Clipping(max_grad_norm=C, mode=mode), PriorCrossEntropy())
-    clipped.settle(image_shape=(1, 8, 8), num_classes=10, batch_size=4, processes=ALONE, resumed=False)
-    (sums, _) = clipped.sums(torch.ones(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), extracted=False)
-    assert sums.any() and clipped.mode == mode
-    assert all(getattr(weight, name) is None for weight in network.parameters() for name in ("grad", "grad_sample"))
-
-
-class Precise(Tokens):
-    """Notes the precision that a GPU would multiply in, of its copies as well."""
-
-    seen: ClassVar[list[tuple[str, bool]]] = []
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-        return super().forward(images.flatten(1).unfold(1, 16, 16))
-
-
-def test_records_are_clipped_without_tf32() -> None:
-    torch.set_float32_matmul_precision("high")
-    try:
-        clipped = ClippedNetwork(Precise(), Clipping(max_grad_norm=C), PriorCrossEntropy())
-        shape = {"image_shape": (1, 28, 28), "num_classes": 10, "batch_size": 4}
-        clipped.settle(**shape, processes=ALONE, resumed=False)
-        assert set(Precise.seen) == {("highest", False)}  # the trial compares batches of one with larger ones
-        Precise.seen.clear()
-        images = torch.zeros(4, 1, 28, 28)
-        clipped.sums(images, torch.zeros(4, dtype=torch.int64), extracted=False)
-        clipped.logits(images, extracted=False)
-        assert Precise.seen == [("highest", False), ("high", True)]
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def test_a_training_is_that_of_opacus_flat_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal coins and noise, through the trainer; and `auto` goes on as a file of `flat` began."""
-
-    def weights(name: str, *arguments: str, **model: Any) -> tuple[torch.Tensor, DPSGDTeacher]:
+    def weights(name: str, **model: Any) -> torch.Tensor:
         stream = Seeded(seed=3)
         monkeypatch.setattr("privacy.mechanisms.noise.SystemNoise.words", lambda self, count: stream.words(count))
-        teacher = teacher_by_dp_sgd(name, *arguments, network=LINEAR, noise_multiplier=1.0, **model)
-        return torch.cat([p.detach().flatten() for p in teacher.network.parameters()]), teacher
+        teacher = teacher_by_dp_sgd(name, epochs=1, network=LINEAR, noise_multiplier=1.0, **model)
+        return torch.cat([p.detach().flatten() for p in teacher.network.parameters()])
 
-    linear, teacher = weights("linear", epochs=1)
-    assert teacher.clipped.mode == checkpoint("linear")["dp_sgd"]["settings"]["clipping.mode"] == "linear"
-    flat, _ = weights("flat", epochs=1, clipping={"mode": "flat", "physical_batch_size": 50})
-    assert torch.allclose(linear, flat, atol=1e-5)
-    resume = "--ckpt_path=flat/checkpoints/last.ckpt"
-    assert weights("flat", resume, epochs=2)[1].clipped.mode == "flat"
-    with pytest.raises(CheckpointError, match=r"clipping\.mode was 'flat' and is 'linear'"):
-        weights("flat", resume, epochs=3, clipping={"mode": "linear"})
+    closed = weights("closed")
+    monkeypatch.setattr(module, "linear_head", lambda network: None)
+    assert torch.allclose(closed, weights("held", clipping={"physical_batch_size": 50}), atol=1e-5)
 
 
 # Persons.
@@ -361,12 +258,10 @@ def of_persons(mode: str, features: torch.Tensor, labels: torch.Tensor, counts: 
     """The clipped sum of one mode, each person's mean gradient clipped at C; None clips each picture."""
     network = linear(image_shape=(1, 4, 4), num_classes=CLASSES)
     network.feature_extractor, network.head = nn.Identity(), head()
-    settings = Clipping(max_grad_norm=C, mode="auto", granularity=1e-6 if mode == "lattice" else None)
-    kind = module.LinearClipping if mode == "linear" else module.FlatClipping
-    clipping = kind(network, settings, PriorCrossEntropy(log_prior=None))
-    found = vector(clipping.sums(features, labels, network.head, counts)).double()
-    clipping.release()
-    return found * (settings.lattice or 1.0)
+    clipped = made(network, (1, 1, FEATURES), granularity=1e-6 if mode == "lattice" else None)
+    clipped.head = network.head if mode == "linear" else None
+    found = clipped.sums(features, labels, None if counts is None else torch.tensor(counts))
+    return vector(found).double() * (clipped.clipping.lattice or 1.0)
 
 
 @pytest.mark.parametrize("mode", ["flat", "lattice", "linear"])
@@ -414,19 +309,380 @@ def test_pieces_divide_no_person() -> None:
 
 def test_labels_that_count_for_nothing_do_not_scale_what_others_move() -> None:
     """torch's mean is over labels other than -100: by that, 4 of 64 records would weigh 16 times as much."""
-    features, labels = records(64, seed=5)
+    clipped = made(Plain(), max_grad_norm=1000.0)
+    images, labels = IMAGES.repeat(6, 1, 1, 1)[:64], LABELS.repeat(6)[:64].clone()
+    alone = vector(clipped.sums(images[:1], labels[:1]))
     labels[4:] = -100
-    network = nn.Sequential(head())
-    F.cross_entropy(network(features[:1]), labels[:1]).backward()
-    own = float(vector([parameter.grad for parameter in network.parameters()]).norm())  # type: ignore[misc]
+    moved = vector(clipped.sums(images, labels)) - vector(clipped.sums(images[1:], labels[1:]))
+    assert torch.allclose(moved, alone, rtol=1e-4, atol=1e-7)
+    with torch.no_grad():  # negative control
+        logits = clipped.logits(images, extracted=False)
+    assert float(F.cross_entropy(logits, labels)) == pytest.approx(float(F.cross_entropy(logits[:4], labels[:4])))
 
-    def moved(reduction: str) -> float:
-        """By the first record."""
-        clipping = FlatClipping(network, Clipping(max_grad_norm=1000.0), PriorCrossEntropy())
-        clipping._losses.reduction = reduction
-        sums = [vector(clipping.sums(features[first:], labels[first:], clipping._hooks)) for first in (0, 1)]
-        clipping.release()
-        return float((sums[0] - sums[1]).norm())
 
-    assert moved("sum") == pytest.approx(own, rel=1e-4)
-    assert moved("mean") != pytest.approx(own, rel=0.1)  # negative control
+# Networks: the gradient of each record is a function of that record.
+
+IMAGES = 2 * torch.rand(11, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
+LABELS = torch.arange(11) % 10
+
+
+class Plain(nn.Module):
+    """A network that treats each image by itself."""
+
+    def __init__(self, *, padding_mode: Any = "zeros", features: int = 8 * 64) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode)
+        self.norm: nn.Module = nn.GroupNorm(2, 8)
+        self.head = nn.Linear(features, 10)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(self.conv(images))).flatten(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(images))  # type: ignore[no-any-return]
+
+
+class BagOfPatches(Plain):
+    def __init__(self) -> None:
+        super().__init__(features=8 * 16)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = images.unfold(2, 4, 4).unfold(3, 4, 4).reshape(-1, 1, 4, 4)
+        return super().forward(patches).unflatten(0, (-1, 4)).mean(dim=1)
+
+
+class Centred(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.features(images)
+        return self.head(features - 0.9 * features.mean(dim=0))  # type: ignore[no-any-return]
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(64, 16)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        code = torch.tanh(self.encoder(images.flatten(1)))
+        return self.head(torch.tanh_(F.linear(code, self.encoder.weight.t())))  # type: ignore[no-any-return]
+
+
+class OfTheBatch(Plain):
+    """Statistics that are not kept are those of one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8, affine=False, track_running_stats=False)
+
+
+class Remembers(Plain):
+    """Keeps what it saw in an attribute, which is not saved, and takes it off the next batch."""
+
+    seen: torch.Tensor | float = 0.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        before, self.seen = self.seen, 0.9 * images.detach()
+        return super().forward(images - before)
+
+
+class HookedLater(Plain):
+    """Scales what a layer gives in a batch of an even number of records: others then depend on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.register_forward_hook(lambda _, __, out: 1e-3 * out if len(out) % 2 == 0 else out)
+        self.head.weight.register_hook(lambda gradient: 3 * gradient)
+
+
+def made(
+    network: nn.Module, image_shape: tuple[int, int, int] = (1, 8, 8), *, max_grad_norm: float = C, **settings: Any
+) -> ClippedNetwork:
+    clipping = Clipping(max_grad_norm=max_grad_norm, **settings)
+    return ClippedNetwork(network, clipping, PriorCrossEntropy(), image_shape=image_shape)
+
+
+def of_opacus(self: ClippedNetwork, inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """Negative control: per-sample gradients by hooks, which assume that rows are records."""
+    hooks = GradSampleModule(self.network, loss_reduction="sum", strict=False)
+    F.cross_entropy(hooks(inputs), labels, reduction="sum").backward()
+    each = [parameter.grad_sample[: len(inputs)] for parameter in self.parameters]  # type: ignore[attr-defined]
+    hooks.cleanup()
+    return each
+
+
+ODD = [partial(Plain, padding_mode="reflect"), BagOfPatches, TiedAutoencoder, Centred, OfTheBatch, HookedLater]
+COUPLED = [Centred, OfTheBatch, HookedLater]
+
+
+@pytest.mark.parametrize("network", ODD)
+def test_whatever_a_network_does_a_record_has_the_gradient_of_a_batch_of_one(network: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    clipped = made(network())
+    found = clipped.gradients(IMAGES, LABELS)
+    for row in range(len(IMAGES)):
+        loss = F.cross_entropy(clipped._copy()(IMAGES[row : row + 1]), LABELS[row : row + 1])
+        exact = torch.autograd.grad(loss, clipped.parameters)
+        if network is HookedLater:
+            exact = (*exact[:-2], exact[-2] / 3, exact[-1])  # which no hook has changed
+        assert all(torch.allclose(one[row], other, atol=1e-5) for one, other in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("network", COUPLED)
+def test_one_record_more_moves_a_sum_by_at_most_its_clipping_norm(
+    network: Callable[[], nn.Module], broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    clipped = made(network())
+    if broken:
+        monkeypatch.setattr(ClippedNetwork, "gradients", of_opacus)
+    sums = [vector(clipped.sums(IMAGES[:n], LABELS[:n])) for n in (2, 1)]
+    # float32 may round the other record's gradient otherwise in a batch of another size.
+    assert (float((sums[0] - sums[1]).norm()) <= C * (1 + 1e-6)) is not broken
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_batch_is_remembered(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clipped = made(Remembers())
+    if broken:  # torch revives within `vmap` what an earlier one has left
+        monkeypatch.setattr(ClippedNetwork, "_copy", lambda self, **_: self.network)
+    first = vector(clipped.sums(IMAGES, LABELS))
+    clipped.sums(IMAGES.flip(0), LABELS)
+    assert torch.equal(first, vector(clipped.sums(IMAGES, LABELS))) is not broken
+    assert isinstance(clipped.network.seen, float) is not broken
+
+
+class Kept(Plain):
+    kept: torch.Tensor
+
+    def __init__(self, *, training: bool) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1, 8, 8))
+        self.when = training
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training is self.when:
+            self.kept.copy_(images[-1].detach())
+        return super().forward(images)
+
+
+class Assigns(Plain):
+    """A buffer that it does not write into, but replaces."""
+
+    kept: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1, 8, 8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.kept = images[-1].detach().clone()
+        return super().forward(images)
+
+
+class Dropped(Plain):
+    def __init__(self, probability: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(probability)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.dropout(super().features(images))  # type: ignore[no-any-return]
+
+
+class Draws(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images * float(np.random.rand()))
+
+
+class RoundedByThePeak(Plain):
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().features(images)
+        step = float(found.detach().abs().max()) / 63
+        return torch.fake_quantize_per_tensor_affine(found, step, 0, -64, 63)
+
+
+class OfAGlobal(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        before = SEEN[-1] if SEEN else 0.0
+        SEEN.append(images.detach())
+        return super().forward(images - before)
+
+
+SEEN: list[torch.Tensor] = []
+
+
+class Capped(Plain):
+    """Caps the gradient of a batch, which a module's hook sees: 1.113 C for one record were measured so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.register_full_backward_hook(lambda _, given, __: (given[0] * min(1.0, 30 / float(given[0].norm())),))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "statistics": (partial(SmallCNN, 10, (1, 8, 8)), r"BatchNorm2d mixes records.*GroupNorm.*LinearOnFeatures"),
+    "dropout": (Dropped, "Dropout mixes.* random.*no dropout"),
+    "draws": (Draws, "other gradients the second time"),
+    "a buffer": (partial(Kept, training=True), "Kept mixes records, keeps something"),
+    "a global": (OfAGlobal, "mixes records, keeps something of them|other gradients the second time"),
+    "python": (RoundedByThePeak, r"torch says: vmap: .* calling \.item"),
+    "a hook of gradients": (Capped, "torch says: In order to use an autograd"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_network_that_torch_cannot_treat_record_by_record_is_refused_where_it_is_built(name: str) -> None:
+    network, message = REFUSED[name]
+    with pytest.raises(ValueError, match=re.compile(rf"model\.network: .*({message})", re.DOTALL)):
+        teacher(network)
+    SEEN.clear()
+
+
+def teacher(network: Callable[[], nn.Module], **given: Any) -> DPSGDTeacher:
+    given = {"network": lambda *_: network(), "optimizer": partial(torch.optim.SGD, lr=0.1), **given}
+    return DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), noise_multiplier=1.0, **given)
+
+
+def fitted(module: DPSGDTeacher, **given: Any) -> DPSGDTeacher:
+    train(module, PoissonSampled(dataset=Digits(), batch_size=64, steps_per_epoch=2), **given)
+    return module
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("network", [partial(Kept, training=False), Assigns])
+def test_what_a_network_writes_of_a_record_is_not_published(
+    network: Callable[[], nn.Module], broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a private record in training, or a held-out one in validation."""
+    model = teacher(network)
+    if broken:
+        monkeypatch.setattr(ClippedNetwork, "logits", lambda self, images, extracted: self.network(images))
+    fitted(model, save="saved.ckpt")
+    published = torch.load("script/public/teacher.pt", weights_only=True)
+    assert bool(torch.load("saved.ckpt", weights_only=True)["state_dict"]["network.kept"].any()) is broken
+    assert bool(published["kept"].any()) is broken
+
+
+class TurnsDropoutOn(Callback):
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.network.dropout.p = 0.5  # type: ignore[union-attr]
+
+
+def test_draws_that_begin_later_end_the_fit() -> None:
+    model = teacher(partial(Dropped, 0.0))
+    with pytest.raises(RuntimeError, match="random operation"):
+        fitted(model, callbacks=[TurnsDropoutOn()])
+    assert not len(model.accountant)
+
+
+class Precise(Plain):
+    """Notes the precision that a GPU would multiply in, of its copies as well."""
+
+    seen: ClassVar[list[tuple[str, bool]]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return super().forward(images)
+
+
+def test_records_are_clipped_without_tf32() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        clipped = made(Precise())
+        Precise.seen.clear()
+        clipped.sums(IMAGES, LABELS)
+        clipped.logits(IMAGES, extracted=False)
+        assert Precise.seen == [("highest", False), ("high", True)]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+class CentredPixels(nn.Module):
+    """A fixed extractor of the whole batch, with an attribute that the next call reads."""
+
+    output_shape = (64,)
+    last: torch.Tensor | float = 0.0
+
+    def __init__(self, image_shape: tuple[int, int, int], prior: ImagePrior) -> None:
+        super().__init__()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        before, self.last = self.last, images.flatten(1).mean(dim=0)
+        return images.flatten(1) - self.last + before
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_fixed_features_are_those_of_each_image_by_itself(remembered: bool) -> None:
+    network = LinearOnFeatures(image_shape=(1, 8, 8), features=CentredPixels, whitening=Whitening(images=40))
+    clipped = made(network)
+    images = IMAGES.repeat(4, 1, 1, 1)  # more than are computed at once
+    alone = torch.cat([clipped._copy().eval().feature_extractor(image[None]) for image in images])
+    if remembered:
+        with feature_memory():
+            found = clipped.features(images)
+            assert torch.equal(clipped.features(images[:3]), found[:3])
+    else:
+        found = clipped.features(images)
+    assert torch.allclose(found, alone, rtol=1e-3, atol=1e-2 if remembered else 1e-4)
+    assert not torch.allclose(network.eval().feature_extractor(images), alone, rtol=1e-1)  # negative control
+
+
+class TrainsItsFront(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+        self.head = nn.Linear(2 * 36, 10)
+
+    def forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
+        return self.head(features)  # type: ignore[no-any-return]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.forward_extracted(self.feature_extractor(images))
+
+
+def test_a_front_that_is_called_like_a_fixed_one_is_trained() -> None:
+    model = teacher(TrainsItsFront)
+    before = {name: weight.clone() for name, weight in model.network.state_dict().items()}
+    fitted(model)
+    assert not any(torch.equal(weight, before[name]) for name, weight in model.network.state_dict().items())
+    assert made(TrainsItsFront()).extracts is None
+    front = TrainsItsFront()
+    front.feature_extractor.requires_grad_(False)
+    assert made(front).extracts == "feature_extractor"
+
+
+class FrozenBody(ImageClassifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten()).requires_grad_(False)
+        self.head = nn.Linear(2 * 36, 10)
+
+    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images)  # type: ignore[no-any-return]
+
+
+def test_statistics_that_are_fixed_pass_where_features_are_computed_in_eval_mode() -> None:
+    model = teacher(FrozenBody)
+    before = {name: value.clone() for name, value in model.network.body.state_dict().items()}
+    assert fitted(model).clipped.head is not None
+    assert all(torch.equal(value, before[name]) for name, value in model.network.body.state_dict().items())
+    with pytest.raises(ValueError, match="BatchNorm2d mixes records"):
+        teacher(FrozenBody, clipping={"bounding": "normalize"})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("torchvision.squeezenet1_1", {"dropout": 0.0}),
+        pytest.param("torchvision.mobilenet_v2", {"dropout": 0.0}, marks=pytest.mark.slow),
+        pytest.param("timm.vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8}, marks=pytest.mark.slow),
+        pytest.param("timm.regnetz_b16", {"norm_layer": "groupnorm1"}, marks=pytest.mark.slow),
+    ],
+)
+def test_networks_of_libraries_pass(name: str, settings: dict[str, Any]) -> None:
+    package, _, kind = name.partition(".")
+    library: Any = pytest.importorskip("timm" if package == "timm" else "torchvision.models")
+    build = partial(library.create_model, kind) if package == "timm" else getattr(library, kind)
+    torch.manual_seed(0)
+    made(ModuleValidator.fix(build(num_classes=10, **settings)), (3, 32, 32))  # GroupNorm in place of BatchNorm
