@@ -32,12 +32,10 @@ def reading(path: Path, what: str) -> Iterator[None]:
     """Turns errors of a parser within the block into errors that name the file.
 
     Raises:
-        ValueError: The block raised an error, other than missing names, which are bugs of the reader.
+        ValueError: The block raised an error.
     """
     try:
         yield
-    except (AttributeError, ImportError, NameError):
-        raise
     except Exception as error:
         raise ValueError(f"{path} is damaged or no {what} ({error}): delete it and get it again") from error
 

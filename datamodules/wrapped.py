@@ -131,9 +131,6 @@ class StepIndices:
     def __iter__(self) -> Iterator[int]:
         """Yields the indices, from the restored one on the first time after a restore."""
         start, self._start = self._start, 0
-        return self._count(start)
-
-    def _count(self, start: int) -> Iterator[int]:
         for step in range(start, self.steps):
             self._next = step + 1
             yield step

@@ -338,12 +338,11 @@ class Node:
             self._client.end()
 
     def _client_for(self, given: Mapping[str, Any]) -> FederatedClient:
-        if self._client is not None and self._client.starts and self._made_for != given:
-            raise ClientRefusal(f"{self.name} has begun a run of other images or classes: start it anew for these")
-        if self._client is None or self._made_for != given:
+        if self._client is None:
             teacher = self.teacher.load(num_classes=given["num_classes"], image_shape=tuple(given["image_shape"]))
-            self._client = FederatedClient(name=self.name, teacher=teacher, **self._settings)
-            self._made_for = given
+            self._client, self._made_for = FederatedClient(name=self.name, teacher=teacher, **self._settings), given
+        elif self._made_for != given:
+            raise ClientRefusal(f"{self.name} was introduced for other images or classes: start it anew for these")
         return self._client
 
     def _begin(self, values: Mapping[str, Any]) -> None:

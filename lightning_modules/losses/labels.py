@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,20 +64,18 @@ def annotation_of_labels(outputs: Tensor, labels: Tensor, candidates: Tensor, *,
 
 
 class CandidateSchedule(nn.Module, ABC):
-    """Decides how many of the student's largest outputs are candidates. It sees only the student, never the teacher.
+    """Decides how many of the student's largest outputs are candidates. It sees only the student, never the teacher."""
 
-    Attributes:
-        fixed_beforehand: Whether sizes depend only on the step. Then each call is charged for its own size; sizes that
-            depend on the student, which earlier responses have trained, are charged as the smallest possible.
-    """
+    @property
+    def fixed_beforehand(self) -> bool:
+        """Whether sizes depend only on the step: those of the two classes for that, and of subclasses that keep them.
 
-    fixed_beforehand: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # What a class states about its own sizes does not hold for those of a subclass.
-        if {"size", "sizes"} & vars(cls).keys() and "fixed_beforehand" not in vars(cls):
-            cls.fixed_beforehand = False
+        Then each call is charged for its own size; sizes that depend on the student, which earlier responses have
+        trained, are charged as the smallest possible.
+        """
+        kind = type(self)
+        by_step = kind.size in (FixedCandidates.size, LinearCandidates.size)
+        return by_step and kind.sizes is CandidateSchedule.sizes
 
     @abstractmethod
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
@@ -100,8 +97,6 @@ class FixedCandidates(CandidateSchedule):
     guess.
     """
 
-    fixed_beforehand = True
-
     def size(self, probabilities: Tensor, *, step: int, smallest: int) -> int:
         return smallest
 
@@ -116,8 +111,6 @@ class LinearCandidates(CandidateSchedule):
     Raises:
         ValueError: Not 0 <= begin <= end.
     """
-
-    fixed_beforehand = True
 
     def __init__(self, *, begin: int = 500, end: int = 1200) -> None:
         super().__init__()
@@ -141,8 +134,6 @@ class ConfidentCandidates(CandidateSchedule):
         per_image: A size for each image, small if the student is sure of it. The published ε of DPSD's Theorem 2
             does not depend on sizes, and the record-level one is that of the smallest size either way.
     """
-
-    fixed_beforehand = False
 
     def __init__(self, *, per_image: bool = False) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import CIFAR10, Digits, PoissonSampled, Shards, SyntheticSteps
+from datamodules import CIFAR10, Digits
 from datamodules.records import ClassChoice
 
 
@@ -64,10 +64,3 @@ def test_a_part_without_the_classes_is_refused() -> None:
     others = records.select((records.labels != 3) & (records.labels != 7))
     with pytest.raises(ValueError, match=r"classes=\['3', '7'\] leaves the test part of Digits empty"):
         choice.of_records(others, dataset="Digits", part="test")
-
-
-@pytest.mark.parametrize("wrap", [SyntheticSteps, PoissonSampled, Shards])
-def test_wrapped_data_sets_follow(wrap: Any) -> None:
-    wrapped = wrap(dataset=Digits(classes=[7, 3]))
-    assert (wrapped.num_classes, wrapped.name, wrapped.private_data) == (2, "Digits-3-7", "Digits/train")
-    assert wrapped.metrics == ("accuracy",)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from lightning import Trainer
 from PIL import Image
-from support.runs import QUIET, fit
 from torch import Tensor
 
 from datamodules import ClientRecords, Clients, Digits, ImageDataset, ImageFolder, Shards
@@ -27,12 +26,6 @@ SETTINGS: dict[str, Any] = {"num_clients": 5, "alpha": 0.5, "num_classes": 10, "
 @pytest.fixture
 def records() -> ImageDataset:
     return Digits().read("train")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def by_id(ids: Tensor, clients: Tensor) -> dict[int, int]:
@@ -114,20 +107,6 @@ def test_no_client_expects_fewer_than_its_least_share() -> None:
     assert int(clients.shards.starts.diff().min()) > 60
 
 
-def test_clients_hold_every_record_once_and_more_of_some_classes(records: ImageDataset) -> None:
-    data = Clients(dataset=Digits(), batch_size=32)
-    data.setup("fit")
-    shards = data.shards
-    assert len(shards) == data.num_teachers == 5 and data.private_data == "Digits/train"
-    kept = shards.records
-    assert isinstance(kept, ImageDataset)
-    assert sorted(kept.ids.tolist()) == sorted(records.ids.tolist())
-    counts = torch.stack([kept.labels[list(shards.positions(one))].bincount(minlength=10) for one in range(5)])
-    assert torch.equal(counts.sum(0), records.labels.bincount())
-    assert int(counts.min()) < 5 and int(counts.max()) > 90
-    assert len(next(iter(data.val_dataloader()))[1]) == 362
-
-
 def test_a_clients_own_data_set_is_its_shard() -> None:
     data = Clients(dataset=Digits(), batch_size=32)
     data.setup("fit")
@@ -152,43 +131,24 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
     assert len(names) == 8
 
 
-def federation(folder: str, **data: Any) -> dict[str, Any]:
-    return {
-        "seed_everything": 0,
-        "trainer": {"max_epochs": -1, "default_root_dir": folder, "log_every_n_steps": 1},
-        "model": {
-            "class_path": "TeacherEnsemble",
-            "init_args": {
-                "network": {"class_path": "SmallCNN", "init_args": {"width": 4}},
-                "steps": 8,
-                "teachers_at_once": 2,
-            },
-        },
-        "data": {
-            "class_path": "Clients",
-            "init_args": {"dataset": {"class_path": "Digits"}, "num_clients": 3, "steps_per_epoch": 8, **data},
-        },
-    }
+def test_one_fit_trains_a_teacher_for_each_client_of_one_partition(tmp_path: Path) -> None:
+    def fit(data: Shards, *, epochs: int, **given: Any) -> Trainer:
+        network = partial(SmallCNN, width=4)
+        module = TeacherEnsemble(num_classes=10, image_shape=(1, 8, 8), network=network, steps=8, teachers_at_once=2)
+        trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, max_epochs=epochs)
+        trainer.fit(module, datamodule=data, **given)
+        return trainer
 
-
-def test_one_fit_trains_a_teacher_for_each_client(folder: Path) -> None:
-    fit(federation("whole"), *QUIET)
-    ensemble = TeacherConfig(path="whole/checkpoints/last.ckpt").load_ensemble(num_classes=10, image_shape=(1, 8, 8))
+    clients = partial(Clients, dataset=Digits(), num_clients=3, steps_per_epoch=4)
+    part, whole = str(tmp_path / "part.ckpt"), str(tmp_path / "whole.ckpt")
+    fit(clients(), epochs=1).save_checkpoint(part)
+    fit(clients(), epochs=-1, ckpt_path=part).save_checkpoint(whole)
+    ensemble = TeacherConfig(path=whole).load_ensemble(num_classes=10, image_shape=(1, 8, 8))
     assert ensemble.num_teachers == 3 and ensemble.private_data == "Digits/train"
     assert "does not change with its label" in ensemble.assumptions[0]
-    # Teachers of one file are of one partition.
-    fit(federation("part"), *QUIET, "--trainer.max_epochs=1")
-    module = TeacherEnsemble(
-        num_classes=10,
-        image_shape=(1, 8, 8),
-        network=partial(SmallCNN, width=4),
-        steps=8,
-        teachers_at_once=2,
-    )
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    for other in (Clients(dataset=Digits(), num_clients=3, alpha=0.1), Shards(dataset=Digits(), num_teachers=3)):
+    for other in (clients(alpha=0.1), Shards(dataset=Digits(), num_teachers=3)):
         with pytest.raises(ValueError, match=r"alpha was 0.5 for the first teachers and is (0.1|None) now"):
-            trainer.fit(module, datamodule=other, ckpt_path="part/checkpoints/last.ckpt")
+            fit(other, epochs=-1, ckpt_path=part)
 
 
 class Few(Digits):
@@ -215,20 +175,13 @@ def test_a_client_that_is_too_small_is_named() -> None:
         ({"num_clients": 15}, "lower num_clients"),
         ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
         ({"dataset": Digits(classes=[0, 1])}, "dataset.classes must be null"),
+        ({"client": 5}, "client must be below num_clients=5, got 5"),
+        ({"client": -1}, "client must be a whole number of at least 0"),
     ],
 )
-@pytest.mark.parametrize("kind", [Clients, ClientRecords])
-def test_settings_without_a_meaning(kind: Any, settings: dict[str, Any], message: str) -> None:
-    own = {"client": 0} if kind is ClientRecords else {}
+def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        kind(**{"dataset": Digits(), **own, **settings})
-
-
-def test_a_client_is_one_of_them() -> None:
-    with pytest.raises(ValueError, match="client must be below num_clients=5, got 5"):
-        ClientRecords(dataset=Digits(), client=5)
-    with pytest.raises(ValueError, match="client must be a whole number of at least 0"):
-        ClientRecords(dataset=Digits(), client=-1)
+        ClientRecords(**{"dataset": Digits(), "client": 0, **settings})
 
 
 def test_the_number_of_pictures_does_not_decide_whose_each_is(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 from support.data_files import (
     WNIDS,
-    pixels,
     write_celeba,
     write_cifar10,
     write_cifar100,
@@ -53,7 +52,6 @@ from datamodules import (
     MissingDataError,
     MissingExtraError,
     SyntheticSteps,
-    digits,
 )
 from datamodules.records import id_fraction, ids_of_names
 
@@ -361,13 +359,6 @@ def test_no_code_of_a_file_is_run(copied: Callable[[str], Path]) -> None:
     assert marker.exists()  # what an ordinary reader would have done
 
 
-def test_ids_of_mnist_are_indices_in_the_official_file(tmp_path: Path) -> None:
-    records = MNIST(root=write_mnist(tmp_path, train=30)).read("train")
-    images, labels = pixels(30, 28, 28, classes=10, seed=1)
-    assert np.array_equal(records.images[:, 0, :-1], images[:, :-1]) and np.array_equal(records.labels, labels)
-    assert records.ids.tolist() == list(range(30))
-
-
 # --- Digits ---
 
 
@@ -475,14 +466,6 @@ def test_whose_a_face_is_stands_in_the_file_of_identities(copied: Callable[[str]
     assert torch.equal(data.train_records.identities, 10 + (data.train_records.ids - 1) // 3)
     (root / "celeba" / "identity_CelebA.txt").unlink()
     assert celeba(root).train_records.identities is None
-
-
-def test_a_bug_of_a_reader_is_not_called_a_damaged_file(
-    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digits, "loadmat", lambda *_, **__: None.content)  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError):
-        SVHN(root=copied("SVHN"), verify=False).setup("test")
 
 
 # --- COVIDx and ImageNet ---

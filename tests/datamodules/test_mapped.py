@@ -8,19 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules import Digits, ImageDataset, ShardedRecords, mapped, shard_of
+from datamodules import Digits, ImageDataset, ShardedRecords, shard_of
 from datamodules.mapped import MappedRecords
 
 N = 10
-
-
-def test_long_work_tells_how_far_it_is(
-    records: ImageDataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(mapped, "_SECONDS", -1)
-    with caplog.at_level("INFO"):
-        MappedRecords.of(records, Watched(), parts=torch.arange(len(records)).split(500))
-    assert "1,000 of 1,435 images are done" in caplog.text
 
 
 @pytest.fixture

@@ -131,15 +131,3 @@ def test_only_a_fit_opens_the_private_part(monkeypatch: pytest.MonkeyPatch) -> N
         data.shards  # noqa: B018
     with pytest.raises(AssertionError):
         data.setup("fit")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_teachers": 0}, "num_teachers"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch"),
-    ],
-)
-def test_settings_without_a_meaning(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Shards(**{"dataset": Digits(), **settings})  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.variants import LockedDigits
 from torch import Tensor, nn
 
-from datamodules import MNIST, Digits, SyntheticSteps
+from datamodules import Digits, SyntheticSteps
 from datamodules.records import id_fraction, selection_halves
 
 
@@ -56,15 +56,6 @@ def test_training_and_evaluating_never_read_the_private_part() -> None:
     run.test(model, data, verbose=False)
     assert model.steps == [0, 1, 2, 0, 1, 2]
     assert model.evaluated == [362] * 4
-
-
-def test_it_works_where_the_training_files_are_absent(mnist_root: Path) -> None:
-    for path in (mnist_root / "MNIST" / "raw").glob("train-*"):
-        path.unlink()
-    model = Recorder()
-    data = SyntheticSteps(dataset=MNIST(root=mnist_root, download=True), steps_per_epoch=1)
-    trainer(max_epochs=1).fit(model, data)
-    assert model.evaluated == [50]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from support.data_files import write_idx
 
-from datamodules import ImageFolder, MissingDataError
+from datamodules import ImageFolder
 from experiments.untuned import Labels, Pixels, build_untuned, cropped
 
 #: Between dark ground and bright ink.
@@ -41,10 +41,6 @@ def root(tmp_path: Path) -> Path:
     write_digits(tmp_path / "data", "train", digits[:200], labels[:200])
     write_digits(tmp_path / "data", "t10k", digits[200:300], labels[200:300])
     return tmp_path / "data"
-
-
-def contents(place: Path) -> dict[str, bytes]:
-    return {file.relative_to(place).as_posix(): file.read_bytes() for file in place.rglob("*.png")}
 
 
 @pytest.mark.parametrize(("name", "size", "counts"), SMALL)
@@ -105,20 +101,3 @@ def test_training_and_test_characters_are_of_the_digits_of_their_own_part(tmp_pa
     write_digits(tmp_path, {"train": "train", "test": "t10k"}[darker], blocks[darker], labels)
     leaking = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "leaking"))
     assert all(leaking[f"{name}/{darker}"] == {120, 240} for name in ("cropped", "overlaid"))
-
-
-def test_cropped_characters_are_the_first_digits(root: Path, tmp_path: Path) -> None:
-    made = contents(build_untuned(root=root, to=tmp_path / "made"))
-    labels = handwriting()[1]
-    expected = {f"cropped/train/{label}/{number:05d}.png" for number, label in enumerate(labels[:30])}
-    expected |= {f"cropped/test/{label}/{number:05d}.png" for number, label in enumerate(labels[200:240])}
-    assert {file for file in made if file.startswith("cropped")} == expected
-    assert made == contents(build_untuned(root=root, to=tmp_path / "again"))
-
-
-def test_what_is_there_is_kept(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"(?s)train-images-idx3-ubyte.*set `root`"):
-        build_untuned(root=tmp_path, to=tmp_path / "untuned")
-    build_untuned(root=root, to=tmp_path / "untuned")
-    with pytest.raises(FileExistsError, match="untuned"):
-        build_untuned(root=root, to=tmp_path / "untuned")

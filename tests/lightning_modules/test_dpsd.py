@@ -235,7 +235,7 @@ def test_a_schedule_made_of_a_fixed_one_is_not_fixed_by_inheritance() -> None:
     class Renamed(LinearCandidates):
         pass
 
-    assert Renamed.fixed_beforehand and not BySurest.fixed_beforehand
+    assert Renamed().fixed_beforehand and not BySurest().fixed_beforehand
 
 
 ALL = {"class_path": "NoisyLabels", "init_args": {"smallest": 10, "epsilon": 2.0}}

@@ -31,7 +31,6 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.images import PoolSource
 from lightning_modules.networks import SmallCNN
-from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -459,12 +458,6 @@ def test_the_sign_of_the_entropy_term_is_flipped(place: Path) -> None:
     module.tangent_normal = replace(module.tangent_normal, entropy_term="as_printed")
     printed = float(module.tangent_normal_loss(module.vae, images).detach())
     assert works > 0 and printed == pytest.approx(-works, rel=1e-4)
-
-
-def test_a_single_network_is_no_ensemble(place: Path) -> None:
-    module = _module(teacher=SmallCNN(image_shape=(1, 8, 8)))
-    with pytest.raises(TeacherError, match="must be the file of an ensemble"):
-        module.setup("fit")
 
 
 def _module(**settings: Any) -> DGD:

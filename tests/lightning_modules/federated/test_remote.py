@@ -208,22 +208,6 @@ def test_a_server_that_comes_back_goes_on_with_the_run() -> None:
         assert one.node._client is not None and one.node._client.session.calls_made() == 4
 
 
-def test_a_run_is_resumed_at_another_address_and_its_clients_count_on() -> None:
-    teacher_files(2)
-    runs = []
-    for epochs in (1, 2):
-        port = free_port()
-        both = [InThread(_node(number), port) for number in range(2)]
-        config = federation(remote(port), rounds=3)
-        config["trainer"]["max_epochs"] = epochs
-        cli = fit(config, *([] if epochs == 1 else ["--ckpt_path=last"]))
-        assert all(one.ended() and one.error is None for one in both)
-        runs.append(cli.model.session.ledger.run)
-    assert cli.model.steps_done == 6 and runs[0] == runs[1]
-    for one in both:
-        assert one.node._client is not None and one.node._client.session.calls_made() == 6
-
-
 def test_too_few_clients_are_said() -> None:
     settings = remote(free_port())
     settings["init_args"]["wait"] = 0.3

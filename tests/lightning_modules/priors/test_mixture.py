@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import distil
 from torch import Tensor
 
-from lightning_modules import DPDFD
-from lightning_modules.priors import GlyphPrior, ImagePrior, MixturePrior, StrokePrior, check_sample
+from lightning_modules.priors import ImagePrior, MixturePrior, StrokePrior, check_sample
 
 
 class Flat(ImagePrior):
@@ -66,32 +63,3 @@ def test_jitter_changes_contrast_and_mean_and_nothing_else() -> None:
     inside = differs & (changed.abs() < 1).flatten(1).all(1)
     flat = torch.stack([plain[inside].flatten(1), changed[inside].flatten(1)], 1)
     assert len(flat) > 20 and all(torch.corrcoef(pair)[0, 1] > 0.999 for pair in flat)
-
-
-NESTED = {
-    "class_path": "MixturePrior",
-    "init_args": {
-        "priors": [
-            {"class_path": "SilhouettePrior"},
-            {"class_path": "GlyphPrior", "init_args": {"polarity": "dark"}},
-            {"class_path": "FractalPrior"},
-            {"class_path": "DeadLeavesPrior"},
-        ],
-        "weights": [3, 1, 1, 5],
-        "blend_probability": 0.25,
-        "jitter": 0.5,
-    },
-}
-
-
-def test_a_configuration_names_the_priors_by_short_names(folder: Path) -> None:
-    cli = distil(model={"images": "prior", "prior": NESTED}, steps=1)
-    prior = cli.model.images.prior
-    assert isinstance(prior, MixturePrior)
-    names = [type(part).__name__ for part in prior.priors]
-    assert names == ["SilhouettePrior", "GlyphPrior", "FractalPrior", "DeadLeavesPrior"]
-    assert isinstance(prior.priors[1], GlyphPrior) and prior.priors[1].polarity == "dark"
-    assert prior.weights == pytest.approx([0.3, 0.1, 0.1, 0.5])
-    assert (prior.blend_probability, prior.jitter) == (0.25, 0.5)
-    again = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
-    assert isinstance(again.images.prior, MixturePrior) and len(again.images.prior.priors) == 4

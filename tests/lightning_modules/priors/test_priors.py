@@ -80,6 +80,20 @@ def test_the_generator_alone_decides_the_images(prior: ImagePrior) -> None:
     assert len(torch.unique(torch.cat(batches).flatten(1), dim=0)) == 32
 
 
+def test_images_of_a_seed_stay_what_they_are() -> None:
+    """Students and tables depend on them. Mean and deviation of 64 images, and the mean of the first."""
+    found = {_name(prior): draw(prior) for prior in (*DRAWINGS, *PHOTOGRAPHS, MIXTURES[1])}
+    figures = {name: (float(all_.mean()), float(all_.std()), float(all_[0].mean())) for name, all_ in found.items()}
+    assert figures == {
+        "StrokePrior": pytest.approx((-0.71386, 0.63744, -0.74935), abs=1e-4),
+        "GlyphPrior": pytest.approx((-0.64751, 0.63116, -0.77479), abs=1e-4),
+        "SilhouettePrior": pytest.approx((-0.46430, 0.68621, -0.58567), abs=1e-4),
+        "DeadLeavesPrior": pytest.approx((-0.03486, 0.55542, -0.62534), abs=1e-4),
+        "FractalPrior": pytest.approx((0.02418, 0.57021, 0.07946), abs=1e-4),
+        "MixturePrior": pytest.approx((-0.00512, 0.55767, 0.05182), abs=1e-4),
+    }
+
+
 @each_prior
 def test_nothing_is_read(prior: ImagePrior, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
