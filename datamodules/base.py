@@ -398,17 +398,28 @@ class ImageDataModule(LightningDataModule, ABC):
         # Lightning gives all processes equally many records.
         own = -(-len(records) // (self.batch_size // batch_size))
         tail = own % batch_size
-        return self._loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
+        return self.loader(records, batch_size, shuffle=True, drop_last=tail == 1 and own > 1)
 
     def val_dataloader(self) -> Batches:
-        return self.evaluation_loader(self.validation_records)
+        return self.loader(self.validation_records)
 
     def test_dataloader(self) -> Batches:
-        return self.evaluation_loader(self.test_records)
+        return self.loader(self.test_records)
 
-    def evaluation_loader(self, records: ImageDataset) -> Batches:
-        """Returns batches of some records in order, loaded like the test batches."""
-        return self._loader(records, self.eval_batch_size)
+    def loader(
+        self, records: ImageDataset, batch_size: int | None = None, *, shuffle: bool = False, drop_last: bool = False
+    ) -> Batches:
+        """Returns batches of some records, by default in order and of the size of evaluation."""
+        return DataLoader(
+            records,
+            batch_size=batch_size or self.eval_batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=keep_batch,
+        )
 
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that contain `splits`; train and validation may share one."""
@@ -421,17 +432,3 @@ class ImageDataModule(LightningDataModule, ABC):
         if split not in self._splits:
             raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")
         return self._splits[split]
-
-    def _loader(
-        self, records: ImageDataset, batch_size: int, *, shuffle: bool = False, drop_last: bool = False
-    ) -> Batches:
-        return DataLoader(
-            records,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=keep_batch,
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +50,11 @@ class MedMNIST(ImageDataModule):
             MissingExtraError: The package `medmnist` is not installed.
             ValueError: The subset or size does not exist, or is not supported.
         """
-        known = _package().INFO
+        try:
+            known = importlib.import_module("medmnist").INFO
+        except ImportError as error:
+            install = "pip install 'private-model-transcription[medmnist]'"
+            raise MissingExtraError(f"MedMNIST needs the package medmnist, not installed: {install}") from error
         supported = [name for name in known if not name.endswith("3d") and known[name]["task"] in _SINGLE_LABEL]
         if subset not in supported:
             raise ValueError(f"subset must be 2D with one label per image: {', '.join(supported)}; got {subset!r}")
@@ -100,11 +103,3 @@ class MedMNIST(ImageDataModule):
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
         """Downloads the file of all parts, its checksum verified."""
         download_url(self.site, str(self.folder), self.file.name, self._info[f"MD5{self._suffix}"])
-
-
-def _package() -> ModuleType:
-    try:
-        return importlib.import_module("medmnist")
-    except ImportError as error:
-        install = "pip install 'private-model-transcription[medmnist]'"
-        raise MissingExtraError(f"MedMNIST needs the package medmnist, which is not installed: {install}") from error

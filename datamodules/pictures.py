@@ -79,16 +79,14 @@ class Preparation:
             # Lets a JPEG be decoded at 1/8 to 1/2 of its size, but at least twice the needed one.
             picture.draft(picture.mode, (2 * self.size, 2 * self.size))
             upright = ImageOps.exif_transpose(picture)
-            image = self._squared(_eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB"))
-            pixels: Pixels = np.asarray(image, dtype=np.uint8)
+            image = _eight_bits(upright, self.bits).convert("L" if self.channels == 1 else "RGB")
+            if self.resize == "crop":
+                side = min(image.size)
+                left, top = ((length - side) // 2 for length in image.size)
+                image = image.crop((left, top, left + side, top + side))
+            squared = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+            pixels: Pixels = np.asarray(squared, dtype=np.uint8)
             return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
-
-    def _squared(self, image: Image.Image) -> Image.Image:
-        if self.resize == "crop":
-            side = min(image.size)
-            left, top = ((length - side) // 2 for length in image.size)
-            image = image.crop((left, top, left + side, top + side))
-        return image.resize((self.size, self.size), Image.Resampling.BILINEAR)
 
 
 def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor:

@@ -103,13 +103,13 @@ class WrappedDataset(LightningDataModule):
         return records if self.evaluation == "test" else selection_halves(records)[0]
 
     def val_dataloader(self) -> Batches:
-        return self.dataset.evaluation_loader(self.evaluated)
+        return self.dataset.loader(self.evaluated)
 
     def test_dataloader(self) -> Batches:
         """Returns the batches of the reported figure, in order."""
         records = self.dataset.test_records
         reported = selection_halves(records)[1] if self.evaluation == "selection" else records
-        return self.dataset.evaluation_loader(reported)
+        return self.dataset.loader(reported)
 
 
 class StepIndices:

@@ -43,8 +43,12 @@ def along_curves(controls: Tensor, points: int) -> tuple[Tensor, Tensor, Tensor]
     even = (torch.arange(points, device=controls.device) + 0.5) / points
     at = even / 2 + (1 - torch.cos(math.pi * even)) / 4
     step = (0.5 + math.pi / 4 * torch.sin(math.pi * even)) / points
-    path = torch.einsum("pk,bckd->bcpd", _bernstein(at), controls)
-    speed = torch.einsum("pk,bckd->bcpd", _bernstein_slope(at), controls)
+    rest = 1 - at
+    # Weights of the control points, and their derivatives: Bernstein polynomials.
+    weights = torch.stack([rest**3, 3 * rest**2 * at, 3 * rest * at**2, at**3], 1)
+    slopes = torch.stack([-3 * rest**2, 3 * rest**2 - 6 * rest * at, 6 * rest * at - 3 * at**2, 3 * at**2], 1)
+    path = torch.einsum("pk,bckd->bcpd", weights, controls)
+    speed = torch.einsum("pk,bckd->bcpd", slopes, controls)
     return path, speed, step
 
 
@@ -83,18 +87,6 @@ def _heights(path: Tensor, weight: Tensor, sigma: Tensor, *, size: tuple[int, in
         return distance.square_().mul_(-0.5).clamp_min_(-40.0).exp_()
 
     return torch.bmm(along(1, size[0]).mul_(weight).transpose(1, 2), along(0, size[1]))
-
-
-def _bernstein(t: Tensor) -> Tensor:
-    """Weights (P, 4) of a cubic Bezier curve's control points at the parameters `t` (P,)."""
-    u = 1 - t
-    return torch.stack([u**3, 3 * u**2 * t, 3 * u * t**2, t**3], 1)
-
-
-def _bernstein_slope(t: Tensor) -> Tensor:
-    """Derivatives (P, 4) of `_bernstein`."""
-    u = 1 - t
-    return torch.stack([-3 * u**2, 3 * u**2 - 6 * u * t, 6 * u * t - 3 * t**2, 3 * t**2], 1)
 
 
 _STROKE_POINTS = 32  # per curve: closer than a thin pen's width even where the pen is fastest

@@ -190,12 +190,12 @@ def test_schedules_reach_k_and_begin_with_all_classes(monkeypatch: pytest.Monkey
     assert set(sizes(ConfidentCandidates(), vague)) == {10}
     assert set(sizes(ConfidentCandidates(), sure)) == {3}
     half = 0.5 * vague + 0.5 * sure  # 0.55, and 0.05 of each other class
-    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
+    monkeypatch.setattr("lightning_modules.losses.labels._COVERAGE", 0.72)
     assert sizes(ConfidentCandidates(), half, 1) == [5]
 
 
 def test_an_image_that_the_student_is_sure_of_has_fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
+    monkeypatch.setattr("lightning_modules.losses.labels._COVERAGE", 0.72)
     probabilities = torch.cat([torch.full((1, 10), 0.1), torch.eye(10)[:1], 0.05 + 0.5 * torch.eye(10)[:1]])
 
     def sizes(**settings: Any) -> list[int]:
