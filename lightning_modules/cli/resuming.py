@@ -16,31 +16,32 @@ from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.training.hyperparameters import flat, require_known_checkpoint
 from privacy.identity import CheckpointError
 
-MAY_CHANGE = frozenset(
-    (
-        # Budgets apply from then on, and each release is charged for the noise that it was made with.
-        *(
-            f"model.budget.{name}"
-            for name in ("target_epsilon", "accounting", "scope", "delta", "ledger", "ledger_block")
-        ),
-        *("model.mechanism.noise", "model.mechanism.noise_multiplier"),
-        *("model.mechanism.scale", "model.queries", "model.query_phase.queries", "model.clients.target_epsilon"),
-        *("model.clients.noise", "model.target_epsilon", "model.delta", "model.noise", "data.noise"),
-        # Locations and connections. Teachers are compared by identity, not by path.
-        *(f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")),
-        *(f"model.clients.{name}" for name in ("address", "certificates", "insecure", "timeout", "wait")),
-        # What does not change results, or what a method compares itself.
-        *("model.teachers_at_once", "model.clipping.physical_batch_size", "model.teacher.trial"),
-        *("model.batch_size", "model.num_classes", "model.image_shape", "data.steps_per_epoch", "data.evaluation"),
-        # Locations and sizes of data sets, wrapped ones included.
-        *(
-            f"{place}.{name}"
-            for place in ("model.images.pool", "model.pool", *("data" + depth * ".dataset" for depth in range(4)))
-            for name in ("root", "download", "verify", "num_workers", "batch_size", "eval_batch_size")
-        ),
-    )
-)
-"""Full names of the settings that may change, as `flat` gives them; every other difference is refused."""
+MAY_CHANGE = {
+    # Budgets apply from then on, and each release is charged for the noise that it was made with.
+    "model.budget": "target_epsilon accounting scope delta ledger ledger_block",
+    "model.mechanism": "noise noise_multiplier scale",
+    "model.query_phase": "queries",
+    # Locations and connections. Teachers are compared by identity, not by path.
+    "model.teacher": "path trial",
+    "model.generator_phase": "baseline",
+    "model.generator_phase.baseline": "path",
+    "model.clients": "target_epsilon noise address certificates insecure timeout wait",
+    # What does not change results, or what a method compares itself.
+    "model.clipping": "physical_batch_size",
+    "model": "queries target_epsilon delta noise teacher teachers_at_once batch_size num_classes image_shape",
+    "data": "noise steps_per_epoch evaluation",
+}
+"""Settings that may change, by group, as `flat` names them; every other difference is refused."""
+
+_OF_DATA = ("root", "download", "verify", "num_workers", "batch_size", "eval_batch_size")
+"""Locations and sizes of a data set, which may change as well: of the data, of those that they wrap, and of a pool."""
+
+
+def may_change(name: str) -> bool:
+    """Whether a resumed fit may change a setting."""
+    group, _, field = name.rpartition(".")
+    of_data = group in ("model.images.pool", "model.pool") or f"{group}.".replace("dataset.", "") == "data."
+    return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
 
 
 def find_checkpoint(given: str | None, *, command: str, last: Path | None, saves: bool) -> Path | None:
@@ -82,8 +83,8 @@ def require_same(
     Args:
         path: The checkpoint.
         now: The configuration, as plain values.
-        command: A fit may change `MAY_CHANGE`. The others measure what was trained, whatever configuration files say;
-            an option that differs is a mistake.
+        command: A fit may change what `may_change` allows. The others measure what was trained, whatever files say; an
+            option that differs is a mistake.
         arguments: Of the command line.
         named: Texts in the configuration, see `require_known_code`.
 
@@ -102,7 +103,7 @@ def require_same(
         classes = before["model"]["class_path"], now["model"]["class_path"]
         raise CheckpointError("{} is of {}, and the configuration is for {}".format(path, *classes))
     differing = differences(before, now)
-    fixed = {name: values for name, values in differing.items() if name not in MAY_CHANGE}
+    fixed = {name: values for name, values in differing.items() if not may_change(name)}
     if command != "fit":
         options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in arguments}
         given = {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)}

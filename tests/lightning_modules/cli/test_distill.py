@@ -78,15 +78,6 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
     assert "Nothing is known to bound the teacher" in said and "As configured, 2 calls: record-level ε = " in said
 
 
-def test_a_dry_run_says_what_it_would_cost_and_makes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    before = sorted(path.name for path in Path.cwd().iterdir())
-    distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--dry-run")
-    said = "\n".join(one.message for one in caplog.records)
-    assert "procedural images of StrokePrior" in said and "record-level ε" in said
-    assert sorted(path.name for path in Path.cwd().iterdir()) == before
-
-
 def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folder: Path) -> None:
     begin = ("--teacher", "teachers/digits.ckpt", *DIGITS)
     distil(*begin)
@@ -97,6 +88,8 @@ def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folde
     assert Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text() == written
     distil(*begin, "--force", "--model.student.network", "SmallCNN")
     assert Path("public/student.safetensors").is_file()
+    with pytest.raises(CheckpointError, match=r"lr_scheduler\.T_max was 2 and is 3: "):
+        distil(*begin, "--to", "other", "--steps", "3")
 
 
 def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,35 +138,28 @@ def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pyte
         assert float(alone) < float(together)
 
 
+DIGITS_POOL = {"source": "pool", "prior": None, "pool": {"class_path": "Digits"}}
+POOL = f"--config={json.dumps({'model': {'init_args': {'images': DIGITS_POOL}}})}"
+
+
 @pytest.mark.parametrize(
-    ("config", "settings", "unbounded"),
+    ("config", "settings", "words"),
     [
-        ("sweeps/distillation_digits.yaml", [], True),  # a mechanism without noise
-        ("sweeps/methods/labeldp_digits.yaml", ["--model.images.source=generator"], True),
-        ("sweeps/methods/labeldp_digits.yaml", [], False),
+        ("distillation_digits", [], "record-level ε = inf by this run"),  # a mechanism without noise
+        ("methods/labeldp_digits", ["--model.images.source=generator"], "record-level ε = inf by this run"),
+        ("methods/labeldp_digits", [], "(a bound)"),
+        ("methods/dgd_digits", [POOL, "--model.images.pool_part=train"], "private records themselves (images.pool)"),
+        ("methods/dgd_digits", [POOL, "--model.images.pool_part=test"], "(a bound)"),
     ],
 )
 def test_what_no_noise_covers_is_in_the_planned_cost(
-    folder: Path, capsys: pytest.CaptureFixture[str], config: str, settings: list[str], unbounded: bool
+    folder: Path, capsys: pytest.CaptureFixture[str], config: str, settings: list[str], words: str
 ) -> None:
     """A generator trained against the teacher itself was left out of it."""
-    main(["calibrate", "--config", config, "--model.teacher.path=teachers/digits.ckpt", "--targets", "1", *settings])
-    assert ("record-level ε = inf by this run" in capsys.readouterr().out) == unbounded
-
-
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_a_pool_of_the_private_records_is_in_the_planned_cost(
-    folder: Path, capsys: pytest.CaptureFixture[str], part: str
-) -> None:
-    pool = {"source": "pool", "prior": None, "pool": {"class_path": "Digits"}, "pool_part": part}
-    instead = f"--config={json.dumps({'model': {'init_args': {'images': pool}}})}"
-    config = ["--config", "sweeps/methods/dgd_digits.yaml", "--model.teacher.path=absent.ckpt"]
-    main(["calibrate", *config, instead, "--targets", "1"])
+    teacher = f"--model.teacher.path={'absent' if 'dgd' in config else 'teachers/digits'}.ckpt"
+    main(["calibrate", "--config", f"sweeps/{config}.yaml", *settings, teacher, "--targets", "1"])
     said = capsys.readouterr().out
-    assert ("private records themselves (images.pool)" in said, "(a bound)" in said) == (
-        part == "train",
-        part == "test",
-    )
+    assert words in said and (words == "(a bound)") is ("without noise" not in said and "= inf" not in said)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +192,6 @@ def test_a_dry_run_refuses_a_teacher_that_a_fit_would_refuse(folder: Path) -> No
         distil("--teacher", "other.pt", *DIGITS, "--dry-run")
     with pytest.raises(TeacherError, match="do not fit the architecture SmallCNN"):
         distil("--teacher", "other.pt", "--network", "SmallCNN", *DIGITS, "--dry-run")
-
-
-def test_what_a_run_was_begun_with_is_said_by_this_command_s_options(folder: Path) -> None:
-    distil("--teacher", "teachers/digits.ckpt", *DIGITS)
-    with pytest.raises(CheckpointError, match=r"lr_scheduler\.T_max was 2 and is 3: "):
-        distil("--teacher", "teachers/digits.ckpt", *DIGITS, "--to", "other", "--steps", "3")
 
 
 def written(folder: Path, releases: dict[Release, int], network: object) -> Path:

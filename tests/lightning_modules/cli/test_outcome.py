@@ -43,17 +43,6 @@ def test_the_commands_that_a_fit_ends_with_run(folder: Path) -> None:
     assert Path("public/student.safetensors").is_file()
 
 
-def test_a_fit_ends_with_its_accuracy_and_the_commands_that_go_on(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    fit(configuration(steps=1))
-    record = json.loads(Path("run/result.json").read_text())
-    text = said_by_outcome(caplog)
-    assert f"{100 * record['accuracy']:.2f} % of the test split after 1 steps" in text
-    assert "--ckpt_path" in text and "LightningCLI export run --to DIR" in text and "its teacher" not in text
-
-
 CONSTANT = """
 import torch
 from torch import nn
