@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from lightning_modules.dp_merf import DPMERF
     from lightning_modules.dpdfd import DPDFD
     from lightning_modules.dpsd import DPSD
-    from lightning_modules.feddpsd import FedDPSD
-    from lightning_modules.federated import FedAvg, FedDistillation
+    from lightning_modules.federated import FedAvg, FedDistillation, FedDPSD
     from lightning_modules.labeldp import LabelDP
     from lightning_modules.publishing import load_student
     from lightning_modules.student import StudentConfig
@@ -54,8 +53,8 @@ quiet()
 _MODULES = {
     "DataFreeDistillation": "base",
     "DPMERF": "dp_merf",
-    **dict.fromkeys(("FedAvg", "FedDistillation"), "federated"),
-    **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "FedDPSD", "LabelDP")},
+    **dict.fromkeys(("FedAvg", "FedDPSD", "FedDistillation"), "federated"),
+    **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "LabelDP")},
     "DirectTraining": "direct_training",
     "load_student": "publishing",
     "StudentConfig": "student",

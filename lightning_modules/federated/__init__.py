@@ -1,4 +1,4 @@
-"""Federated clients: messages, per-client guarantees, and connections in process or by gRPC."""
+"""FedDPSD, its clients in process or on other machines, with a guarantee of each, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from lightning_modules.federated.client import FederatedClient
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.fed_avg import FedAvg
 from lightning_modules.federated.fed_distillation import FedDistillation, ImageTerms
+from lightning_modules.federated.feddpsd import FedDPSD
 from lightning_modules.federated.federation import Federation
 from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
 from lightning_modules.federated.remote import Node, RemoteClients, serve
@@ -15,6 +16,7 @@ __all__ = [
     "ClientConnection",
     "ClientRefusal",
     "FedAvg",
+    "FedDPSD",
     "FedDistillation",
     "FederatedClient",
     "Federation",

@@ -13,16 +13,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.records import disjoint
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.federated import (
-    Absence,
-    ClientConnection,
-    Federation,
-    FederationError,
-    LocalClients,
-    Question,
-    Terms,
-)
 from lightning_modules.federated.client import OF_SERVER
+from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
+from lightning_modules.federated.federation import Federation
+from lightning_modules.federated.messages import Absence, Question, Terms
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.labels import LabelTargets, LinearCandidates
 from lightning_modules.losses.targets import Annotation, GradientTargets

@@ -20,8 +20,16 @@ from torch import nn
 
 from datamodules import ClientRecords, Digits
 from datamodules.records import disjoint
-from lightning_modules import FedDPSD, feddpsd
-from lightning_modules.federated import Absence, FederationError, Introduction, LocalClients, Question, connection
+from lightning_modules import FedDPSD
+from lightning_modules.federated import (
+    Absence,
+    FederationError,
+    Introduction,
+    LocalClients,
+    Question,
+    connection,
+    feddpsd,
+)
 from lightning_modules.federated.connection import _require_apart
 from lightning_modules.images import Images
 from lightning_modules.losses.targets import GradientTargets
