@@ -71,8 +71,8 @@ def gradients(batch_size: int) -> torch.Tensor:
     return rows
 
 
-def session(release: Any, batch_size: int, sigma: float, factor: float) -> PrivacySession:
-    mechanism = NoisyGradients(release=release, noise_multiplier=sigma, noise=Seeded(factor=factor))
+def session(batch_size: int, sigma: float, factor: float) -> PrivacySession:
+    mechanism = NoisyGradients(noise_multiplier=sigma, noise=Seeded(factor=factor))
     made = PrivacySession(mechanism, Shape(batch_size, 10, "DPDFD"))
     made.open(private_data="digits/train")
     return made
@@ -92,32 +92,23 @@ class Recorded:
         return taken
 
 
-def beside_others(changing: torch.Tensor) -> torch.Tensor:
-    """Gradients (n, B, c) of four teachers of whom a record changes one."""
-    others = torch.randn(3, *changing.shape, generator=torch.Generator().manual_seed(0))
-    return torch.cat([changing[None], others])
-
-
-def gradient_case(release: str, batch_size: int, sigma: float) -> Case:
-    """A teacher, alone or one of four, whose every answer one record turns round, through the door of a real run."""
+def gradient_case(batch_size: int, sigma: float) -> Case:
+    """A teacher whose every answer one record turns round, through the door of a real run."""
     rows = gradients(batch_size)
 
     @functools.cache  # most of the time goes into these rounds, and each method of attack sees the same ones
     def play(factor: float) -> Players:
-        made = session(release, batch_size, sigma, factor)
-        released = 1 if release.startswith("batch_mean") else batch_size  # all rows of a mean are copies
+        made = session(batch_size, sigma, factor)
+        drawn = [
+            rounds(lambda given: made.release(made.mechanism, given), given)(CALLS if factor == 1.0 else CALLS // 2)
+            for given in (rows, -rows)
+        ]
+        return Recorded(drawn[0]), Recorded(drawn[1]), gaussian_score(rows, -rows)
 
-        def ask(given: torch.Tensor) -> torch.Tensor:
-            return made.release(made.mechanism, given if release != "ensemble" else beside_others(given))[:released]
-
-        drawn = [rounds(ask, given)(CALLS if factor == 1.0 else CALLS // 2) for given in (rows, -rows)]
-        score = gaussian_score(rows[:released], -rows[:released])
-        return Recorded(drawn[0]), Recorded(drawn[1]), score
-
-    made = session(release, batch_size, sigma, 1.0)
+    made = session(batch_size, sigma, 1.0)
     published = made.account.epsilon_published(counts={made.cost: 1})
     charged = {made.cost.release: 1}
-    return Case(release, play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
+    return Case("per_sample", play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
 
 
 def answers_case(name: str, answers: int, *, sound: bool, size: int = 3) -> Case:
@@ -179,11 +170,7 @@ def play_dp_sgd(factor: float) -> Players:
 
 
 CASES = [
-    gradient_case("batch_mean", 8, 20.0),
-    gradient_case("batch_mean_rows", 16, 10.0),
-    gradient_case("per_sample", 8, 60.0),
-    gradient_case("per_sample_full", 16, 10.0),
-    gradient_case("ensemble", 16, 10.0),
+    gradient_case(8, 60.0),
     answers_case("one_answer", 1, sound=True),
     answers_case("dpsd_label", 20, sound=False),
     answers_case("labeldp", 20, sound=False, size=2),
@@ -192,15 +179,8 @@ CASES = [
     Case("dp_sgd_step", play_dp_sgd, {SampledGaussian(1.0, 0.3): 1}),
 ]
 GAUSSIAN = [case for case in CASES if all(release.gaussian_mu is not None for release in case.counts)]
-#: Repeat another one at other settings.
-REPEATED = ("batch_mean", "batch_mean_rows", "per_sample_full", "ensemble")
 # No game of a thousand rounds rises above an epsilon of ten or more, whatever the noise.
 SMALL = [case for case in CASES if compose(case.counts, DELTA).epsilon < 5.0]
-
-
-def few(cases: list[Case]) -> list[Any]:
-    """Cases by name, those that repeat another one for the slow suite."""
-    return [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.name in REPEATED else ()) for case in cases]
 
 
 @functools.cache
@@ -218,7 +198,7 @@ def attack(case: Case, factor: float = 1.0, method: Method = "any") -> Audit:
     )
 
 
-@pytest.mark.parametrize("case", few(CASES))
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_audited_lies_below_exact_and_exact_below_renyi(case: Case) -> None:
     exact, found = compose(case.counts, DELTA).epsilon, attack(case)
     assert 0.05 < found.epsilon_lower <= exact <= rdp_compose(case.counts, DELTA) * (1 + 1e-9)
@@ -227,6 +207,6 @@ def test_audited_lies_below_exact_and_exact_below_renyi(case: Case) -> None:
         assert (found.epsilon_lower <= case.published) == case.sound
 
 
-@pytest.mark.parametrize("case", few(SMALL))
+@pytest.mark.parametrize("case", SMALL, ids=[case.name for case in SMALL])
 def test_the_bracket_breaks_where_noise_is_missing(case: Case) -> None:
     assert attack(case, CUT, "gaussian" if case in GAUSSIAN else "any").fails

@@ -16,7 +16,6 @@ from privacy import Budget, Gaussian, RandomizedResponse, compose
 from privacy.events import Repeated
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, NoisyMeanResponse, NoisyVotes, Shape
 from privacy.plan import Charge, Plan, unmade
@@ -222,16 +221,3 @@ def test_the_plan_is_on_disk_before_the_first_release(tmp_path: Path) -> None:
     assert events.index("plan") < events.index("reserve")
     # A run that is resumed unchanged has nothing to add.
     assert events.count("plan") == 1
-
-
-def test_plans_are_read_back_and_what_is_no_plan_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    made = fit(path, NoisyGradients, wanted=20, calls=1, **GRADIENTS)
-    book = Ledger(path=path, private_data="digits/train", run="reader")
-    assert list(book._state.plans.values()) == [made.plan] and list(book._state.plans) == book.runs()
-    assert sum(book.unmade().values()) == 19
-    line = next(line for text in path.read_text().splitlines() if (line := json.loads(text))["event"] == "plan")
-    with path.open("a") as file:
-        print(json.dumps({**line, "planned_charges": [1], "prev": book.head[2] if book.head else ""}), file=file)
-    with pytest.raises(LedgerError, match="damaged"):
-        book.sync()

@@ -16,11 +16,11 @@ from scipy import stats
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.sessions import session_of
 
-from privacy.account import Budget, BudgetExceeded
+from privacy.account import BudgetExceeded
 from privacy.events import Gaussian, Unbounded
 from privacy.events.gaussian import DiscreteGaussian
 from privacy.journal import LedgerError
-from privacy.mechanisms import Mechanism, Shape
+from privacy.mechanisms import Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, GradientBoundings, GradientReleases, NoisyGradients
@@ -159,30 +159,6 @@ class Watching(SystemNoise):
         entries = [json.loads(line) for line in self.path.read_text().splitlines()]
         self.reserved.append(sum(entry.get("count", 0) for entry in entries))
         return super().words(count)
-
-
-class Careless(PrivacySession):
-    """The mutant that charges after it has drawn."""
-
-    def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
-        out = mechanism.answer(self.shape, *tensors, **settings)
-        self.charge(mechanism, *tensors, **settings)
-        return out
-
-
-def charged_on_disk_before_each_draw(kind: type[PrivacySession], path: Path) -> bool:
-    noise = Watching(path)
-    made = kind(NoisyGradients(noise=noise), Shape(B, CLASSES), budget=Budget(ledger=str(path), ledger_block=1))
-    made.open(private_data="digits/train")
-    for _ in range(5):
-        asked(made, gradients())
-    assert len(noise.reserved) == 5
-    return all(reserved > drawn for drawn, reserved in enumerate(noise.reserved))
-
-
-def test_each_charge_is_on_disk_before_its_noise_is_drawn(tmp_path: Path) -> None:
-    assert charged_on_disk_before_each_draw(PrivacySession, tmp_path / "right.jsonl")
-    assert not charged_on_disk_before_each_draw(Careless, tmp_path / "careless.jsonl")
 
 
 def test_nothing_is_released_where_the_charge_cannot_be_written(tmp_path: Path) -> None:

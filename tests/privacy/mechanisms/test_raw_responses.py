@@ -6,16 +6,14 @@ import math
 
 import pytest
 import torch
-from support.plans import plan_of
 from support.sessions import session_of
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
 from privacy.events import Release, SampledGaussian
 from privacy.identity import Training, new_training_id
-from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, RawResponses, Shape
+from privacy.mechanisms import RawResponses, Shape
 from privacy.session import PrivacySession
-from privacy.statement import guarantee_of
 
 TEACHER: dict[Release, int] = {SampledGaussian(2.0, 0.05): 40}
 
@@ -65,19 +63,3 @@ def test_bad_answers_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         asked(made, torch.full((4, 3), math.nan))
     assert made.calls_made() == 1
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "said"),
-    [
-        (NoisyGradients(), "floating-point"),
-        (NoisyLabels(), "whole-number thresholds"),
-        (RawResponses(), None),
-    ],
-)
-def test_the_guarantee_says_how_noise_was_drawn(mechanism: Mechanism, said: str | None) -> None:
-    made = PrivacySession(mechanism, Shape(4, 3, "LabelDP" if isinstance(mechanism, NoisyLabels) else "C"))
-    made.open(private_data="digits/train")
-    made.plan = plan_of(made, 1)
-    about = [text for text in guarantee_of(made, artefacts=("student",)).assumptions if "noise came" in text]
-    assert len(about) == (said is not None) and all(str(said) in text for text in about)

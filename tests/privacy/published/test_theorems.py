@@ -64,14 +64,6 @@ def test_slopes_of_one_theorem_add_and_theorems_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "claim", [RdpSlope("DPDFD", 0.5), NoisyVotesClaim("DGD", 0.05, 0.01), WholeRun("LabelDP", 1.0)]
-)
-def test_claims_round_trip(claim: RdpSlope | NoisyVotesClaim | WholeRun) -> None:
-    assert claim_from_dict(claim.to_dict()) == claim
-    assert hash(claim_from_dict(claim.to_dict())) == hash(claim)
-
-
-@pytest.mark.parametrize(
     "call",
     [
         lambda: published_dpdfd_epsilon(0.0, 10, 256, 1, 100.0, 1e-5),
