@@ -14,7 +14,7 @@ from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
-from privacy.ledger import Ledger
+from privacy.ledger import Ledger, identify
 from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
@@ -308,7 +308,7 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
         for path, name in ledgers_of(training, ledger.path).items():
             Ledger(path=path, private_data=name, run=ledger.run, renamed=True).lead_to(ledger)
     if isinstance(training, UnnamedTraining):
-        identity = ledger.identify(training.digest, kind=training.kind)
+        identity = identify(ledger, training.digest, kind=training.kind)
         training = Training(identity, kind=training.kind)
     ledger.register(training)
     return training.id

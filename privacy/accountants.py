@@ -20,6 +20,9 @@ from privacy.checks import check_count, check_nonnegative, check_probability
 from privacy.events import Release, SampledGaussian, release_from_dict
 from privacy.neighbours import Unit
 
+NAME = "transcription_exact"
+"""Name under which Opacus knows the accountant."""
+
 
 class ExactAccountant(IAccountant):  # type: ignore[misc]
     """The smallest valid bound on DP-SGD steps together with any other release; see `compose`.
@@ -79,7 +82,7 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
     @classmethod
     def mechanism(cls) -> str:
         """Name under which Opacus knows the accountant."""
-        return "transcription_exact"
+        return NAME
 
     def state_dict(self, destination: Any = None) -> Any:
         """Plain values that `torch.load(weights_only=True)` reads; nothing is shared with the accountant."""
@@ -108,4 +111,4 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
 
 
 # force: importing twice, as a reload does, is not a conflict.
-register_accountant(ExactAccountant.mechanism(), ExactAccountant, force=True)
+register_accountant(NAME, ExactAccountant, force=True)

@@ -26,12 +26,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,13 +37,13 @@ from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
-from privacy.ledger_state import VERSION, LedgerState, filters_line, require_division, reserve_line, training_line
+from privacy.ledger_state import LedgerState, filters_line, require_division, reserve_line, training_line
 from privacy.plan import Charge, Plan
 
 Block: TypeAlias = tuple[str, Charge, int]
 """What one line reserves: the block's identity, a charge, and how many of it."""
-Append: TypeAlias = Callable[[dict[str, Any]], None]
-"""Writes one line, syncs it and counts what it says."""
+Write: TypeAlias = Callable[[Iterable[dict[str, Any]]], None]
+"""Writes lines, syncs each and counts what it says."""
 
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
@@ -92,7 +90,6 @@ class Ledger:
         self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
         self._journal = None if path is None else Journal(path, self._state)
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
-        self._circular = False
 
     @property
     def private_data(self) -> str:
@@ -107,7 +104,7 @@ class Ledger:
     @property
     def lost(self) -> bool:
         """Whether another ledger, in which this one or one that it counts was counted, could not be found."""
-        return self._state.lost or (self._state.moved is not None and self._leads_to() is None)
+        return self._state.lost or (self._state.moved is not None and self._state.leads_to() is None)
 
     @property
     def absorbed(self) -> list[str]:
@@ -127,8 +124,7 @@ class Ledger:
         total = self._state.counts(run)
         block = self._open_block()
         if block is not None and run in (None, self.run):
-            _, charge, count = block
-            total[charge] -= count - self._used
+            total[block[1]] -= block[2] - self._used
         return +total
 
     def unmade(self, *, others: bool = False) -> Counter[Charge]:
@@ -144,9 +140,7 @@ class Ledger:
             rest = (self._state.unmade(owner) for owner in self._state.plans if owner != self.run)
             self._unmade_by_others = (self._state.changes, self.run, sum(rest, Counter[Charge]()))
         theirs = self._unmade_by_others[2]
-        if others:
-            return Counter(theirs)
-        return theirs + self._state.unmade(self.run, made=self.counts(run=self.run))
+        return Counter(theirs) if others else theirs + self._state.unmade(self.run, made=self.counts(run=self.run))
 
     def write_plan(self, make: Callable[[Plan | None], Plan]) -> Plan:
         """Records this run's plan, and returns it.
@@ -158,17 +152,15 @@ class Ledger:
         Raises:
             LedgerError: The line could not be written: nothing may be released.
         """
-        with self._locked() as append:
+        with self._locked() as write:
             before = self._state.plans.get(self.run)
-            plan = make(before)
-            if plan != before:
-                append({"event": "plan", "run": self.run, **plan.to_dict()})
+            if (plan := make(before)) != before:
+                write([{"event": "plan", "run": self.run, **plan.to_dict()}])
             return plan
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order of their first charges."""
-        state = self._state
-        return [owner for owner in state.totals if owner not in state.trainings and self.counts(run=owner)]
+        return [owner for owner in self._state.totals if owner not in self._state.trainings and self.counts(run=owner)]
 
     def releases_of(self, training: str) -> Counter[Release]:
         """What the training of a teacher itself released: its planned DP-SGD steps, or nothing."""
@@ -181,18 +173,6 @@ class Ledger:
     def releases_by_training(self) -> dict[str, Counter[Release]]:
         """Returns `releases_of` of every known training, by identity."""
         return {training: self.releases_of(training) for training in self._state.trainings}
-
-    def state_to_follow(self, *, since: tuple[str, int] | None = None) -> dict[str, Any]:
-        """State of a `LedgerReplica` in the other processes of a run, by attribute.
-
-        Args:
-            since: `version` of the state that they have; it is left out if it is the same.
-        """
-        self._open_block()
-        known = {name: getattr(self, name) for name in ("run", "notes", "_open", "_used")}
-        if since != self.version:
-            known["_state"] = replace(self._state, blocks={}, settled=set())  # of which they write none
-        return {**known, "_followed_head": self.head}
 
     @property
     def version(self) -> tuple[str, int]:
@@ -241,10 +221,10 @@ class Ledger:
             LedgerError: The lines could not be written: nothing may be released. Or other records were private in
                 another training, and no ε covers both.
         """
-        with self._locked() as append:
+        with self._locked() as write:
             require_division(self._state.divisions, training.id, training.division, self.path)
             if training.id not in self._state.trainings:
-                append(training_line(training.id, training.kind, division=training.division))
+                write([training_line(training.id, training.kind, division=training.division)])
             released = training.releases or {}
             if not released and self.releases_of(training.id):
                 raise LedgerError(
@@ -252,8 +232,7 @@ class Ledger:
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
             charges = {Charge(release=one, queries=0, training=training.id): count for one, count in released.items()}
-            for line in self._state.raised(charges, run=training.id):
-                append(line)
+            write(self._state.raised(charges, run=training.id))
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
@@ -267,13 +246,13 @@ class Ledger:
         Raises:
             LedgerError: Another fit has meanwhile continued the same state, or the line could not be written.
         """
-        with self._locked() as append:
+        with self._locked() as write:
             if self.saved(training) != after:
                 raise LedgerError(
                     f"another fit has gone on from the same checkpoint of training {training}: the two are different "
                     "teachers. Start again: this one will then have an identity of its own"
                 )
-            append({"event": "saved", "training": training, "token": token})
+            write([{"event": "saved", "training": training, "token": token}])
 
     def go_by_filters(self, budget: tuple[float, float]) -> None:
         """Records target ε and δ of this run's privacy filters, which must be fixed before the first release.
@@ -282,10 +261,10 @@ class Ledger:
             LedgerError: A run, perhaps this one, has released something under another budget: which one was set may
                 depend on what that showed, and then neither bounds anything.
         """
-        with self._locked() as append:
+        with self._locked() as write:
             self.require_filters(budget)
             if self._state.filters.get(self.run) != budget:
-                append(filters_line(self.run, budget))
+                write([filters_line(self.run, budget)])
 
     def require_filters(self, now: tuple[float, float]) -> None:
         """Refuses another target ε and δ than those of a run that has released something; see `go_by_filters`."""
@@ -297,23 +276,6 @@ class Ledger:
                 "keep that one, or set fully_adaptive to false"
             )
 
-    def identify(self, digest: bytes, *, kind: str = "teacher") -> str:
-        """Identity of a teacher whose file names none: equal for equal weights, by a keyed hash in this ledger.
-
-        `digest`, a hash of the weights, is not stored: recognising given weights takes the key, which only the ledger
-        holds.
-        """
-        with self._locked() as append:
-            known = self._state.fingerprints
-            # By the keys of all ledgers that are counted here: the identity stays with the weights.
-            keys = [self._state.key, *(other.key for other in self._state.absorbed.values())]
-            fingerprints = [fingerprint_of(key, digest) for key in keys]
-            found = next((known[one] for one in fingerprints if one in known), None)
-            if found is None:
-                found = new_training_id()
-                append(training_line(found, kind, fingerprint=fingerprints[0]))
-            return found
-
     def absorb(self, other: Ledger) -> None:
         """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
 
@@ -324,9 +286,8 @@ class Ledger:
             LedgerError: Other records were private in a training there than here, or it went on in both from one state:
                 no ε covers both.
         """
-        with self._locked() as append:
-            for line in self._state.to_count(other._state, other._lines, lost=other.lost):
-                append(line)
+        with self._locked() as write:
+            write(self._state.to_count(other._state, other._lines, lost=other.lost))
 
     def lead_to(self, other: Ledger) -> None:
         """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
@@ -339,26 +300,23 @@ class Ledger:
         """
         while True:
             for one in (self, other):
-                with one._locked():  # where it leads
-                    pass
+                one.sync()  # where it leads
             if other._state.moved is not None and other._state.moved[0] == self.id:
                 self, other = other, self  # which was found in another place: that is where it leads
-            assert self.path is not None and other.path is not None
-            if self.path.samefile(other.path):
+            if self.path is None or other.path is None or self.path.samefile(other.path):
                 return
             with contextlib.ExitStack() as held:
                 # In one order, so that two processes which do the same do not wait for each other.
                 ordered = sorted((self, other), key=lambda one: str(one.path))
-                appends = {one: held.enter_context(one._locked(follow=False)) for one in ordered}
-                if self._leads_to() or other._leads_to():  # by another process, just now
+                write = {one: held.enter_context(one._locked(follow=False)) for one in ordered}
+                if self._state.leads_to() or other._state.leads_to():  # by another process, just now
                     continue
                 found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
                 lost = self._state.lost if found else self.lost
-                for line in other._state.to_count(self._state, self._lines, lost=lost):
-                    appends[other](line)
+                write[other](other._state.to_count(self._state, self._lines, lost=lost))
                 if not os.access(self.path, os.W_OK):
                     return
-                appends[self]({"event": "moved", "ledger": other.id, "path": str(other.path)})
+                write[self]([{"event": "moved", "ledger": other.id, "path": str(other.path)}])
 
     def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -374,10 +332,10 @@ class Ledger:
         """
         block = self._open_block()
         if block is None or block[1] != charge or self._used >= block[2]:
-            with self._locked() as append:
+            with self._locked() as write:
                 count = self.block if afford is None else min(self.block, afford(charge))
                 line = reserve_line(secrets.token_hex(8), charge, count, run=self.run)
-                append(line)
+                write([line])
                 self._open = line["block"], charge, count
         self._used += 1
 
@@ -392,9 +350,8 @@ class Ledger:
 
     def restore(self, counts: Mapping[Charge, int]) -> None:
         """Raises this run's counts to at least `counts` of a checkpoint: the larger of the two holds."""
-        with self._locked() as append:
-            for line in self._state.raised(counts, run=self.run):
-                append(line)
+        with self._locked() as write:
+            write(self._state.raised(counts, run=self.run))
 
     def _open_block(self) -> Block | None:
         # A fork or a copy would spend each release of the block a second time.
@@ -403,8 +360,8 @@ class Ledger:
         return self._open
 
     @contextlib.contextmanager
-    def _locked(self, *, follow: bool = True) -> Iterator[Append]:
-        """Locks the file, reads what others wrote, settles the open block, and yields what appends a line.
+    def _locked(self, *, follow: bool = True) -> Iterator[Write]:
+        """Locks the file, reads what others wrote, settles the open block, and yields what writes lines.
 
         Goes where the file leads, unless it is not to `follow`: another process may make it part of another ledger at
         any time.
@@ -414,48 +371,52 @@ class Ledger:
         there: Path | None = None
         while True:
             with contextlib.nullcontext() if self._journal is None else self._journal.locked():
-                append: Append = self._state.take
                 if self._journal is not None:
                     self._journal.read(opening=self._state.first_line())
-                    append = self._journal.append
                 # Copies may lead to each other; whoever opens one of them ends at the same one.
                 if follow:
-                    self._circular = bool(circle) and self.path == min(circle, key=str)
-                    there = self._leads_to()
+                    self._state.circular = bool(circle) and self.path == min(circle, key=str)
+                    there = self._state.leads_to()
                 if there is None:
                     for path, (state, lines) in passed.items():
                         # It, or a copy of it, may have gone on by itself while this one was not found.
                         if path != self.path and not self._state.counts_all((state.id, len(lines), lines[-1])):
-                            for line in self._state.to_count(state, lines, lost=state.lost or self._circular):
-                                append(line)
+                            self._write(self._state.to_count(state, lines, lost=state.lost or self._state.circular))
                     block, used = self._open_block(), self._used
                     self._open, self._used = None, 0
                     if block is not None and used < block[2]:
-                        append({"event": "settle", "block": block[0], "used": used})
-                    yield append
+                        self._write([{"event": "settle", "block": block[0], "used": used}])
+                    yield self._write
                     return
             passed[self.path] = self._state, self._lines
             if there in passed and not circle:
                 circle = [*passed][[*passed].index(there) :]
             self._begin(there, self.private_data, renamed=True)
 
-    def _leads_to(self) -> Path | None:
-        """The ledger that counts this one, if it can be found."""
-        if self._state.moved is None or self._circular:
-            return None
-        identity, path = self._state.moved
-        header = header_of(path)
-        return path if header is not None and header.get("ledger") == identity else None
+    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        for line in lines:  # one by one: a later one may depend on what an earlier one said
+            if self._journal is None:
+                self._state.take(line)
+            else:
+                self._journal.append(line)
 
 
-def header_of(path: Path) -> dict[str, Any] | None:
-    """First line of a ledger; None if the file cannot be read, or is none of this version."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-        return header if header["event"] == "open" and header["version"] == VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def identify(ledger: Ledger, digest: bytes, *, kind: str = "teacher") -> str:
+    """Identity of a teacher whose file names none: equal for equal weights, by a keyed hash in the ledger.
+
+    `digest`, a hash of the weights, is not stored: recognising given weights takes the key, which only the ledger
+    holds.
+    """
+    with ledger._locked() as write:
+        known = ledger._state.fingerprints
+        # By the keys of all ledgers that are counted here: the identity stays with the weights.
+        keys = [ledger._state.key, *(other.key for other in ledger._state.absorbed.values())]
+        fingerprints = [fingerprint_of(key, digest) for key in keys]
+        found = next((known[one] for one in fingerprints if one in known), None)
+        if found is None:
+            found = new_training_id()
+            write([training_line(found, kind, fingerprint=fingerprints[0])])
+        return found
 
 
 def fingerprint_of(key: str, digest: bytes) -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from privacy.identity import Training, UnnamedTraining
 from privacy.journal import LedgerError
-from privacy.ledger import Ledger, fingerprint_of, header_of
+from privacy.ledger import Ledger, fingerprint_of
+from privacy.ledger_state import header_of
 
 LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""

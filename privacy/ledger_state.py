@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ class LedgerState:
         moved: The ledger in which this one is counted, by identity and file; None if it goes on here.
         lost: Whether a ledger that is counted here was itself counted in one that could not be found.
         changes: Number of lines so far.
+        circular: Whether copies lead to each other, and this is the one at which all of them end.
     """
 
     path: Path | None
@@ -74,6 +76,7 @@ class LedgerState:
     moved: tuple[str, Path] | None = None
     lost: bool = False
     changes: int = 0
+    circular: bool = False
 
     def counts(self, run: str | None = None) -> Counter[Charge]:
         """Charges of one run or training, or of all runs."""
@@ -86,6 +89,14 @@ class LedgerState:
     def counts_all(self, head: Head) -> bool:
         """Whether another ledger is counted here as far as a line of it."""
         return head[0] in self.absorbed and head[2] in self.absorbed[head[0]].lines
+
+    def leads_to(self) -> Path | None:
+        """The ledger that counts this one, if it can be found."""
+        if self.moved is None or self.circular:
+            return None
+        identity, path = self.moved
+        header = header_of(path)
+        return path if header is not None and header.get("ledger") == identity else None
 
     def unmade(self, run: str, *, made: Counter[Charge] | None = None) -> Counter[Charge]:
         """What a run planned and has not released; `made` are its releases, if others than its reserved ones."""
@@ -254,6 +265,16 @@ class LedgerState:
         moved = (str(line["ledger"]), Path(line["path"]))
         if not dry:
             self.moved = moved
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """First line of a ledger; None if the file cannot be read, or is none of this version."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+        return header if header["event"] == "open" and header["version"] == VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def reserve_line(block: str, charge: Charge, count: int, *, run: str) -> dict[str, Any]:

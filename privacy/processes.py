@@ -10,12 +10,12 @@ import contextlib
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from privacy.identity import Head
 from privacy.journal import LedgerError
-from privacy.ledger import Append, Ledger
+from privacy.ledger import Ledger, Write
 from privacy.plan import Charge
 
 T = TypeVar("T")
@@ -192,20 +192,24 @@ class SharedLedger:
         return on_rank_zero(self.processes, tell=self._state_to_follow, follow=self._follow)
 
     def _state_to_follow(self) -> dict[str, Any] | None:
+        """State of the others' `LedgerReplica`, by attribute, and of this object."""
         if (ledger := self._ledger) is None:
             return None
-        since, self._told = self._told, ledger.version
-        known = {"private_data": ledger.private_data, "path": ledger.path, "state": ledger.state_to_follow(since=since)}
-        return {**known, "own": {name: getattr(self, name) for name in self._followed}}
+        ledger._open_block()
+        known = {name: getattr(ledger, name) for name in ("run", "path", "notes", "_open", "_used")}
+        if self._told != ledger.version:
+            known["_state"] = replace(ledger._state, blocks={}, settled=set())  # of which they write none
+            self._told = ledger.version
+        own = {name: getattr(self, name) for name in self._followed}
+        return {"ledger": {**known, "_followed_head": ledger.head}, "own": own}
 
     def _follow(self, told: Mapping[str, Any] | None) -> None:
         if told is None:
             return
         self.__dict__.update(told["own"])
-        if isinstance(self._ledger, LedgerReplica):
-            self._ledger.follow(told["state"])
-        else:
-            self._ledger = LedgerReplica(**{name: told[name] for name in ("private_data", "path", "state")})
+        if not isinstance(self._ledger, LedgerReplica):
+            self._ledger = LedgerReplica(path=None, private_data="", run="")
+        self._ledger.__dict__.update(told["ledger"], _process=os.getpid(), _following=True)
 
 
 class LedgerReplica(Ledger):
@@ -217,15 +221,6 @@ class LedgerReplica(Ledger):
 
     _followed_head: Head | None = None
     _following = False
-
-    def __init__(self, *, private_data: str, path: Path | None, state: Mapping[str, Any]) -> None:
-        super().__init__(path=None, private_data=private_data, run=str(state["run"]))
-        self.path = path
-        self.follow(state)
-
-    def follow(self, state: Mapping[str, Any]) -> None:
-        """Takes over the `Ledger.state_to_follow` of process 0."""
-        self.__dict__.update(state, _process=os.getpid(), _following=True)
 
     @property
     def head(self) -> Head | None:
@@ -244,9 +239,9 @@ class LedgerReplica(Ledger):
         """Does nothing: process 0 does it."""
 
     @contextlib.contextmanager
-    def _locked(self, *, follow: bool = True) -> Iterator[Append]:
+    def _locked(self, *, follow: bool = True) -> Iterator[Write]:
         if not self._following:
-            yield self._state.take
+            yield lambda lines: None
             return
         raise LedgerError(
             "this process follows the privacy ledger of its run, which process 0 alone writes: it can charge nothing, "

@@ -15,7 +15,8 @@ from privacy.account import Budget, PrivacyAccount
 from privacy.checks import round_up
 from privacy.guarantee import ONE_PERSON
 from privacy.journal import LedgerError
-from privacy.ledger import RECORDS, Ledger, header_of
+from privacy.ledger import RECORDS, Ledger
+from privacy.ledger_state import header_of
 from privacy.neighbours import Unit
 from privacy.statement import about_place
 

@@ -30,6 +30,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
 from lightning_modules.training.run import clear
 from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
+from privacy.account import restore_run
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.plan import Plan
@@ -135,13 +136,12 @@ def test_a_run_is_not_resumed_with_another_teacher(monkeypatch: pytest.MonkeyPat
     shutil.copyfile(TEACHER, "elsewhere/moved.ckpt")
     student("of_dp", "elsewhere/moved.ckpt", *resume, scope="run")
     assert stated("of_dp")["epsilon"] == BOUND
+
     # The mutant goes on; even then the ledger keeps apart what is about which.
-    restore = PrivacySession._restore
+    def of_any(state: Any, ledger: Ledger, *, training: str | None) -> bool:
+        return restore_run(state, ledger, training=state and state["training"])
 
-    def of_any(self: PrivacySession, ledger: Ledger, *, training: str | None) -> None:
-        restore(self, ledger, training=None if self._before is None else self._before["training"])
-
-    monkeypatch.setattr(PrivacySession, "_restore", of_any)
+    monkeypatch.setattr("privacy.session.restore_run", of_any)
     student("of_dp", f"private/{LAST}", resume[0], "--trainer.max_epochs=3", scope="run")
     assert stated("of_dp")["epsilon"] == math.inf
 

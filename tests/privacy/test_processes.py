@@ -252,12 +252,14 @@ def test_a_nonprivate_access_is_charged_once() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     if broken:  # what is followed holds no plans
-        state = Ledger.state_to_follow
+        follow = PrivacySession._follow
 
-        def without_plans(self: Ledger, **since: Any) -> dict[str, Any]:
-            return state(self, **since) | {"_state": replace(self._state, plans={})}
+        def without_plans(self: PrivacySession, told: Any) -> None:
+            if told and "_state" in told["ledger"]:
+                told["ledger"]["_state"].plans = {}
+            follow(self, told)
 
-        monkeypatch.setattr(Ledger, "state_to_follow", without_plans)
+        monkeypatch.setattr(PrivacySession, "_follow", without_plans)
     path = tmp_path / "ledger.jsonl"
 
     def act(processes: Processes) -> Any:
