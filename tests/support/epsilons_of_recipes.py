@@ -1,19 +1,18 @@
 """Every ε that this project states for its own recipes, computed without training anything.
 
-`python -m support.epsilons_of_recipes FILE` (in `tests/`) writes them as JSON. `tests/test_epsilons_of_recipes.py`
-holds them against those that were written at an earlier commit: a change that moves one has to say so.
+`python -m support.epsilons_of_recipes` (in `tests/`) computes those of the JSON file anew.
+`tests/test_epsilons_of_recipes.py` holds them against those that were written at an earlier commit: a change that
+moves one has to say so.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from datamodules import PoissonSampled
 from datamodules.records import id_fraction
@@ -27,16 +26,14 @@ from privacy.checks import json_number
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 
 
-def recipes() -> list[Path]:
-    """The files of `sweeps/` that configure one fit."""
-    files = [*SWEEPS.glob("*.yaml"), *SWEEPS.glob("methods/*.yaml")]
-    models = {path: yaml.safe_load(path.read_text(encoding="utf-8")).get("model") for path in files}
-    return sorted(path for path, model in models.items() if model and "class_path" in model)
+def arguments(recipe: str) -> list[str]:
+    """Those of `fit` for a recipe: names of files in `sweeps/`, and options."""
+    return [word if word.startswith("--") else f"--config={SWEEPS / word}.yaml" for word in recipe.split()]
 
 
-def epsilons(path: Path) -> dict[str, float]:
+def epsilons(recipe: str) -> dict[str, float]:
     """What a recipe costs: the ε of its plan, and how many calls a target of it allows."""
-    cli = command_line(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
+    cli = command_line([*arguments(recipe), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
     epochs = int(cli.trainer.max_epochs or 0)
     if isinstance(cli.model, DPSGDTeacher):
         return _of_dp_sgd(cli.model, cli.datamodule, epochs=epochs)
@@ -73,12 +70,8 @@ def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, fl
     return {"steps": steps, "noise_multiplier": noise, "record": epsilon}
 
 
-def all_epsilons() -> dict[str, Any]:
-    """Those of all recipes, by name."""
-    found = {path.relative_to(SWEEPS).with_suffix("").as_posix(): epsilons(path) for path in recipes()}
-    plain = {name: {key: json_number(value) for key, value in made.items()} for name, made in found.items() if made}
-    return {"recipes": plain}
-
-
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(all_epsilons(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    file = Path(__file__).with_suffix(".json")
+    found = {recipe: epsilons(recipe) for recipe in json.loads(file.read_text(encoding="utf-8"))["recipes"]}
+    plain = {name: {key: json_number(value) for key, value in made.items()} for name, made in found.items()}
+    file.write_text(json.dumps({"recipes": plain}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

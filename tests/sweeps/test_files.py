@@ -16,7 +16,7 @@ from sweeps.runner.spec import Spec
 
 FOLDER = Path(sweeps.__path__[0])
 # Tables are read in test_tables, W&B's sweeps in test_wandb_files.
-FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("methods/*.yaml")])
+FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("methods/*.yaml"), *FOLDER.glob("data/*.yaml")])
 ALONE = [path for path in FILES if "fits" in yaml.safe_load(path.read_text())]
 PIPELINES = [
     *map(str, ALONE),
@@ -31,6 +31,8 @@ FOLLOWS = {
     "generated_images_labeldp": "labeldp_mnist",
     "dgd_as_printed": "dgd_digits",
     "ensemble_as_printed": "ensemble_digits",
+    "fashionmnist": "dpsd_mnist",
+    "fashionmnist_private": "clients_mnist",
 }
 TINY = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", *QUIET]
 
@@ -107,10 +109,14 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         arguments += ["--model.pool_size=8"]
         if "queries" in config["model"]["init_args"]:
             arguments += ["--model.queries=8"]
-    settings = config["model"].get("init_args", {})
+    own = (yaml.safe_load(path.read_text()).get("model") or {}).get("init_args", {})
+    settings = {**config["model"].get("init_args", {}), **own}
     teacher = settings.get("teacher", {}).get("path") or settings.get("clients", {}).get("init_args", {}).get(
         "teachers"
     )
+    if path.stem == "distillation_scattering_fashionmnist":  # whose own teacher is made in table `records`
+        teacher = "teachers/fashionmnist_dp.ckpt"
+        arguments += [f"--model.teacher.path={teacher}"]
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
     cli = main(["fit", *configs, *arguments])
