@@ -46,18 +46,6 @@ def test_ratios_of_variances_shrink_by_the_power(power: float, expected: float) 
     assert found == pytest.approx(expected, rel=0.5)
 
 
-def test_directions_of_which_nothing_is_known_are_multiplied_by_one() -> None:
-    rows = torch.cat([stretched(40, 6), torch.zeros(40, 3)], dim=1)
-    mean, directions, gains = whitening_of(rows, power=0.5, floor=1e-6)
-    found = directions.norm(dim=0) > 0
-    assert int(found.sum()) == 6 and directions.shape == (9, 9) and bool((gains[~found] == 1).all())
-    assert torch.allclose(directions.T @ directions, torch.diag(found.float()), atol=1e-5)
-    assert bool((gains > 0).all()) and bool((gains <= 1).all())
-    beyond = torch.zeros(1, 9)
-    beyond[0, 7] = 2.0
-    assert torch.allclose(evened(mean + beyond, (mean, directions, gains)), beyond, atol=1e-5)
-
-
 def test_a_few_eigenvectors_of_a_large_matrix_span_what_the_exact_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(600, 600, generator=torch.Generator().manual_seed(0)).double() / torch.arange(1, 601)
     matrix = rows.T @ rows

@@ -249,7 +249,6 @@ class NotFinite(nn.Module):
         (partial(External, name=RESNET), r"teacher: ResNet cannot take images of shape \(1, 28, 28\)"),
         (lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(784, 9)), r"teacher: Sequential must give .* got \(2, 9\)"),
         (lambda *_: NotFinite(), "teacher: NotFinite gives logits that are not finite"),
-        (lambda *_: 3, r"teacher must build a torch\.nn\.Module, got int"),
     ],
 )
 def test_networks_that_do_not_fit_are_named(factory: object, message: str) -> None:

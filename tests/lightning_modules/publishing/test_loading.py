@@ -15,7 +15,7 @@ from lightning_modules import load_student
 from lightning_modules.networks import LinearOnFeatures, build_network
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.folder import FORMAT, weights_of, without_folders
+from lightning_modules.publishing.folder import FORMAT, weights_of
 from lightning_modules.publishing.run import _without_downloads
 
 NETWORK = """
@@ -106,13 +106,3 @@ def test_a_damaged_folder_is_named(tmp_path: Path, spoil: Any, message: str) -> 
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         load_student(folder)
-
-
-def test_folders_of_this_machine_are_not_told() -> None:
-    given = {"assumptions": ["not counted: /home/me/a/b.jsonl, /srv/c.jsonl", "kept in private/uncharged_queries.json"]}
-    assert without_folders(given) == {
-        "assumptions": ["not counted: b.jsonl, c.jsonl", "kept in private/uncharged_queries.json"]
-    }
-    assert without_folders("arXiv <https://arxiv.org/abs/2304.12528>, 1/2 of it") == (
-        "arXiv <https://arxiv.org/abs/2304.12528>, 1/2 of it"
-    )
