@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -13,20 +12,18 @@ from torch import nn
 from torch.nn import functional
 
 from lightning_modules.callbacks import Curves, ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
-from lightning_modules.callbacks.saving import take_back_unfinished_step
-from lightning_modules.images import Images, PoolSource
+from lightning_modules.images import NEVER_RESET, Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.private_fit import LearnsFromTeacher, state_of_run
+from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.setting_checks import check_left_out, settings_of
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.training.evaluation import Evaluated, Evaluation, validation_names
+from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
-from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import datamodule_of
 from privacy.account import Budget
 from privacy.mechanisms.base import Mechanism, Shape
@@ -55,7 +52,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         unused: Settings that the method refuses because it does not use them, such as `student.replay`. A name without
             a dot is an argument that its constructor does not take.
         takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
-        published_artefacts: Names of artefacts computed from released values, which may be published.
+        covered_artefacts: Names of artefacts computed from released values, which may be published.
         session: The only way to the teacher: budget, ledger, plan and guarantee of the run.
     """
 
@@ -87,7 +84,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self._objects_given = keep_plain_hyperparameters(self)
         self.automatic_optimization = False
         self.num_classes = num_classes
-        self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
+        self.image_shape = (image_shape[0], image_shape[1], image_shape[2])
         self.batch_size = batch_size
         self.mechanism = mechanism
         self.session = PrivacySession(
@@ -102,14 +99,9 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         # After the student: the order determines the initial weights of a seed.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
-        if self.generator is not None:
-            self.generator.to(memory_format=torch.channels_last)
         self.memory = self.student_settings.replay.build(batch_size=batch_size)
-        self.published_artefacts: tuple[str, ...] = ("student", *self.images.published)
+        self.covered_artefacts: tuple[str, ...] = ("student", *self.images.covered)
         self.evaluation = Evaluation(num_classes)
-        self.steps_done = 0
-        self.draw_seed: int | None = None
-        self._steps_before_batch = -1
 
     # --- hooks that a method implements ---
 
@@ -120,22 +112,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the generator's loss on its images (n, C, H, W), with their graph, and fixed targets (n, c)."""
         raise NotImplementedError(f"{type(self).__name__} trains no generator")
-
-    @property
-    def next_calls(self) -> int:
-        return 1
-
-    def calls_of(self, steps: int) -> int:
-        """Number of calls of the mechanism that a run of `steps` steps makes unless a budget ends it."""
-        return steps
-
-    def calls_ahead(self, steps: int | None) -> int | None:
-        if steps is None:
-            return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
-        return self.session.affordable(limit=max(0, steps - self.steps_done))
-
-    def assumptions(self) -> list[str]:
-        return self.images.assumptions()
 
     # --- the two updates ---
 
@@ -170,31 +146,23 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             losses = functional.cross_entropy(outputs, targets, reduction="none")
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
-    def update_generator(self, images: torch.Tensor, targets: torch.Tensor, *, scheduled: bool = True) -> None:
+    def update_generator(
+        self, images: torch.Tensor, targets: torch.Tensor | None = None, *, scheduled: bool = True
+    ) -> None:
         """Updates the generator once, with the student held fixed.
 
         Args:
             images: This step's generated images with their graph, shape (n, C, H, W).
             targets: Their released targets, shape (n, c), detached: a gradient through them would bypass the noise.
-                Empty, shape (0, c), if there are none.
             scheduled: Whether the generator's schedule counts this update.
         """
+        targets = images.new_empty(0, self.num_classes) if targets is None else targets
         with self.toggled_optimizer(self.optimizer("generator")), frozen_statistics(self.student):
             loss = self.generator_loss(images, targets)
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    @property
-    def _no_targets(self) -> torch.Tensor:
-        return torch.empty(0, self.num_classes, device=self.device)
-
-    # --- images and processes ---
-
-    @property
-    def draws(self) -> Draws:
-        """The draws of this process; a run's seed is fixed when its first fit begins."""
-        assert self.draw_seed is not None
-        return Draws(self.draw_seed, self.global_rank, self.device)
+    # --- images ---
 
     def draw_latents(self, step: int) -> torch.Tensor | None:
         """Returns the generator's latent inputs for a step; see `ImageSource.latents`."""
@@ -204,29 +172,16 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         """A batch of images, shape (B, C, H, W), generated ones first, with their graph."""
         return self.images.images(step, latents, self.draws)
 
-    def generate(self, latents: torch.Tensor | None) -> torch.Tensor:
-        """Generates images from latents, with their graph."""
-        assert self.generator is not None and latents is not None
-        images: torch.Tensor = self.generator(latents)
-        return images
-
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """Returns images for display, shape (count, C, H, W), from the same draws each time."""
         return self.images.grid(count, seed=self.draw_seed or 0, device=self.device)
-
-    # --- optimizers ---
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that the generator's optimizer updates."""
-        assert self.generator is not None
-        return self.generator.parameters()
 
     def optimized_groups(self) -> dict[str, OptimizedGroup]:
         """Returns the trained networks by name: the student, and the generator if there is one."""
         student, images = self.student_settings, self.image_settings
         groups = {"student": OptimizedGroup(self.student.parameters(), student.optimizer, student.lr_scheduler)}
         if self.generator is not None:
-            groups["generator"] = OptimizedGroup(self.generator_parameters(), images.optimizer, images.lr_scheduler)
+            groups["generator"] = OptimizedGroup(self.generator.parameters(), images.optimizer, images.lr_scheduler)
         return groups
 
     def reset_generator(self) -> None:
@@ -244,73 +199,35 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
-        if isinstance(self.images, PoolSource):
-            data = datamodule_of(self.trainer)
-            partitions = [*self.session.partitions, data.partition]
-            self.images.open(private={self.teacher.private_data, data.private_data}, partitions=partitions, data=data)
-            if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
-                raise ValueError("images.pool must be public, and its train part is the private data: give another")
-
-    def on_fit_start(self) -> None:
-        """See `LearnsFromTeacher.on_fit_start`; also fixes the seed of the draws, once per run."""
-        super().on_fit_start()
-        if self.draw_seed is None:
-            self.draw_seed = self.processes.broadcast(torch.initial_seed())
-            never = self.images.reset_every is None and "images.reset_every" not in self.unused
-            if never and self.image_settings.source == "generator":
-                rank_zero_warn(
-                    "images.reset_every is null, and a generator trained for long collapses to a few kinds of images: "
-                    "settings that work are in docs/generators.md"
-                )
+        private, partitions = self.teacher.private_data, self.session.partitions
+        self.images.open(private=private, partitions=partitions, data=datamodule_of(self.trainer))
+        if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
+            raise ValueError("images.pool must be public, and its train part is the private data: give another")
+        resets = self.images.reset_every or "images.reset_every" in self.unused
+        if self.images.kind == "generator" and not resets and not self.steps_done:
+            rank_zero_warn(NEVER_RESET)
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
-        """Remembers where the step starts, to detect an interrupted one, and resets the generator when due."""
-        self._steps_before_batch = self.steps_done
+        """See `LearnsFromTeacher.on_train_batch_start`; also resets the generator when due."""
+        super().on_train_batch_start(batch, batch_idx)
         every = self.images.reset_every
         if every and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
-    # --- evaluation, figures and the guarantee ---
-
     def logged_names(self) -> set[str]:
-        """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
-        losses = [*self.optimized_groups(), *(["replay"] if self.memory is not None else [])]
-        return validation_names(self.trainer) | {f"train/{name}_loss" for name in losses}
+        return super().logged_names() | ({"train/replay_loss"} if self.memory is not None else set())
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The student's logits, (N, C, H, W) → (N, c)."""
         logits: torch.Tensor = self.student(images)
         return logits
 
-    def published_networks(self) -> dict[str, nn.Module]:
-        """Networks that a guarantee of this run covers, by name."""
-        return {"student": self.student, **self.images.networks()}
-
-    # --- checkpoints ---
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the counters, the seed of the draws, and this run's charges."""
-        checkpoint["distillation"] = {
-            "steps_done": self.steps_done,
-            "draw_seed": self.draw_seed,
-            "objects": list(self._objects_given),
-            **self.session.state(),
-        }
+        super().on_save_checkpoint(checkpoint)
         if self.memory is not None:
             checkpoint["replay"] = self.memory.state()
-        if self.steps_done == self._steps_before_batch:
-            take_back_unfinished_step(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
-
-        Raises:
-            CheckpointError: A fit would resume from a file without the charges of its run.
-        """
-        if (state := state_of_run(checkpoint, "distillation", self._trainer)) is None:
-            return
-        self.steps_done = int(state["steps_done"])
-        self.draw_seed = state["draw_seed"]
-        self.session.load(state)
+        super().on_load_checkpoint(checkpoint)
         if self.memory is not None and "replay" in checkpoint:
             self.memory.load(checkpoint["replay"])

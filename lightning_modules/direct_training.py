@@ -22,12 +22,11 @@ from lightning_modules.private_fit import (
     state_of_run,
     stop_before,
     warn_of_changed_noise,
-    write_statement,
 )
 from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection, require_monitored
-from lightning_modules.training.run import clear, datamodule_of, steps_ahead
+from lightning_modules.training.run import clear, datamodule_of, steps_ahead, write_statement
 from privacy.account import Budget
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training

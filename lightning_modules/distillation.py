@@ -109,7 +109,7 @@ class Distillation(DataFreeDistillation):
         #: Standard deviation of the noise on each of them.
         self.answer_deviation = 0.0
         if self.of_ensemble:
-            self.published_artefacts = (*self.published_artefacts, "noisy answers")
+            self.covered_artefacts = (*self.covered_artefacts, "noisy answers")
 
     @property
     def of_ensemble(self) -> bool:

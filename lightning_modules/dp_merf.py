@@ -99,7 +99,7 @@ class DPMERF(DataFreeDistillation):
             assert latents is not None
             classes = latents[:, : self.num_classes].argmax(dim=1)
             if self.steps_done < self.generator_steps:
-                self.update_generator(self.generate(latents), F.one_hot(classes, self.num_classes).float())
+                self.update_generator(self.images.generate(latents), F.one_hot(classes, self.num_classes).float())
             else:
                 images = self.draw_images(self.steps_done, latents).detach()
                 self.step_student(F.cross_entropy(self.student(images).float(), classes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.labels import LabelTargets, LinearCandidates, class_shares
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.setting_checks import check_choice, settings_of
+from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.mechanisms.noisy_labels import top_k_candidates
@@ -171,11 +171,13 @@ class DPSD(DataFreeDistillation):
             draw = self.draws.common.stream(self.steps_done, "reset")
             self.latents.data.copy_(torch.randn(self.latents.shape, generator=draw))
 
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the generator, and its latent inputs."""
-        yield from super().generator_parameters()
+    def optimized_groups(self) -> dict[str, OptimizedGroup]:
+        """See `DataFreeDistillation.optimized_groups`; the generator's includes its latent inputs."""
+        groups = super().optimized_groups()
         if self.latents is not None:
-            yield self.latents
+            of_generator = groups["generator"]
+            groups["generator"] = of_generator._replace(parameters=[*of_generator.parameters, self.latents])
+        return groups
 
 
 def _mechanism(given: NoisyGradients | NoisyLabels | None, *, k: int) -> NoisyGradients | NoisyLabels:

@@ -33,6 +33,10 @@ from privacy.processes import ProcessesError, share_size
 _STATISTICS_IMAGES = 512
 #: Least standard deviation, for a prior with a constant channel.
 _SMALLEST_STD = 1e-3
+NEVER_RESET = (
+    "images.reset_every is null, and a generator trained for long collapses to a few kinds of images: settings that "
+    "work are in docs/generators.md"
+)
 _JUDGED = "accuracy on it is of images that the student was trained on"
 
 _Source = Literal["generator", "prior", "both", "pool"]
@@ -102,7 +106,8 @@ class ImageSource(ABC):
         kind: `images.source` in the settings.
         rows: Number of images of each batch that this process makes: all, or its share of several processes.
         generator: The generator, or None.
-        published: Names of the parts that a student's owner may publish.
+        covered: Names of the parts that a guarantee covers.
+        is_private: Whether the images are the private data themselves; then `grid` shows none of them.
         reset_every: Steps after which the generator is reset; None is never.
         prior: Procedural images, or None.
     """
@@ -110,7 +115,8 @@ class ImageSource(ABC):
     kind: str
     rows: int
     generator: nn.Module | None = None
-    published: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
+    is_private: bool = False
     reset_every: int | None = None
     prior: ImagePrior | None = None
 
@@ -145,6 +151,12 @@ class ImageSource(ABC):
     def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
         """Return a batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
 
+    def generate(self, latents: Tensor | None) -> Tensor:
+        """Generates images from latents, with their graph."""
+        assert self.generator is not None and latents is not None
+        images: Tensor = self.generator(latents)
+        return images
+
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
         """Images for display, shape (n, C, H, W) with n at most `count`, determined by the seed."""
@@ -157,9 +169,8 @@ class ImageSource(ABC):
         """Assumptions that a guarantee makes about this source."""
         return []
 
-    def networks(self) -> dict[str, nn.Module]:
-        """Published networks by name."""
-        return {}
+    def open(self, *, private: str, partitions: Sequence[Partition | None], data: Any = None) -> None:  # noqa: B027 - most sources read nothing
+        """Reads a pool's images when a fit begins; see `PoolSource.open`."""
 
 
 class SyntheticSource(ImageSource):
@@ -176,17 +187,17 @@ class SyntheticSource(ImageSource):
         self.prior = self._public_prior if self.kind != "generator" else None
         self.generator = self._build_generator()
         self.reset_every = settings.reset_every
-        self.published = (*self.networks(), "synthetic images")
+        self.covered = (*(["generator"] if self.generator is not None else []), "synthetic images")
 
     def _build_generator(self) -> nn.Module | None:
         """Build and check the generator; scale its images to the prior's statistics if it is `standardised`."""
         if self.kind == "prior":
             return None
         generator = self._built()
-        if not generator.standardised:
-            return generator
-        mean, std = self._prior_statistics()
-        return ScaledOutput(generator, scale=std, shift=mean)
+        if generator.standardised:
+            mean, std = self._prior_statistics()
+            return ScaledOutput(generator, scale=std, shift=mean).to(memory_format=torch.channels_last)
+        return generator.to(memory_format=torch.channels_last)
 
     def _built(self) -> ImageGenerator:
         factory = network_of(self._settings.generator, GeneratorCallable)
@@ -251,9 +262,6 @@ class SyntheticSource(ImageSource):
         external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
         return [f"images of {name} depend on no private record" for name in external]
 
-    def networks(self) -> dict[str, nn.Module]:
-        return {} if self.generator is None else {"generator": self.generator}
-
     def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> Tensor:
         return torch.randn(count, self.latent_dim, generator=draw).to(device)
 
@@ -276,7 +284,6 @@ class PoolSource(ImageSource):
 
     Attributes:
         pixels: All images, shape (N, C, H, W); empty until `open`.
-        is_private: Whether the pool is the private data themselves; then `grid` shows none of it.
         is_judged: Whether the student is evaluated on the pool's images.
     """
 
@@ -299,21 +306,25 @@ class PoolSource(ImageSource):
         self.varied = varied
         self.rows = batch_size
         self.pixels = torch.empty(0, *image_shape)
-        self.is_private = self.is_judged = False
+        self.is_judged = False
 
-    def open(self, *, private: set[str], partitions: Sequence[Partition | None] = (), data: Any = None) -> None:
+    def open(self, *, private: str, partitions: Sequence[Partition | None], data: Any = None) -> None:
         """Read the images.
 
         Args:
-            private: Names of the private data. Renaming them must not make them public.
-            partitions: Partitions of the private data according to files and the data module, whatever the name.
-            data: The data module; pictures of a folder are prepared like its own.
+            private: Name of the teacher's private data. Renaming them must not make them public.
+            partitions: Partitions of the private data according to files, whatever the name.
+            data: The data module, whose private part is private too; pictures of a folder are prepared like its own.
 
         Raises:
             PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.
             ValueError: The folder has no pictures, or is used for images that are not square.
         """
         pool, data = self.pool, innermost(data)
+        names, partitions = (
+            {private, getattr(data, "private_data", None)},
+            [*partitions, getattr(data, "partition", None)],
+        )
         if isinstance(pool, str):
             self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
             return
@@ -326,13 +337,13 @@ class PoolSource(ImageSource):
         pool.setup("fit" if self.part == "train" else "test")
         records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        self.is_private = self.is_of(private, partitions)
+        self.is_private = self.is_of(names, partitions)
         judged = isinstance(data, ImageDataModule) and same_data(data.partition, pool.partition)
         self.is_judged = self.part == "test" and judged
         if self.is_judged:
             rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
 
-    def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
+    def is_of(self, private: set[str | None], partitions: Sequence[Partition | None]) -> bool:
         """Whether the pool is private data with one of these names or partitions."""
         pool = self.pool
         if self.part != "train" or isinstance(pool, str):

@@ -146,7 +146,7 @@ class LabelDP(DataFreeDistillation):
             latents = self.draw_latents(self.steps_done)
             every = self.images.reset_every
             if latents is not None and not (every and self.stage_end % every == 0):  # else reset before it is used
-                self.update_generator(self.generate(latents), self._no_targets)
+                self.update_generator(self.images.generate(latents))
         self.steps_done += 1
 
     def reset_generator(self) -> None:
@@ -161,7 +161,7 @@ class LabelDP(DataFreeDistillation):
         for step in range(self.generator_training.pretraining_steps):
             draw = self.draws.stream(self.steps_done + step, "pretraining")
             latents = torch.randn(self.images.generated, self.images.latent_dim, generator=draw).to(self.device)
-            self.update_generator(self.generate(latents), self._no_targets, scheduled=False)
+            self.update_generator(self.images.generate(latents), scheduled=False)
 
     @torch.no_grad()
     def begin_stage(self) -> None:

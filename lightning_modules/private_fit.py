@@ -6,35 +6,31 @@ the functions below it.
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from datamodules.pictures import PictureDataModule, pictures_below, require_outside
-from datamodules.records import Partition, require_classes, require_partition, same_data
-from datamodules.wrapped import SyntheticSteps
+from lightning_modules.callbacks.saving import take_back_unfinished_step
 from lightning_modules.images import ImageSource
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
-from lightning_modules.training.evaluation import require_monitored
+from lightning_modules.training.evaluation import require_monitored, require_public_fit, validation_names
 from lightning_modules.training.manual_optimization import ManualOptimization
 from lightning_modules.training.processes import check_strategy
+from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import (
     clear,
     datamodule_of,
-    innermost,
     is_dev_run,
     public_folder,
     steps_of_run,
-    write_guarantee,
+    write_statement,
 )
-from privacy.checks import round_up
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
@@ -57,10 +53,12 @@ class LearnsFromTeacher(ManualOptimization):
     images: ImageSource
     session: PrivacySession
     student: nn.Module
-    steps_done: int
-    draw_seed: int | None
-    published_artefacts: tuple[str, ...]
+    covered_artefacts: tuple[str, ...]
+    steps_done = 0
+    draw_seed: int | None = None
     _teacher: PrivateModel | None = None
+    _objects_given: Sequence[str] = ()
+    _steps_before_batch = -1
     begun = False
     """Whether a fit has fixed its plan, so that its networks are those of the run and not of a refused checkpoint."""
 
@@ -105,27 +103,6 @@ class LearnsFromTeacher(ManualOptimization):
             self.admit(teacher, self.teacher_config, named="model.teacher")
             self._teacher = teacher
 
-    @property
-    @abstractmethod
-    def next_calls(self) -> int:
-        """Number of calls of the mechanism that the next step makes."""
-
-    @abstractmethod
-    def calls_ahead(self, steps: int | None) -> int | None:
-        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
-
-    @abstractmethod
-    def logged_names(self) -> set[str]:
-        """Names of what a fit logs besides privacy, which callbacks may monitor."""
-
-    @abstractmethod
-    def assumptions(self) -> list[str]:
-        """Assumptions of this run's guarantee besides the session's."""
-
-    @abstractmethod
-    def published_networks(self) -> dict[str, nn.Module]:
-        """Networks that a guarantee of this run covers, by name."""
-
     def read_teacher(self) -> PrivateModel:
         """Loads the teacher for a fit, running it on blank images only.
 
@@ -147,7 +124,7 @@ class LearnsFromTeacher(ManualOptimization):
         by_dp_sgd = isinstance(teacher.training, Training) and teacher.training.releases
         if by_dp_sgd and not self.session.cost.release.bounded:
             return
-        if common := teacher.require_unlike(self.published_networks()):
+        if common := teacher.require_unlike(self.covered_networks()):
             self.session.note(
                 f"{len(common)} frozen weights of a teacher, {common[0]} first, are published as they are"
             )
@@ -162,6 +139,42 @@ class LearnsFromTeacher(ManualOptimization):
         if config.trial:
             teacher.try_external(self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.session.keep_partitions(teacher.partitions)
+
+    @property
+    def draws(self) -> Draws:
+        """The draws of this process; a run's seed is fixed when its first fit begins."""
+        assert self.draw_seed is not None
+        return Draws(self.draw_seed, self.global_rank, self.device)
+
+    # --- what a run may spend, and what its guarantee covers ---
+
+    @property
+    def next_calls(self) -> int:
+        """Number of calls of the mechanism that the next step makes."""
+        return 1
+
+    def calls_of(self, steps: int) -> int:
+        """Number of calls of the mechanism that a run of `steps` steps makes unless a budget ends it."""
+        return steps
+
+    def calls_ahead(self, steps: int | None) -> int | None:
+        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
+        if steps is None:
+            return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
+        return self.session.affordable(limit=max(0, steps - self.steps_done))
+
+    def assumptions(self) -> list[str]:
+        """Assumptions of this run's guarantee besides the session's."""
+        return self.images.assumptions()
+
+    def covered_networks(self) -> dict[str, nn.Module]:
+        """Networks that a guarantee of this run covers, by name."""
+        generator = self.images.generator
+        return {"student": self.student, **({} if generator is None else {"generator": generator})}
+
+    def logged_names(self) -> set[str]:
+        """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
+        return validation_names(self.trainer) | {f"train/{name}_loss" for name in self.optimized_groups()}
 
     # --- the session ---
 
@@ -190,6 +203,8 @@ class LearnsFromTeacher(ManualOptimization):
             self.processes,
             lambda: require_first_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
         )
+        if self.draw_seed is None:  # once per run
+            self.draw_seed = self.processes.broadcast(torch.initial_seed())
 
     def on_train_start(self) -> None:
         """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
@@ -206,18 +221,43 @@ class LearnsFromTeacher(ManualOptimization):
                 page.unlink()
         self.begun = True
 
+    def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
+        """Remembers where the step starts, to detect an interrupted one."""
+        self._steps_before_batch = self.steps_done
+
     def on_fit_end(self) -> None:
         """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
         self.session.close()
         self.begun = False
         ledger = self.session.ledger.path
         if self.trainer.is_global_zero:
-            write_statement(self.trainer, self.guarantee(), self.published_networks(), ledger=ledger)
+            write_statement(self.trainer, self.guarantee(), self.covered_networks(), ledger=ledger)
 
     def on_exception(self, exception: BaseException) -> None:
         """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
         if self.begun and self.session.account.counts(scope="run"):
             self.on_fit_end()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves the counters, the seed of the draws, and this run's charges."""
+        checkpoint["distillation"] = {
+            "steps_done": self.steps_done,
+            "draw_seed": self.draw_seed,
+            "objects": self._objects_given,
+            **self.session.state(),
+        }
+        if self.steps_done == self._steps_before_batch:
+            take_back_unfinished_step(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
+
+        Raises:
+            CheckpointError: A fit would resume from a file without the charges of its run.
+        """
+        if (state := state_of_run(checkpoint, "distillation", self._trainer)) is not None:
+            self.steps_done, self.draw_seed = int(state["steps_done"]), state["draw_seed"]
+            self.session.load(state)
 
     def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
         """Figures of privacy by their names in logs; see `privacy.statement.epsilons`."""
@@ -227,47 +267,7 @@ class LearnsFromTeacher(ManualOptimization):
         """Current guarantee for this run's artefacts."""
         of_teacher = () if self._teacher is None else self._teacher.assumptions
         assumptions = [*self.assumptions(), *of_teacher]
-        return guarantee_of(self.session, artefacts=self.published_artefacts, assumptions=assumptions)
-
-
-def require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
-    """Refuses images for validation or test that may be the teacher's private ones, or of other classes.
-
-    Raises:
-        PartitionError: They may.
-    """
-    data = datamodule_of(trainer)
-    require_classes(partitions, data)
-    require_partition(partitions, data)
-
-
-def require_public_fit(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
-    """Refuses a fit that looks at images which may be private, see `require_public`, or is not planned by its epochs.
-
-    Raises:
-        ValueError: The validation data may be private, and a student selected by it would leak it uncharged.
-    """
-    if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
-        raise ValueError(
-            f"trainer.max_steps must be left out, got {trainer.max_steps}: what is charged beforehand is all "
-            "epochs. Set trainer.max_epochs and data.steps_per_epoch"
-        )
-    data = datamodule_of(trainer)
-    if data is None and not trainer.limit_val_batches:
-        return
-    if not isinstance(data, SyntheticSteps):
-        raise ValueError(
-            "data.class_path must be SyntheticSteps in a student's fit, which looks at public records only, got "
-            f"{type(data).__name__}"
-        )
-    judged_on = innermost(data)
-    if isinstance(judged_on, PictureDataModule):  # pictures in a folder inside the private one have another name
-        others = [one for one in partitions if one and not same_data(one, judged_on.partition)]
-        test = judged_on.folder / "test"
-        if others:  # links followed
-            shown = [test, *pictures_below(test if test.is_dir() else judged_on.folder)]
-            require_outside(others, shown, named="data.dataset.root")
-    require_public(trainer, partitions)
+        return guarantee_of(self.session, artefacts=self.covered_artefacts, assumptions=assumptions)
 
 
 def open_session(
@@ -351,25 +351,6 @@ def warn_of_changed_noise(session: PrivacySession) -> None:
     """Says what the guarantee of a run with several noises assumes."""
     if noise_changed(session):
         rank_zero_warn(NOISE_CHANGED)
-
-
-def write_statement(
-    trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module], *, ledger: Path | None = None
-) -> None:
-    """Writes a guarantee with the networks that it covers, and explains its figures in words; for process 0."""
-    where = ""
-    if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
-        where = f"\nThe whole statement: {write_guarantee(trainer, guarantee, networks)}"
-        if ledger is not None:
-            where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
-    claim = ""
-    if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
-        claim = (
-            f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
-            f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "
-            "no record."
-        )
-    rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
 
 
 def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from lightning_modules.private_fit import LearnsFromTeacher, require_public, stop_before
+from lightning_modules.private_fit import LearnsFromTeacher, stop_before
+from lightning_modules.training.evaluation import require_public
 
 
 class PrivacyCallback(Callback):

@@ -81,7 +81,7 @@ class DGD(DataFreeDistillation):
         with self.draws.seeded(self.steps_done):
             latents = self.draw_latents(self.steps_done)
             if self.phase == "generator":  # Eq. 2
-                self.update_generator(self.generate(latents), self._no_targets)
+                self.update_generator(self.images.generate(latents))
             elif self.phase == "vae":
                 self.update_vae(self.draw_images(self.steps_done, latents).detach())
             elif self.phase == "query":  # Eq. 3
@@ -93,7 +93,7 @@ class DGD(DataFreeDistillation):
                     loss = loss + self.tangent_normal_loss(self.vae, images)  # Eq. 6
                 self.step_student(loss)
                 if self.generator_phase.baseline == "student" and latents is not None:
-                    self.update_generator(self.generate(latents), self._no_targets, scheduled=False)
+                    self.update_generator(self.images.generate(latents), scheduled=False)
         self.steps_done += 1
         self.phase_step += 1
         self._enter_next_phase()
@@ -123,7 +123,7 @@ class DGD(DataFreeDistillation):
                 f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
         self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
-        self.published_artefacts += ("noisy labels of the queried images", *(["VAE"] if self.vae is not None else []))
+        self.covered_artefacts += ("noisy labels of the queried images", *(["VAE"] if self.vae is not None else []))
         self._baseline: PrivateModel | None = None
         #: Position in PHASES, and steps made in that phase.
         self.phase_index = self.phase_step = 0
@@ -365,8 +365,8 @@ class DGD(DataFreeDistillation):
         self.vae.eval()
         return self.vae.decode(torch.randn(count, self.vae.latent_dim, generator=draw).to(self.device))
 
-    def published_networks(self) -> dict[str, nn.Module]:
-        return {**super().published_networks(), **({} if self.vae is None else {"vae": self.vae})}
+    def covered_networks(self) -> dict[str, nn.Module]:
+        return {**super().covered_networks(), **({} if self.vae is None else {"vae": self.vae})}
 
     def assumptions(self) -> list[str]:
         notes = super().assumptions()

@@ -164,7 +164,7 @@ class FedDistillation(DataFreeDistillation):
         if latents is not None:
             targets = F.one_hot(classes, self.num_classes).float()
             for _ in range(terms.steps):
-                self.update_generator(self.generate(latents), targets)
+                self.update_generator(self.images.generate(latents), targets)
             self.pool.add(self.gather_rows(self.draw_images(self.steps_done, latents)))
             return
         images = self.draw_images(self.steps_done, None).clone().requires_grad_()

@@ -28,7 +28,7 @@ from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
 from lightning_modules.training.processes import check_strategy, processes_of
-from lightning_modules.training.run import clear, datamodule_as, is_dev_run, steps_ahead
+from lightning_modules.training.run import clear, datamodule_as, is_dev_run, steps_ahead, write_statement
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta

@@ -8,6 +8,7 @@ figure left to report.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,9 +20,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.functional.classification import multiclass_calibration_error
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.pictures import PictureDataModule, pictures_below, require_outside
+from datamodules.records import Partition, require_classes, require_partition, same_data
+from datamodules.wrapped import SyntheticSteps
 from lightning_modules.networks.batchnorm import evaluating
 from lightning_modules.training.hyperparameters import load_guarded
-from lightning_modules.training.run import callbacks_of, datamodule_of
+from lightning_modules.training.run import callbacks_of, datamodule_of, innermost, is_dev_run
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
@@ -129,6 +133,46 @@ def validation_names(trainer: Trainer) -> set[str]:
     name = validation_metric(trainer)
     names = {name, f"{name.rpartition('/')[0]}/{AUROC}"} if asks_for_auroc(trainer) else {name}
     return names if trainer.enable_validation else set()
+
+
+def require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
+    """Refuses images for validation or test that may be the teacher's private ones, or of other classes.
+
+    Raises:
+        PartitionError: They may.
+    """
+    data = datamodule_of(trainer)
+    require_classes(partitions, data)
+    require_partition(partitions, data)
+
+
+def require_public_fit(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
+    """Refuses a fit that looks at images which may be private, see `require_public`, or is not planned by its epochs.
+
+    Raises:
+        ValueError: The validation data may be private, and a student selected by it would leak it uncharged.
+    """
+    if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
+        raise ValueError(
+            f"trainer.max_steps must be left out, got {trainer.max_steps}: what is charged beforehand is all "
+            "epochs. Set trainer.max_epochs and data.steps_per_epoch"
+        )
+    data = datamodule_of(trainer)
+    if data is None and not trainer.limit_val_batches:
+        return
+    if not isinstance(data, SyntheticSteps):
+        raise ValueError(
+            "data.class_path must be SyntheticSteps in a student's fit, which looks at public records only, got "
+            f"{type(data).__name__}"
+        )
+    judged_on = innermost(data)
+    if isinstance(judged_on, PictureDataModule):  # pictures in a folder inside the private one have another name
+        others = [one for one in partitions if one and not same_data(one, judged_on.partition)]
+        test = judged_on.folder / "test"
+        if others:  # links followed
+            shown = [test, *pictures_below(test if test.is_dir() else judged_on.folder)]
+            require_outside(others, shown, named="data.dataset.root")
+    require_public(trainer, partitions)
 
 
 def require_monitored(trainer: Trainer, names: set[str]) -> None:

@@ -45,35 +45,22 @@ def processes_of(trainer: Trainer | None) -> Processes:
 
 
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
-    """Refuses strategies that are not known to be correct here. All ranks decide alike.
+    """Refuses strategies that are not known to be correct here; with `averages_itself` callbacks too.
+
+    Callbacks must not train before the fit begins, on private records without a charge, or gather gradients. All ranks
+    decide alike.
 
     Raises:
         ProcessesError: The strategy is refused; the error says what to set instead.
-    """
-    if averages_itself:
-        check_callbacks(trainer)
-    strategy = trainer.strategy
-    check_kind_of_strategy(strategy)
-    if not averages_itself or not isinstance(strategy, DDPStrategy):
-        return
-    if strategy._ddp_comm_hook is not None or strategy._model_averaging_period is not None:
-        raise _refusal("DDPStrategy has a communication hook, and gradients are averaged here without one")
-    if strategy._ddp_kwargs.get("static_graph"):
-        raise _refusal("DDPStrategy has static_graph=True, and networks are updated in turns here")
-
-
-def check_callbacks(trainer: Trainer) -> None:
-    """Refuses callbacks that train before the fit begins, on private records without a charge, or gather gradients.
-
-    Raises:
         ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
             `GradientAccumulationScheduler`.
     """
-    for callback in callbacks_of(trainer):
+    for callback in callbacks_of(trainer) if averages_itself else ():
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
         if isinstance(callback, GradientAccumulationScheduler):
             raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
+    check_kind_of_strategy(trainer.strategy)
 
 
 def check_kind_of_strategy(strategy: Strategy | str) -> None:
@@ -91,17 +78,14 @@ def check_kind_of_strategy(strategy: Strategy | str) -> None:
     else:
         known = isinstance(strategy, SingleDeviceStrategy)
     if not known:
-        raise _refusal(f"{name} is not supported: docs/processes.md has the reasons")
-
-
-def _refusal(why: str) -> ProcessesError:
-    # Every process builds its trainer from the same settings.
-    return everywhere(
-        ProcessesError(
-            f"trainer.strategy {why}. Set --trainer.strategy ddp (a process per device, on one machine or on several), "
-            "or --trainer.devices 1 --trainer.strategy auto"
+        # Every process builds its trainer from the same settings.
+        raise everywhere(
+            ProcessesError(
+                f"trainer.strategy {name} is not supported: docs/processes.md has the reasons. Set --trainer.strategy "
+                "ddp (a process per device, on one machine or on several), or --trainer.devices 1 --trainer.strategy "
+                "auto"
+            )
         )
-    )
 
 
 def check_launcher(trainer: Trainer) -> None:

@@ -25,9 +25,10 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import nn
 
+from privacy.checks import round_up
 from privacy.guarantee import Guarantee
 from privacy.journal import write_atomically
 
@@ -201,13 +202,32 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
                 file.unlink(missing_ok=True)
 
 
-def write_guarantee(trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
+def write_statement(
+    trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module], *, ledger: Path | None = None
+) -> None:
+    """Writes a guarantee with the networks that it covers, and explains its figures in words; for process 0."""
+    where = ""
+    if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
+        where = f"\nThe whole statement: {_write_covered(public_folder(trainer), guarantee, networks)}"
+        if ledger is not None:
+            where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
+    claim = ""
+    if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
+        claim = (
+            f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
+            f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "
+            "no record."
+        )
+    rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
+
+
+def _write_covered(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
     """Writes the guarantee and, next to it, the plain weights that it covers: none if ε is infinite.
 
     Returns:
         Path of the guarantee's page.
     """
-    _, page = guarantee.write(folder := public_folder(trainer))
+    _, page = guarantee.write(folder)
     covered = {} if math.isinf(guarantee.epsilon) else networks
     if not covered:
         # These were drawn while a bound still held.

@@ -117,7 +117,7 @@ def test_images_come_from_the_generator_the_prior_or_both(
     cli = distil(model={"images": images}, steps=1)
     assert batches == [(generated, (BATCH_SIZE, 1, 8, 8))]
     assert any(name.startswith("generator") for name in networks(cli)) == (generated > 0)
-    assert ("generator" in cli.model.published_artefacts) == (generated > 0)
+    assert ("generator" in cli.model.covered_artefacts) == (generated > 0)
     assert Path("run/public/figures/synthetic_000001.png").is_file()
 
 

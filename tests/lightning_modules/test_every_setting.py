@@ -273,7 +273,7 @@ def test_what_fails_later_is_refused(name: str, settings: Given, words: str, bro
 @pytest.mark.parametrize("broken", [False, True])
 def test_gathered_gradients_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
-        monkeypatch.setattr("lightning_modules.training.processes.check_callbacks", lambda _: None)
+        monkeypatch.setattr("lightning_modules.training.processes.GradientAccumulationScheduler", ())
     with pytest.raises(RuntimeError if broken else ValueError, match="GradientAccumulationScheduler"):
         fit(made(lightning_modules.DPDFD, FILE), "DPDFD", GradientAccumulationScheduler({1: 2}))
     assert bool([*Path().rglob("*.jsonl")]) is broken

@@ -19,11 +19,12 @@ from support.variants import CarelessDPDFD
 
 from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError, require_partition
-from lightning_modules import Teacher, private_fit
+from lightning_modules import Teacher
 from lightning_modules import images as pools
 from lightning_modules.cli import main
 from lightning_modules.images import PoolSource
 from lightning_modules.teachers import own_training
+from lightning_modules.training import evaluation
 from privacy import LedgerError
 from privacy.identity import Training
 
@@ -60,9 +61,9 @@ def transcribe(
 
 
 def without_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (private_fit, pools, own_training):
+    for module in (evaluation, pools, own_training):
         monkeypatch.setattr(module, "require_partition", lambda *given, **named: None)
-    monkeypatch.setattr(private_fit, "require_classes", lambda *given: None)
+    monkeypatch.setattr(evaluation, "require_classes", lambda *given: None)
 
 
 @contextlib.contextmanager
@@ -103,7 +104,7 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
         write_folders(Path("outer") / part)
     train_teacher(pictures(None, root="outer", batch_size=16))
     if broken:
-        monkeypatch.setattr(private_fit, "require_outside", lambda *given, **named: None)
+        monkeypatch.setattr(evaluation, "require_outside", lambda *given, **named: None)
         transcribe(pictures(root="outer/train"))
         return
     write_folders(Path("links/train"))
@@ -231,7 +232,7 @@ def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> No
     stated = ImageFolder(**pictures()["init_args"]).partition
     pool = PoolSource(folder, part="train", image_shape=(1, 8, 8), batch_size=4)
     for partitions, known in (([stated], True), ([], False)):
-        pool.open(private={"insects/train"}, partitions=partitions)
+        pool.open(private="insects/train", partitions=partitions)
         assert pool.is_private is known
 
 

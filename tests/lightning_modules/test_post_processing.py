@@ -58,7 +58,7 @@ def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options
 
 def published(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
     """Every weight and buffer that a run publishes."""
-    found = cli.model.published_networks().items()
+    found = cli.model.covered_networks().items()
     return {f"{name}.{key}": value for name, network in found for key, value in network.state_dict().items()}
 
 

@@ -98,7 +98,7 @@ def test_no_fit_validates_on_private_records(folder: Path, monkeypatch: pytest.M
     config["data"] = {"class_path": "Digits", "init_args": {"batch_size": BATCH_SIZE}}
     with pytest.raises(ValueError, match="must be SyntheticSteps in a student's fit"):
         fit(config)
-    monkeypatch.setattr("lightning_modules.private_fit.SyntheticSteps", object)
+    monkeypatch.setattr("lightning_modules.training.evaluation.SyntheticSteps", object)
     assert "val/accuracy" in fit(config).trainer.callback_metrics  # without the check a callback may choose by it
 
 

@@ -27,7 +27,7 @@ def generator_gap(fitted: Callable[[nn.Module], DataFreeDistillation]) -> float:
     """Largest difference between the generator's gradients after a fit, under two teachers and one released target."""
     found = []
     for teacher in two_teachers():
-        parameters = list(fitted(teacher).generator_parameters())
+        parameters = list(fitted(teacher).optimized_groups()["generator"].parameters)
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
     first, second = found
     assert all(float(gradient.abs().max()) > 0 for gradient in (first[0], first[-1]))

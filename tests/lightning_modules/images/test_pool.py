@@ -96,9 +96,9 @@ def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, mo
     stated = linked.partition if kind == "own links" else stated
     pool = PoolSource(given[kind], part="train", image_shape=SHAPE, batch_size=4)
     with pytest.raises(PartitionError, match=r"outside of the folder of (pictures|shared), which holds private"):
-        pool.open(private=set(), partitions=[stated], data=data)
+        pool.open(private="", partitions=[stated], data=data)
     monkeypatch.setattr(pools, "require_outside", lambda *given, **named: None)
-    pool.open(private=set(), partitions=[stated], data=data)
+    pool.open(private="", partitions=[stated], data=data)
     assert len(pool.pixels) and not pool.is_private
 
 
@@ -107,8 +107,8 @@ def test_pictures_are_prepared_as_those_of_the_data(resize: Any, mean: float, tm
     own = ImageFolder(root=write_folders(tmp_path / "own"), size=8, channels=1, test_fraction=0.5, resize=resize)
     pool = PoolSource(str(tmp_path / "public"), part="test", image_shape=SHAPE, batch_size=4)
     with pytest.raises(ValueError, match=r"pictures for square images: .* has 0"):
-        pool.open(private=set())
+        pool.open(private="", partitions=[])
     (tmp_path / "public").mkdir()
     Image.fromarray(np.uint8([[0, 255, 255, 0]] * 2)).save(tmp_path / "public/wide.png")
-    pool.open(private=set(), data=SyntheticSteps(dataset=own))
+    pool.open(private="", partitions=[], data=SyntheticSteps(dataset=own))
     assert float(pool.pixels.mean()) == pytest.approx(mean, abs=0.05)

@@ -20,7 +20,7 @@ from support.processes import TWO, command_line, fit_in_processes, in_processes,
 from support.runs import QUIET, checkpoint, configuration, distil, fit, result
 
 from lightning_modules.cli import main
-from lightning_modules.training.processes import check_kind_of_strategy, check_launcher, check_strategy
+from lightning_modules.training.processes import check_kind_of_strategy, check_launcher
 from privacy.processes import ProcessesError
 
 STEPS = 2
@@ -247,10 +247,6 @@ def test_strategies_are_refused_by_their_kind() -> None:
     for strategy in (Derived(), DDPStrategy(start_method="spawn"), FSDPStrategy()):
         with pytest.raises(ProcessesError, match="is not supported"):
             check_kind_of_strategy(strategy)
-    trainer: Any = SimpleNamespace(strategy=DDPStrategy(static_graph=True))
-    check_strategy(trainer)
-    with pytest.raises(ProcessesError, match="static_graph"):
-        check_strategy(trainer, averages_itself=True)
 
 
 def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
