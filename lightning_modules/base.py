@@ -162,8 +162,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    # --- images ---
-
     def draw_latents(self, step: int) -> torch.Tensor | None:
         """Returns the generator's latent inputs for a step; see `ImageSource.latents`."""
         return self.images.latents(step, self.draws)
@@ -199,8 +197,10 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
-        private, partitions = self.teacher.private_data, self.session.partitions
-        self.images.open(private=private, partitions=partitions, data=datamodule_of(self.trainer))
+        if self.images.kind == "pool":
+            data, partitions = datamodule_of(self.trainer), self.session.partitions
+            private = {self.teacher.private_data, data.private_data}
+            self.images.open(private=private, partitions=[*partitions, data.partition], data=data)
         if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
             raise ValueError("images.pool must be public, and its train part is the private data: give another")
         resets = self.images.reset_every or "images.reset_every" in self.unused

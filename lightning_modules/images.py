@@ -169,7 +169,7 @@ class ImageSource(ABC):
         """Assumptions that a guarantee makes about this source."""
         return []
 
-    def open(self, *, private: str, partitions: Sequence[Partition | None], data: Any = None) -> None:  # noqa: B027 - most sources read nothing
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:  # noqa: B027 - most sources read nothing
         """Reads a pool's images when a fit begins; see `PoolSource.open`."""
 
 
@@ -308,23 +308,19 @@ class PoolSource(ImageSource):
         self.pixels = torch.empty(0, *image_shape)
         self.is_judged = False
 
-    def open(self, *, private: str, partitions: Sequence[Partition | None], data: Any = None) -> None:
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
         """Read the images.
 
         Args:
-            private: Name of the teacher's private data. Renaming them must not make them public.
-            partitions: Partitions of the private data according to files, whatever the name.
-            data: The data module, whose private part is private too; pictures of a folder are prepared like its own.
+            private: Names of the private data. Renaming them must not make them public.
+            partitions: Partitions of the private data according to files and the data module, whatever the name.
+            data: The data module; pictures of a folder are prepared like its own.
 
         Raises:
             PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.
             ValueError: The folder has no pictures, or is used for images that are not square.
         """
         pool, data = self.pool, innermost(data)
-        names, partitions = (
-            {private, getattr(data, "private_data", None)},
-            [*partitions, getattr(data, "partition", None)],
-        )
         if isinstance(pool, str):
             self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
             return
@@ -337,13 +333,13 @@ class PoolSource(ImageSource):
         pool.setup("fit" if self.part == "train" else "test")
         records = pool.train_records if self.part == "train" else pool.test_records
         self.pixels = records.__getitems__(range(len(records)))[0]
-        self.is_private = self.is_of(names, partitions)
+        self.is_private = self.is_of(private, partitions)
         judged = isinstance(data, ImageDataModule) and same_data(data.partition, pool.partition)
         self.is_judged = self.part == "test" and judged
         if self.is_judged:
             rank_zero_warn(f"images.pool is the test split: {_JUDGED}")
 
-    def is_of(self, private: set[str | None], partitions: Sequence[Partition | None]) -> bool:
+    def is_of(self, private: set[str], partitions: Sequence[Partition | None]) -> bool:
         """Whether the pool is private data with one of these names or partitions."""
         pool = self.pool
         if self.part != "train" or isinstance(pool, str):

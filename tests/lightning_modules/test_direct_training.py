@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.data_files import write_celeba
 from support.dp_teachers import train
 from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
 from support.short_names import budgeted
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from datamodules import CelebA, COVIDx, Digits, ImageFolder, ImageNet
+from datamodules import COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.callbacks.privacy import ForwardExceptions
@@ -140,26 +139,6 @@ def test_a_sampler_that_labels_decide_is_refused(monkeypatch: pytest.MonkeyPatch
     train(module, data := own())
     assert set(data.train_records.labels[sorted(took_part)].tolist()) == {3}  # their labels are known for certain
     assert module.guarantee().labels.epsilon <= 0.5  # type: ignore[union-attr]
-
-
-def test_colours_of_hair_decide_whose_face_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_celeba(tmp_path)
-    faces = {"class_path": "CelebA", "init_args": {"root": str(tmp_path), "verify": False, "size": 8, "task": "hair"}}
-    config = {**configuration(label=True, poisson=False, epochs=1), "data": faces}
-    config["model"]["init_args"]["budget"] = {"delta": 1e-6}
-    with pytest.raises(ValueError, match="those of CelebA-H decide which records are trained on"):
-        trained(config)
-    # The control: unrefused, a face whose colour is taken out shows in the count, at one stated ε.
-    monkeypatch.setattr(CelebA, "label_decides", property(lambda _: False, lambda *_: None))
-    before = trained(config).guarantee()
-    file = tmp_path / "celeba" / "list_attr_celeba.txt"
-    header, (name, *has), *rest = [line.split() for line in file.read_text().splitlines()[1:]]
-    has[header.index("Black_Hair")] = "-1"
-    file.write_text("\n".join(["0", " ".join(header), *map(" ".join, [[name, *has], *rest])]))
-    monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "others")
-    after = trained({**config, "trainer": trainer_settings("again", 1)}).guarantee()
-    assert before.labels is not None and after.labels is not None
-    assert before.labels.epsilon == after.labels.epsilon and before.mechanism != after.mechanism
 
 
 def test_both_figures_are_logged_recorded_and_guaranteed() -> None:

@@ -17,11 +17,9 @@ from support.runs import (
     checkpoint,
     distil,
     equal,
-    guarantee,
     interrupted,
     leaks,
     networks,
-    result,
     shelve,
     working_in,
 )
@@ -81,28 +79,6 @@ def run(
         "mechanism": {"class_path": "NoisyMeanResponse", "init_args": settings},
     }
     return distil(folder, *arguments, class_path="Distillation", steps=STEPS, epochs=epochs, model={**given, **model})
-
-
-@pytest.mark.slow
-def test_a_run_costs_what_it_was_calibrated_for(place: Path) -> None:
-    model = run(mechanism={"target_epsilon": 10.0, "scope": "run"}, epochs=2).model
-    account = model.session.account
-    assert model.steps_done == 2 * STEPS
-    assert account.counts() == {model.session.cost: CALLS} and model.session.plan.calls == CALLS
-    assert account.queries() == CALLS * BATCH_SIZE and model.noisy_answers.shape == (CALLS * BATCH_SIZE, 10)
-    assert 9.9999 < account.epsilon() <= 10.0
-    assert account.epsilon() == pytest.approx(bound(CALLS, sigma=SIGMA)) == model.guarantee().epsilon
-    record, stated = result(), guarantee()
-    assert record["epsilon_record"] == pytest.approx(account.epsilon())
-    assert (record["queries"], record["steps"]) == (CALLS * BATCH_SIZE, 2 * STEPS)
-    assert record["unit"] == "one training record of one teacher"
-    assert stated["epsilon"] == pytest.approx(account.epsilon())
-    assert set(stated["artefacts"]) == {"student", "synthetic images", "noisy answers"}
-    page = Path("run/public/guarantee.md").read_text()
-    assert "one training record of one teacher" in page and "directions of their logits" in page and "VOID" not in page
-    # As many steps as wanted: they are free.
-    longer = run("longer", mechanism={"target_epsilon": 10.0, "scope": "run"}, epochs=5).model
-    assert longer.session.account.epsilon(scope="run") == account.epsilon() and longer.steps_done == 5 * STEPS
 
 
 def repeatable(folder: str, *arguments: str, **settings: Any) -> TranscriptionCLI:

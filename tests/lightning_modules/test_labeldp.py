@@ -82,29 +82,29 @@ def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder
 
 
 def test_the_generator_is_pretrained_and_fine_tuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int, bool]] = []
+    seen: list[tuple[int, bool]] = []
     update = LabelDP.update_generator
 
-    def watched(self: LabelDP, images: torch.Tensor, targets: torch.Tensor, scheduled: bool = True) -> None:
+    def watched(self: LabelDP, images: torch.Tensor, scheduled: bool = True) -> None:
         before = [value.clone() for value in self.generator.parameters()]  # type: ignore[union-attr]
-        update(self, images, targets, scheduled=scheduled)
+        update(self, images, scheduled=scheduled)
         after = self.generator.parameters()  # type: ignore[union-attr]
         assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
-        seen.append((len(images), len(targets), scheduled))
+        seen.append((len(images), scheduled))
 
     monkeypatch.setattr(LabelDP, "update_generator", watched)
     run(images="both", pretraining_steps=3)
     half = BATCH_SIZE // 2
     # The schedule counts the student's steps alone.
-    assert seen == [(half, 0, False)] * 3 + [(half, 0, True)] * STEPS * STAGES
+    assert seen == [(half, False)] * 3 + [(half, True)] * STEPS * STAGES
 
 
 def test_a_generator_that_begins_anew_is_pretrained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[torch.Tensor] = []
     update = LabelDP.update_generator
 
-    def watched(self: LabelDP, images: torch.Tensor, targets: torch.Tensor, **settings: bool) -> None:
-        update(self, images, targets, **settings)
+    def watched(self: LabelDP, images: torch.Tensor, **settings: bool) -> None:
+        update(self, images, **settings)
         drawn.append(images.detach().clone())
 
     monkeypatch.setattr(LabelDP, "update_generator", watched)

@@ -109,23 +109,13 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
     begun = settings(place, teacher_input={"range": [0, 1]})
     distil("run", model=begun)
-    again = {"model": begun, "epochs": 2}
     resume = "--ckpt_path=run/checkpoints/last.ckpt"
-    for name, changed in (
-        ("teacher.input.range", {"teacher_input": {"range": [0, 255]}}),
-        ("teacher.outputs", {"teacher_outputs": "probabilities"}),
-        ("teacher.network.arguments", {"teacher_network": _with(begun["teacher_network"], softmax=True)}),
-    ):
-        with pytest.raises(CheckpointError, match=rf"model\.{name} was "):
-            distil("run", resume, model={**begun, **changed}, epochs=2)
-    gone_on = distil("run", resume, **{**again, "model": {**begun, "teacher_trial": False}})
+    with pytest.raises(CheckpointError, match=r"model\.teacher.input.range was "):
+        distil("run", resume, model={**begun, "teacher_input": {"range": [0, 255]}}, epochs=2)
+    gone_on = distil("run", resume, model={**begun, "teacher_trial": False}, epochs=2)
     assert gone_on.model.steps_done == 6
     # That the first part was tried is not forgotten.
     assert TRIAL_ACCESS in gone_on.model.session.uncharged_queries
-
-
-def _with(network: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-    return external(network["init_args"]["name"], {**network["init_args"]["arguments"], **arguments})
 
 
 def test_a_script_saves_and_takes_what_it_stated() -> None:

@@ -232,7 +232,7 @@ def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> No
     stated = ImageFolder(**pictures()["init_args"]).partition
     pool = PoolSource(folder, part="train", image_shape=(1, 8, 8), batch_size=4)
     for partitions, known in (([stated], True), ([], False)):
-        pool.open(private="insects/train", partitions=partitions)
+        pool.open(private={"insects/train"}, partitions=partitions)
         assert pool.is_private is known
 
 

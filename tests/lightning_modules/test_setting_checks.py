@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from lightning_modules import DGD, DPDFD, DPSD, Distillation, FedDPSD, LabelDP
+from lightning_modules import DPDFD, DPSD, FedDPSD
 from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
-from lightning_modules.dp_merf import DPMERF
-from lightning_modules.federated.fed_distillation import FedDistillation
 from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
@@ -53,11 +51,6 @@ def test_a_weight_is_a_finite_number(kind: Callable[..., Any], group: str, name:
     [
         (DPDFD, "NoisyGradients"),
         (DPSD, "NoisyGradients or NoisyLabels"),
-        (LabelDP, "NoisyLabels"),
-        (DGD, "NoisyVotes"),
-        (Distillation, "RawResponses or NoisyMeanResponse"),
-        (DPMERF, "RawResponses"),
-        (FedDistillation, "RawResponses"),
     ],
 )
 def test_a_mechanism_is_of_the_methods_kind(method: Callable[..., Any], allowed: str) -> None:

@@ -18,8 +18,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from support.data_files import picture
 from support.dp_teachers import SMALL
-from support.runs import configuration, fit, trainer_settings
+from support.runs import configuration, fit
 
+from datamodules import ImageFolder
 from lightning_modules.cli import main
 from lightning_modules.cli.outcome import outcome
 from lightning_modules.cli.wandb_runs import describe_runs
@@ -83,14 +84,11 @@ def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(
     for part, label, number in itertools.product(("train", "test"), ("ants", "bees"), range(8)):
         pixels = draw.integers(0, 4096, (8, 8), dtype=np.uint16)
         picture(pixels, Path("pictures", part, label, f"{number}.png"))
-    config = {
-        "trainer": trainer_settings("run"),
-        "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
-        "data": {"class_path": "ImageFolder", "init_args": {"root": "pictures", "bits": bits, "val_fraction": 0.4}},
-    }
+    data = ImageFolder(root="pictures", bits=bits, val_fraction=0.4)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        images = fit(config).datamodule.test_records.images
+        data.setup("test")
+    images = data.test_records.images
     assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
     assert any("set bits 12" in str(one.message) for one in said) is (bits == 16)
 
@@ -103,6 +101,7 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
     assert unbounded.endswith("--to DIR --unprotected")  # the export asks for it
     text = outcome(private, folder=tmp_path, checkpoint=checkpoint)
+    assert text.startswith("teacher, private, Digits: 50.00 % of the test split after 3 steps\n")
     assert "COLLAPSED" not in text
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)

@@ -355,7 +355,7 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
 @pytest.mark.parametrize("named", ["Digits/train", "Others/train"])
 def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
     pool = PoolSource(Digits(classes=[7, 8]), part="train", image_shape=(1, 8, 8), batch_size=4)
-    pool.open(private=named, partitions=[])
+    pool.open(private={named}, partitions=[])
     assert pool.is_private is named.startswith("Digits")
 
 

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import OtherDigits, private_teacher, trainer_settings
+from support.dp_teachers import private_teacher, trainer_settings
 from support.features import linear_spec
 from support.federations import BATCH_SIZE, federated, reproducible, small_network, small_networks
 from support.runs import SMALL, checkpoint, configuration, equal, fit, interrupted, leaks
 from torch import nn
 
-from datamodules import ClientRecords, Digits
-from datamodules.records import disjoint
 from lightning_modules import FedDPSD
 from lightning_modules.federated import (
     Absence,
@@ -384,18 +382,6 @@ def test_clients_of_different_partitions_of_one_data_set_are_refused(monkeypatch
     for plan in plans:
         whole.update({release_from_dict(release): count for release, count in plan})
     assert stated <= 3.0 < 4 < compose(whole, DELTA).epsilon
-
-
-@pytest.mark.parametrize("other", ["the same client", "the whole", "another client", "other data"])
-def test_what_two_clients_say_of_their_records_is_compared(other: str) -> None:
-    north = ClientRecords(dataset=Digits(), client=0, num_clients=3, alpha=5.0)
-    south = {
-        "the same client": ClientRecords(dataset=Digits(), client=0, num_clients=3, alpha=5.0),
-        "the whole": Digits(),
-        "another client": ClientRecords(dataset=Digits(), client=1, num_clients=3, alpha=5.0),
-        "other data": OtherDigits(),
-    }[other]
-    assert disjoint(north.partition, south.partition) is other.startswith(("another", "other"))
 
 
 def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> None:
