@@ -6,7 +6,6 @@ from privacy.account import Budget, BudgetExceeded, PrivacyAccount
 from privacy.accounting.calibration import calibrate_count, calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.events import (
-    DiscreteGaussian,
     Gaussian,
     LabelOnly,
     LaplaceVotes,
@@ -15,7 +14,6 @@ from privacy.events import (
     Release,
     Repeated,
     RevealedGaussian,
-    SampledDiscreteGaussian,
     SampledGaussian,
     Unbounded,
 )
@@ -30,7 +28,6 @@ from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 __all__ = [
     "Budget",
     "BudgetExceeded",
-    "DiscreteGaussian",
     "Gaussian",
     "Guarantee",
     "LabelOnly",
@@ -44,7 +41,6 @@ __all__ = [
     "Release",
     "Repeated",
     "RevealedGaussian",
-    "SampledDiscreteGaussian",
     "SampledGaussian",
     "Training",
     "Unbounded",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOATS = "as floating-point numbers, added in float64 and rounded once; not hardened against attacks on their low bits"
-LATTICE = "as discrete Gaussians on a lattice that what they are added to was rounded to: there are no low bits"
 THRESHOLDS = "compared with whole-number thresholds that are rounded towards privacy"
 
 _ANY_CHANGE = "zero-out of one record; the bound holds for replace-one and add-or-remove as well"

@@ -25,7 +25,7 @@ from privacy.statement import guarantee_of
 # Settings that a server may choose, besides delta. Target, ledger, accounting and noise source are the client's own.
 OF_SERVER: dict[type[Mechanism], tuple[str, ...]] = {
     NoisyLabels: ("epsilon", "smallest"),
-    NoisyGradients: ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k", "granularity"),
+    NoisyGradients: ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k"),
 }
 
 

@@ -310,7 +310,7 @@ class FedDPSD(DataFreeDistillation):
         """μ per planned round, so that all rounds together cost as much as all releases, made and planned.
 
         A resumed run may have other noise than its first rounds, which does not make those cheaper. None if the number
-        of rounds is not planned, or the noise is on a lattice and has no μ.
+        of rounds is not planned.
         """
         calls, charged = self.session.plan.calls, self.session.account.counts(scope="run")
         whole = charged + unmade((self.session.plan.charges) or {}, charged)

@@ -31,7 +31,7 @@ from lightning_modules.training.run import clear, datamodule_as, is_dev_run, ste
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
-from privacy.description import FLOATS, LATTICE, Description
+from privacy.description import FLOATS, Description
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -114,9 +114,7 @@ class DPSGDTeacher(Teacher):
         #: Digest of the weights with which a fit may begin; None during a fit.
         self._weights: bytes | None = self._digest()
         self.noise = noise or SystemNoise()
-        self.steps = PlannedSteps(
-            delta=delta, target_epsilon=target_epsilon, on_lattice=self.clipping.lattice is not None, unit=self.unit
-        )
+        self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, unit=self.unit)
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
 
@@ -240,10 +238,9 @@ class DPSGDTeacher(Teacher):
         norm, rate, unit = self.clipping.max_grad_norm, self._poisson.sample_rate, self.unit.value
         whose = "record gradients" if self.unit is Unit.RECORD else "mean gradients of persons,"
         bounded = "clipped" if self.clipping.bounding == "clip" else "normalised"
-        kind, noise = ("Gaussian", FLOATS) if self.clipping.lattice is None else ("discrete Gaussian", LATTICE)
         return Description(
             mechanism=(
-                f"sums of {whose} {bounded} to {norm:g}, with {kind} noise of standard deviation "
+                f"sums of {whose} {bounded} to {norm:g}, with Gaussian noise of standard deviation "
                 f"{self.noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
             ),
             unit="one training record",
@@ -251,11 +248,8 @@ class DPSGDTeacher(Teacher):
             source=(
                 "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
                 "rounded pessimistically"
-                if self.clipping.lattice is None
-                else "RDP of the Poisson-sampled discrete Gaussian (Canonne, Kamath and Steinke 2020; Mironov, Talwar "
-                "and Zhang 2019)"
             ),
-            noise=noise,
+            noise=FLOATS,
             assumption="the settings, the initial weights and fixed features were chosen without the private data"
             f"{', but for the access above' if self.uncharged_queries else ''}; "
             f"which records are read depends on no other record; each {unit} was sampled by a coin of its own; "
@@ -309,7 +303,6 @@ class DPSGDTeacher(Teacher):
             std=self.noise_multiplier * self.clipping.max_grad_norm,
             batch_size=self._poisson.batch_size,
             source=self.noise,
-            lattice=self.clipping.lattice,
             processes=self.processes,
         )
         for parameter, mean in zip(self.clipped.parameters, means, strict=True):

@@ -14,7 +14,6 @@ from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
-from privacy.events.gaussian import SampledDiscreteGaussian
 from privacy.identity import CheckpointError
 from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan
@@ -28,7 +27,6 @@ class PlannedSteps:
     Args:
         delta: δ.
         target_epsilon: ε that no step may exceed; None for no limit.
-        on_lattice: Whether noise is drawn on a lattice.
         unit: The unit that is sampled and clipped: a record or a person.
 
     Attributes:
@@ -36,12 +34,9 @@ class PlannedSteps:
         plan: All planned steps, which are the cost of the training; it never shrinks.
     """
 
-    def __init__(
-        self, *, delta: float, target_epsilon: float | None, on_lattice: bool, unit: Unit = Unit.RECORD
-    ) -> None:
+    def __init__(self, *, delta: float, target_epsilon: float | None, unit: Unit = Unit.RECORD) -> None:
         self.delta = delta
         self.target_epsilon = target_epsilon
-        self.on_lattice = on_lattice
         self.unit = unit
         self.accountant = ExactAccountant()
         self.plan = Plan()
@@ -50,8 +45,7 @@ class PlannedSteps:
         """Release of one step; unbounded if its noise or sample can be reproduced."""
         if not secure:
             return Unbounded(_INSECURE, unit=self.unit)
-        kind = SampledDiscreteGaussian if self.on_lattice else SampledGaussian
-        return kind(noise, rate, unit=self.unit)
+        return SampledGaussian(noise, rate, unit=self.unit)
 
     def calibrated(self, *, rate: float, steps: int) -> float:
         """Smallest noise multiplier at which `steps` steps cost at most `target_epsilon`."""

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.noise import NoiseSource
 from privacy.processes import Processes, on_rank_zero
 
@@ -23,7 +22,6 @@ def noisy_means(
     std: float,
     batch_size: int,
     source: NoiseSource,
-    lattice: float | None,
     processes: Processes,
 ) -> list[Tensor]:
     """Adds noise to the sums over a batch and divides by its expected size, in float64.
@@ -36,22 +34,13 @@ def noisy_means(
         std: σC, the noise's standard deviation.
         batch_size: Expected size of a batch over all processes.
         source: Source of the noise.
-        lattice: Spacing of the lattice on which sums and noise lie, a power of two; None adds floating-point noise.
         processes: Processes of the run, each with its own records.
     """
     if processes.size > 1:
         sums = [torch.stack(parts).sum(dim=0) for parts in zip(*processes.gather(list(sums)), strict=True)]
-
-    def released(total: Tensor) -> Tensor:
-        if lattice is None:
-            noisy = total + source.gaussian(tuple(total.shape)) * std
-        else:
-            noisy = (total + discrete_gaussian(source, tuple(total.shape), sigma=std / lattice)).double() * lattice
-        return noisy / batch_size
-
     means: list[Tensor] = []
     with on_rank_zero(processes) as first:
         if first:
-            means = [released(total) for total in sums]
+            means = [(total + source.gaussian(tuple(total.shape)) * std) / batch_size for total in sums]
     noisy: list[Tensor] = processes.broadcast(means)
     return noisy

@@ -27,7 +27,6 @@ from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.training.randomness import full_float32
-from privacy.mechanisms.discrete_gaussian import FINEST, lattice_spacing, round_to_lattice
 
 Counts: TypeAlias = Sequence[int] | None
 """Numbers of records of each person, which are adjacent; None if each record counts by itself."""
@@ -65,31 +64,18 @@ class Clipping:
         bounding: `clip` a record's gradient at C, or `normalize` it to C·g/(‖g‖ + γ) (automatic clipping, Bu et al.
             2022). Either way a record moves the sum by at most C.
         stability: γ of `bounding: normalize`, above 0, in the units of gradients and not of C.
-        granularity: Spacing, in units of C (for example 1e-3), of a lattice for discrete Gaussian noise, to which
-            clipped gradients are rounded towards zero (Canonne, Kamath and Steinke 2020). Costs slightly more, since it
-            is composed only by RDP. None adds floating-point noise.
     """
 
     max_grad_norm: float = 0.1
     physical_batch_size: int = 256
     bounding: Literal["clip", "normalize"] = "clip"
     stability: float = 0.01
-    granularity: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("clipping.bounding", self.bounding, ("clip", "normalize"))
         check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
         check_number("clipping.stability", self.stability, above=0)
         check_whole_number("clipping.physical_batch_size", self.physical_batch_size, least=1)
-        if self.granularity is not None and not FINEST <= self.granularity <= 1:
-            raise ValueError(
-                f"clipping.granularity must lie between {FINEST:g} and 1, or be null, got {self.granularity}"
-            )
-
-    @property
-    def lattice(self) -> float | None:
-        """Spacing of the lattice, a power of two; None without one."""
-        return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.max_grad_norm)
 
 
 class ClippedNetwork:
@@ -120,7 +106,7 @@ class ClippedNetwork:
         self.clipping = clipping
         self.criterion = criterion
         self.parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        plain = clipping.bounding == "clip" and clipping.granularity is None
+        plain = clipping.bounding == "clip"
         # `linear_sums` are those of clipped gradients of the cross-entropy.
         self.head = linear_head(network) if plain and not isinstance(criterion, InnerProduct) else None
         fixed = None if fixed_extractor(network) is None else "feature_extractor"
@@ -210,13 +196,12 @@ class ClippedNetwork:
                 gradients is clipped. None clips each record by itself.
 
         Returns:
-            One sum per trained weight, on the CPU: float64, or int64 on a lattice.
+            One sum per trained weight, on the CPU: float64.
         """
         settings, persons = self.clipping, None if counts is None else counts.tolist()
-        norm, lattice = settings.max_grad_norm, settings.lattice
+        norm = settings.max_grad_norm
         stability = None if settings.bounding == "clip" else settings.stability
-        kind = torch.float64 if lattice is None else torch.int64
-        sums = [torch.zeros(parameter.shape, dtype=kind) for parameter in self.parameters]
+        sums = [torch.zeros(parameter.shape, dtype=torch.float64) for parameter in self.parameters]
         with full_float32():  # in TF32 the rounding of a record may depend on the number of records
             if self.head is not None:
                 prior = self.criterion.log_prior
@@ -229,7 +214,7 @@ class ClippedNetwork:
                 each = self.gradients(rows, targets)
                 if within is not None:
                     each = [torch.stack([own.mean(dim=0) for own in part.split(within)]) for part in each]
-                parts = flat_sums(each, norm=norm, stability=stability, lattice=lattice)
+                parts = flat_sums(each, norm=norm, stability=stability)
                 for total, part in zip(sums, parts, strict=True):
                     total += part
         return sums
@@ -251,40 +236,28 @@ def pieces_of(inputs: Tensor, labels: Tensor, counts: Counts, *, size: int) -> I
     yield from zip(inputs.split(sizes), labels.split(sizes), pieces, strict=True)
 
 
-def flat_sums(
-    gradients: Sequence[Tensor], *, norm: float, stability: float | None = None, lattice: float | None = None
-) -> list[Tensor]:
+def flat_sums(gradients: Sequence[Tensor], *, norm: float, stability: float | None = None) -> list[Tensor]:
     """Sums of the records' gradients, each clipped or normalised to `norm` less `MARGIN`.
 
     Args:
         gradients: (B, ...) for each parameter.
         norm: C.
         stability: γ of C·g/(‖g‖ + γ), the automatic clipping of Bu et al. 2022; None clips at C.
-        lattice: Spacing of a lattice to which clipped gradients are rounded towards zero.
 
     Returns:
-        A sum for each parameter, on the CPU: float64, or int64 multiples of `lattice`.
+        A sum for each parameter, on the CPU: float64.
     """
     norms = torch.stack([_norms(rows.flatten(1)).square() for rows in gradients]).sum(dim=0).sqrt()
     finite, limit = torch.isfinite(norms), norm * (1 - MARGIN)
     factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0) if stability is None else limit / (norms + stability)
-    # Rounding to the lattice is only tested on the CPU.
-    kind, device = (torch.float64, norms.device) if lattice is None else (torch.int64, torch.device("cpu"))
     sums = []
     for rows in gradients:
-        total = torch.zeros(rows.shape[1:].numel(), dtype=kind, device=device)
+        total = torch.zeros(rows.shape[1:].numel(), dtype=torch.float64, device=norms.device)
         for piece, factor, usable in zip(
             rows.flatten(1).split(_ROWS), factors.split(_ROWS), finite.split(_ROWS), strict=True
         ):
             # 0 times a non-finite value is not 0.
-            exact = torch.where(usable.unsqueeze(1), piece.double(), 0.0).to(device)
-            factor = torch.where(usable, factor, 0.0).to(device)
-            if lattice is None:
-                total += factor @ exact
-            else:
-                # Towards zero, so that no norm grows; to integers, whose sum does not depend on their order.
-                clipped = factor.unsqueeze(1) * exact
-                total += round_to_lattice(clipped, norm_bound=norm, granularity=lattice).sum(dim=0)
+            total += torch.where(usable, factor, 0.0) @ torch.where(usable.unsqueeze(1), piece.double(), 0.0)
         sums.append(total.view(rows.shape[1:]).cpu())
     return sums
 

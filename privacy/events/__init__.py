@@ -3,16 +3,13 @@
 from privacy.events.base import LabelOnly, Release, Unbounded, release_from_dict
 from privacy.events.compound import OneOf, Repeated
 from privacy.events.gaussian import (
-    DiscreteGaussian,
     Gaussian,
     RevealedGaussian,
-    SampledDiscreteGaussian,
     SampledGaussian,
 )
 from privacy.events.labels import LaplaceVotes, RandomizedResponse
 
 __all__ = [
-    "DiscreteGaussian",
     "Gaussian",
     "LabelOnly",
     "LaplaceVotes",
@@ -21,7 +18,6 @@ __all__ = [
     "Release",
     "Repeated",
     "RevealedGaussian",
-    "SampledDiscreteGaussian",
     "SampledGaussian",
     "Unbounded",
     "release_from_dict",

@@ -46,9 +46,8 @@ class DirectGradients(NoisyGradients):
 
     The figure of DPDFD's Theorem 3, which indexes Table 4, is that of `NoisyGradients`: a claim.
 
-    Settings are those of `NoisyGradients`. `release` must not be `ensemble`, which is for teachers; `bounding` not
-    `normalize_batch`, where a label changes every row through their common norm; and `granularity` must be null, since
-    the cost on a lattice is not known here.
+    Settings are those of `NoisyGradients`. `release` must not be `ensemble`, which is for teachers, and `bounding` not
+    `normalize_batch`, where a label changes every row through their common norm.
     """
 
     source_of_labels: ClassVar[str] = (
@@ -65,8 +64,6 @@ class DirectGradients(NoisyGradients):
                 "bounding must be normalize or clip for direct training, got normalize_batch: one label would change "
                 "every row of its batch, by their common norm"
             )
-        if self.granularity is not None:
-            raise ValueError(f"granularity must be null for direct training, got {self.granularity}")
 
     def require(self, shape: Shape) -> None:
         """See `Mechanism.require`: a record must be sampled with a probability above 0."""

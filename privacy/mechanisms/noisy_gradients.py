@@ -23,12 +23,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from privacy.checks import check_count, check_positive, look_up
-from privacy.description import FLOATS, LATTICE, Description, of_shards
-from privacy.events import Gaussian, Release
-from privacy.events.gaussian import DiscreteGaussian
+from privacy.description import FLOATS, Description, of_shards
+from privacy.events import Gaussian
 from privacy.mechanisms.base import Mechanism, Shape, require_shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, GradientBounding, keep_largest, zero_non_finite_samples
-from privacy.mechanisms.discrete_gaussian import FINEST, discrete_gaussian, lattice_spacing, round_to_lattice
 from privacy.plan import Charge
 from privacy.published import Claim, RdpSlope, dpdfd_rdp_slope
 
@@ -161,9 +159,6 @@ class NoisyGradients(Mechanism):
         norm_bound: C.
         noise_multiplier: σ. Zero releases the gradients themselves: both ε are infinite.
         stability: e.
-        granularity: Spacing, in units of C and rounded down to a power of two (for example 1e-3), of a lattice for
-            discrete Gaussian noise, to which bounded gradients are rounded towards zero: no low bits can reveal a
-            record. It costs slightly more, since it is composed only by RDP. Null adds floating-point noise.
     """
 
     samples: ClassVar[int] = -2
@@ -174,7 +169,6 @@ class NoisyGradients(Mechanism):
     norm_bound: float = 1e-3
     noise_multiplier: float = 100.0
     stability: float = 1e-4
-    granularity: float | None = None
 
     def __post_init__(self) -> None:
         look_up("release", self.release, GRADIENT_RELEASES)
@@ -190,8 +184,6 @@ class NoisyGradients(Mechanism):
             )
         if not 0 <= self.stability <= _LARGEST:
             raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {self.stability}")
-        if self.granularity is not None and not FINEST <= self.granularity <= 1:
-            raise ValueError(f"granularity must lie between {FINEST:g} and 1, or be null, got {self.granularity}")
 
     @cached_property
     def way(self) -> GradientRelease:
@@ -219,8 +211,7 @@ class NoisyGradients(Mechanism):
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
         mu = self.way.mu(batch_size, self.noise_multiplier, bounding=self.bounded_by)
-        event: Release = Gaussian(mu=mu) if self.granularity is None else DiscreteGaussian(mu)
-        return Charge(release=event, claim=self.claim(shape), queries=batch_size)
+        return Charge(release=Gaussian(mu=mu), claim=self.claim(shape), queries=batch_size)
 
     def claim(self, shape: Shape) -> Claim:
         """What the paper's theorem counts for one call with noise."""
@@ -246,14 +237,11 @@ class NoisyGradients(Mechanism):
             Shape (B, c), with the dtype and device of the gradients. For `batch_mean` and `batch_mean_rows` all samples
             are equal.
         """
-        (gradients,), way, spacing = tensors, self.way, self.lattice
+        (gradients,), way = tensors, self.way
         rows = self.bounded(gradients, batch_size=shape.batch_size, by=GRADIENT_BOUNDINGS["clip"] if bounded else None)
         values = rows.sum(dim=0) if way.of_ensemble or way.of_sum else rows
         std = way.noise_std(shape.batch_size, self.noise_multiplier) * self.norm_bound
-        if spacing is None or not std:
-            released = values + self.source.gaussian(values.shape) * std
-        else:
-            released = values + discrete_gaussian(self.source, values.shape, sigma=std / spacing).double() * spacing
+        released = values + self.source.gaussian(values.shape) * std
         size = rows.shape[-2]
         if way.of_ensemble or way.of_sum:
             released = released / (len(rows) if way.of_ensemble else size)
@@ -270,14 +258,7 @@ class NoisyGradients(Mechanism):
         if self.bounded_by.whole_batch:  # one row for each teacher
             rows = rows.reshape(-1, batch_size * rows.shape[-1])
         rows = (by or self.bounded_by).bound(rows, norm_bound=self.norm_bound, stability=self.stability)
-        if (spacing := self.lattice) is not None:  # towards zero, so that no norm grows, and before anything is summed
-            rows = round_to_lattice(rows, norm_bound=self.norm_bound, granularity=spacing).double() * spacing
         return rows.view(gradients.shape)
-
-    @cached_property
-    def lattice(self) -> float | None:
-        """Spacing of the lattice of noise and bounded gradients."""
-        return None if self.granularity is None else lattice_spacing(self.granularity, norm_bound=self.norm_bound)
 
     def words(self, shape: Shape) -> str:
         """How gradients are bounded and released, for a reader."""
@@ -293,7 +274,7 @@ class NoisyGradients(Mechanism):
     def describe(self, shape: Shape) -> Description:
         many = self.way.of_ensemble
         return (of_shards if many else Description)(
-            noise="" if not self.noise_multiplier else FLOATS if self.granularity is None else LATTICE,
+            noise=FLOATS if self.noise_multiplier else "",
             mechanism=f"gradients of the distillation loss with respect to the student's outputs, {self.words(shape)}",
             source=(
                 f"Gaussian mechanism, one record moves {self.bounded_by.moved(of_ensemble=many)} by up to 2C; "

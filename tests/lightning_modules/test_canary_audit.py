@@ -41,17 +41,11 @@ DELTA = 1e-5
 CONFIDENCE = 0.999
 #: Where the audit is tight: a bound that fails once in a thousand times would be a test that does.
 SURE = 1 - 1e-7
-ROUNDS = 1288  # of each kind
+ROUNDS = 1288
 NORM = 0.1
 VALIDATION = 0.1
 #: Length of the canary's gradient at weights of zero before it is clipped, in norms.
 UNCLIPPED = math.sqrt(0.5) / NORM
-
-#: Ways to take a step. A lattice has discrete noise, which costs slightly more than what the claims are made for.
-KINDS: dict[str, dict[str, Any]] = {
-    "flat": {},
-    "lattice": {"granularity": 1e-3},
-}
 
 Outputs = NDArray[np.float64]
 
@@ -188,7 +182,6 @@ def moves(
     setting: Setting,
     *,
     canary: bool,
-    kind: str,
     noise: NoiseSource | None = None,
     coins: NoiseSource | None = None,
     norm: float = NORM,
@@ -201,7 +194,7 @@ def moves(
         image_shape=(1, 1, 3),
         noise_multiplier=setting.sigma * NORM / norm,
         delta=DELTA,
-        clipping=Clipping(max_grad_norm=norm, **KINDS[kind]),
+        clipping=Clipping(max_grad_norm=norm),
         noise=noise,
         network=lambda *_: Linear(),
         optimizer=functools.partial(torch.optim.SGD, lr=1.0),
@@ -258,43 +251,41 @@ def play(folder: Path, setting: Setting, score: Score, *, tight: bool = False, *
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_on_all_records_is_near_its_claim_and_not_above_it(tmp_path: Path, kind: str) -> None:
+def test_a_step_on_all_records_is_near_its_claim_and_not_above_it(tmp_path: Path) -> None:
     """Without sampling the mechanism is Gaussian, and the audit tight."""
-    found = play(tmp_path, EVERYBODY, likelihood(EVERYBODY.sigma, 1.0), kind=kind, tight=True)
+    found = play(tmp_path, EVERYBODY, likelihood(EVERYBODY.sigma, 1.0), tight=True)
     assert EVERYBODY.claim / 3 < found.epsilon_lower < EVERYBODY.claim
 
 
 def test_half_the_noise_is_noticed_on_all_records(tmp_path: Path) -> None:
     """On a sample it is not: there the audit stays below the claim more often than not."""
     score = likelihood(EVERYBODY.sigma, 1.0)
-    assert play(tmp_path, EVERYBODY, score, kind="flat", tight=True, noise=Scaled(0.5)).fails
+    assert play(tmp_path, EVERYBODY, score, tight=True, noise=Scaled(0.5)).fails
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_on_a_sample_is_not_above_its_claim(tmp_path: Path, kind: str) -> None:
-    assert not play(tmp_path, SOME, likelihood(SOME.sigma, SOME.rate), kind=kind).fails
+def test_a_step_on_a_sample_is_not_above_its_claim(tmp_path: Path) -> None:
+    assert not play(tmp_path, SOME, likelihood(SOME.sigma, SOME.rate)).fails
 
 
 def test_a_tenth_of_the_noise_is_noticed(tmp_path: Path) -> None:
     score = likelihood(SOME.sigma / 10, SOME.rate)
-    assert play(tmp_path, SOME, score, kind="flat", noise=Scaled(0.1)).fails
+    assert play(tmp_path, SOME, score, noise=Scaled(0.1)).fails
 
 
 def test_gradients_that_are_not_clipped_are_noticed(tmp_path: Path) -> None:
     """The noise is that of a norm of 0.1, and the norm one that does not clip the canary."""
     score = likelihood(SOME.sigma, SOME.rate, size=UNCLIPPED)
-    assert play(tmp_path, SOME, score, kind="flat", norm=2.0).fails
+    assert play(tmp_path, SOME, score, norm=2.0).fails
 
 
 def test_a_canary_that_is_always_sampled_is_noticed(tmp_path: Path) -> None:
     """Charged at a rate of 1/400; the mutant, sampled as charged, is not above the claim."""
-    assert not play(tmp_path, FEW, likelihood(FEW.sigma, FEW.rate), kind="flat").fails
-    assert play(tmp_path, FEW, likelihood(FEW.sigma, 1.0), kind="flat", coins=Rigged()).fails
+    assert not play(tmp_path, FEW, likelihood(FEW.sigma, FEW.rate)).fails
+    assert play(tmp_path, FEW, likelihood(FEW.sigma, 1.0), coins=Rigged()).fails
 
 
 def test_several_steps_are_not_above_their_claim(tmp_path: Path) -> None:
-    assert not play(tmp_path, STEPS, likelihood(STEPS.sigma, STEPS.rate), kind="flat").fails
+    assert not play(tmp_path, STEPS, likelihood(STEPS.sigma, STEPS.rate)).fails
 
 
 def test_noise_that_is_drawn_once_for_several_steps_is_noticed(tmp_path: Path) -> None:
@@ -303,12 +294,12 @@ def test_noise_that_is_drawn_once_for_several_steps_is_noticed(tmp_path: Path) -
     def spread(outputs: Outputs) -> Outputs:
         return np.asarray(outputs.max(axis=1) - outputs.min(axis=1))
 
-    assert play(tmp_path, STEPS, spread, kind="flat", noise=Repeated(STEPS.steps)).fails
+    assert play(tmp_path, STEPS, spread, noise=Repeated(STEPS.steps)).fails
 
 
 def test_the_canary_is_the_worst_record(tmp_path: Path) -> None:
     """Without noise its part is the whole norm or nothing, as often as the rate says."""
-    parts = projected(moves(tmp_path, SOME, canary=True, kind="flat", noise=Scaled(0.0), count=400))
+    parts = projected(moves(tmp_path, SOME, canary=True, noise=Scaled(0.0), count=400))
     taken = parts > 0.5
     assert np.allclose(parts, taken, atol=1e-3)
     assert stats.binomtest(int(taken.sum()), parts.size, SOME.batch / (SOME.records + 1)).pvalue > 1e-8

@@ -57,7 +57,7 @@ OWN: Given = {**TERMS, "student_loss_weight": 0}
 UNION: Given = {"stages": {"noise_correction": False, "train_on": "union"}}
 TAUGHT: Given = {"discriminator": "teacher", "pretraining_steps": 2, "statistics_weight": 1.0}
 CLIPPED: Given = {"top_k": 3, "bounding": "clip", "norm_bound": 0.1, "noise_multiplier": 9.0, "stability": 1e-3}
-CLIPPING: Given = {"bounding": "normalize", "stability": 0.1, "granularity": 0.1, "max_grad_norm": 1.0}
+CLIPPING: Given = {"bounding": "normalize", "stability": 0.1, "max_grad_norm": 1.0}
 PIECES: Given = {"clipping": {**CLIPPING, "physical_batch_size": 7}, "noise": SystemNoise()}
 LINEAR: Given = {"network": "LinearOnFeatures", "noise_multiplier": 1.0}
 SHIFTED: Given = {"shift": 1, "label_smoothing": 0.1}
@@ -97,7 +97,7 @@ FITS: list[tuple[str, Given]] = [
     ("TeacherEnsemble", {"network": "LinearOnFeatures", "ridge": 1.0, "teachers_at_once": 1}),
     ("DPSGDTeacher", {**TRAINED, **LINEAR, **PIECES, "loss": "inner_product", "unit": "record", "delta": 1e-6}),
     ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, "class_prior": [0.1] * 10}),
-    ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradients", **CLIPPED, granularity=None)}),
+    ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradients", **CLIPPED)}),
     ("DirectTraining", {"class_prior": None, **by("DirectGradients", release="per_sample_full")}),
     ("DirectTraining", {"network": SMALL, **by("DirectLabels", epsilon=2.0)}),
     ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("RawResponses")}),
@@ -106,8 +106,8 @@ FITS: list[tuple[str, Given]] = [
     ("DPDFD", {**ONE, **ADAPTIVE}),
     ("DPDFD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients")}),
     ("DPDFD", {**ONE, **POOL, **ALONG, **by("NoisyGradients", **CLIPPED)}),
-    ("DPDFD", {**SEVERAL, **by("NoisyGradients", granularity=0.1, release="ensemble")}),
-    ("DPSD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients", granularity=0.1)}),
+    ("DPDFD", {**SEVERAL, **by("NoisyGradients", release="ensemble")}),
+    ("DPSD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients")}),
     ("DPSD", {**ONE, **POOL, **ALONG, **by("NoisyGradients", **CLIPPED, release="batch_mean_rows")}),
     ("DPSD", {**FILE, **LABELS, **by("NoisyLabels", epsilon=2.0), "discriminator": "teacher"}),
     ("DPSD", {**FILE, "balanced_answers": True, "fresh_latents": True, **by("NoisyLabels", smallest=10)}),
@@ -115,7 +115,7 @@ FITS: list[tuple[str, Given]] = [
     ("LabelDP", {**ONE, **POOL, **UNION, **by("NoisyLabels", epsilon=2.0, smallest=2)}),
     ("DGD", {**SEVERAL, **PHASES, **by("NoisyVotes", scale=4.0, kind="gaussian", latent_epsilon=1.0)}),
     ("DGD", {**SHARDS, **POOL, **FEW}),
-    ("FedDPSD", {"clients": None, **BOTH, **AFTER, **by("NoisyGradients", granularity=0.1, release="ensemble")}),
+    ("FedDPSD", {"clients": None, **BOTH, **AFTER, **by("NoisyGradients", release="ensemble")}),
     ("FedDPSD", {"clients": None, **ALONG, **by("NoisyGradients", **CLIPPED)}),
     ("FedDPSD", {"clients": None, **LABELS, **FEDERATED, **by("NoisyLabels", epsilon=2.0, smallest=3)}),
 ]

@@ -187,7 +187,6 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
         ({"noise_multiplier": 50.0}, "noise_multiplier was 1.0 and is 50.0"),
         ({"delta": 1e-6}, "delta was 1e-05 and is 1e-06"),
         ({"clipping": {"max_grad_norm": 0.2}}, r"clipping\.max_grad_norm was 0\.1 and is 0\.2"),
-        ({"clipping": {"granularity": 1e-3}}, r"clipping\.granularity was None and is 0\.001"),
         ({"class_prior": [0.1] * 10}, r"class_prior was None and is \[0\.1, "),
         ({"batch": 64}, "sampled at rate"),
         ({"precision": "64-true"}, "precision was '32-true'"),

@@ -428,7 +428,6 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="one of target_epsilon and noise_multiplier"):
         DPSGDTeacher(num_classes=10, image_shape=(1, 8, 8), target_epsilon=1.0, noise_multiplier=1.0)
     bounded: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"granularity": 2.0}, r"clipping\.granularity must lie between"),
         ({"stability": 0.0}, "stability must be above 0"),
         ({"bounding": "both"}, "bounding must be clip or normalize, got 'both'"),
     )

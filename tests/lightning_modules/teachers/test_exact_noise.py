@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.dp_teachers import teacher_by_dp_sgd
 from support.seeded import Seeded, p_value
 from support.threads import in_threads
 
 from lightning_modules.teachers.exact_noise import noisy_means
-from privacy import compose
-from privacy.events.gaussian import SampledDiscreteGaussian
 from privacy.processes import ALONE, Processes
 
 C, SIGMA, BATCH = 0.3, 4.0, 16
@@ -25,16 +22,12 @@ def noisy(
     count: int,
     std: float,
     batch_size: int = 1,
-    lattice: float | None = None,
     seed: int = 0,
     processes: Processes = ALONE,
 ) -> torch.Tensor:
     """The gradient of a step whose sum is `value` in each of `count` coordinates, as a float32 weight gets it."""
-    exact = torch.float64 if lattice is None else torch.int64
-    total = torch.full((count,), value if lattice is None else round(value / lattice)).to(exact)
-    (mean,) = noisy_means(
-        [total], std=std, batch_size=batch_size, source=Seeded(seed=seed), lattice=lattice, processes=processes
-    )
+    total = torch.full((count,), value, dtype=torch.float64)
+    (mean,) = noisy_means([total], std=std, batch_size=batch_size, source=Seeded(seed=seed), processes=processes)
     return mean.float().double()
 
 
@@ -53,14 +46,11 @@ def test_low_bits_do_not_tell_whether_a_record_took_part() -> None:
     """Noise that was rounded first leaves only coarse numbers beside a record of 1: fine ones tell of its absence."""
     assert fine_and_small(0.0, rounded_first) > 0.03 and fine_and_small(1.0, rounded_first) == 0.0
     assert fine_and_small(0.0) > 0.03 and fine_and_small(1.0) > 0.03
-    # On a lattice there are no such numbers at all.
-    assert fine_and_small(0.0, lattice=2.0**-20) == fine_and_small(1.0, lattice=2.0**-20) == 0.0
 
 
-@pytest.mark.parametrize("lattice", [None, 2.0**-8])
-def test_the_noise_has_the_stated_scale(lattice: float | None) -> None:
+def test_the_noise_has_the_stated_scale() -> None:
     right = SIGMA * C
-    drawn = noisy(0.0, count=30_000, std=right, batch_size=BATCH, lattice=lattice).numpy() * BATCH
+    drawn = noisy(0.0, count=30_000, std=right, batch_size=BATCH).numpy() * BATCH
     assert p_value(drawn, right) > 1e-3
     assert max(p_value(drawn, right * 2 / 3), p_value(drawn, right * 3 / 2)) < 1e-20
 
@@ -78,18 +68,3 @@ def test_the_noise_of_two_processes_is_that_of_one(broken: bool) -> None:
     drawn = (found[0] * BATCH - 3.0).numpy()  # the sum of both sums
     assert (p_value(drawn, SIGMA * C) > 1e-3) is not broken
     assert not broken or p_value(drawn, SIGMA * C) < 1e-20
-
-
-@pytest.mark.slow
-def test_discrete_noise_end_to_end() -> None:
-    teacher = teacher_by_dp_sgd("teacher", target_epsilon=3.0, clipping={"granularity": 1e-3})
-    ((event, steps),) = teacher.releases.items()
-    assert isinstance(event, SampledDiscreteGaussian) and steps == 6
-    assert 2.9 < compose(teacher.releases, 1e-5).epsilon <= 3.0
-    guarantee = teacher.guarantee()
-    assert "discrete Gaussian noise" in guarantee.mechanism and any("no low bits" in s for s in guarantee.assumptions)
-    assert guarantee.relation == "add-or-remove of one training record"
-    # Its noise is larger: RDP alone is known for it.
-    plain = teacher_by_dp_sgd("plain", target_epsilon=3.0)
-    assert teacher.noise_multiplier is not None and plain.noise_multiplier is not None
-    assert plain.noise_multiplier < teacher.noise_multiplier < 1.6 * plain.noise_multiplier

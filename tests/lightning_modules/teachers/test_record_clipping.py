@@ -75,8 +75,8 @@ def gradients(records: int, *, seed: int, scale: float = 1.0) -> list[torch.Tens
     return [scale * torch.randn(records, *shape, generator=draw) for shape in ((7, 5), (11,))]
 
 
-def flat(rows: list[torch.Tensor], *, lattice: float | None = None, stability: float | None = None) -> torch.Tensor:
-    return vector(flat_sums(rows, norm=C, stability=stability, lattice=lattice)).double() * (lattice or 1.0)
+def flat(rows: list[torch.Tensor], *, stability: float | None = None) -> torch.Tensor:
+    return vector(flat_sums(rows, norm=C, stability=stability)).double()
 
 
 def longest_flat(**settings: Any) -> float:
@@ -96,27 +96,22 @@ def by_opacus(rows: list[torch.Tensor]) -> torch.Tensor:
 
 def test_no_held_gradient_moves_the_sum_by_more_than_its_clipping_norm() -> None:
     assert 1 - 1e-6 < longest_flat() <= 1.0
-    assert longest_flat(lattice=2.0**-20) <= 1.0
     assert 0.99 < longest_flat(stability=0.01) <= 1.0
-    assert longest_flat(stability=0.01, lattice=2.0**-20) <= 1.0
     # Negative controls: float32, and a stability below 0, which lengthens what it should bound.
     assert max(float(by_opacus(gradients(1, seed=seed)).norm()) / C for seed in range(300)) > 1.0
     assert longest_flat(stability=-0.01) > 1.0
 
 
-@pytest.mark.parametrize("lattice", [None, 2.0**-12])
-def test_the_sum_is_that_of_the_clipped_or_normalised_gradients(lattice: float | None) -> None:
+def test_the_sum_is_that_of_the_clipped_or_normalised_gradients() -> None:
     rows = gradients(200, seed=1, scale=0.05)
     rows[0][0], rows[1][0] = 0.0, 0.0
     whole = torch.cat([each.flatten(1) for each in rows], dim=1).double()
     factor = (C / whole.norm(dim=1)).clamp(max=1.0)
     assert 20 < int((factor < 1).sum()) < 180
-    close = 1e-9 if lattice is None else 200 * 2.0**-12
-    found = flat(rows, lattice=lattice)
-    assert torch.allclose(found, factor @ whole, atol=close)
-    assert lattice is None or torch.equal(found / lattice, (found / lattice).round())
+    found = flat(rows)
+    assert torch.allclose(found, factor @ whole, atol=1e-9)
     normalised = C / (whole.norm(dim=1) + 0.01) @ whole
-    assert torch.allclose(flat(rows, lattice=lattice, stability=0.01), normalised, atol=close)
+    assert torch.allclose(flat(rows, stability=0.01), normalised, atol=1e-9)
     assert not torch.allclose(found, normalised, rtol=0.1)
 
 
@@ -233,7 +228,7 @@ def test_which_heads_have_a_closed_form() -> None:
     deeper = SmallCNN(image_shape=(1, 8, 8), norm="group")
     others: list[nn.Module] = [_Frozen(trained=True), _OtherForward(), partly, weighted, deeper, nn.Linear(4, 4)]
     assert all(linear_head(network) is None for network in others)
-    assert made(linear()).head is not None and made(linear(), granularity=0.1).head is None
+    assert made(linear()).head is not None
     assert made(linear(), bounding="normalize").extracts == "feature_extractor"
 
 
@@ -258,13 +253,13 @@ def of_persons(mode: str, features: torch.Tensor, labels: torch.Tensor, counts: 
     """The clipped sum of one mode, each person's mean gradient clipped at C; None clips each picture."""
     network = linear(image_shape=(1, 4, 4), num_classes=CLASSES)
     network.feature_extractor, network.head = nn.Identity(), head()
-    clipped = made(network, (1, 1, FEATURES), granularity=1e-6 if mode == "lattice" else None)
+    clipped = made(network, (1, 1, FEATURES))
     clipped.head = network.head if mode == "linear" else None
     found = clipped.sums(features, labels, None if counts is None else torch.tensor(counts))
-    return vector(found).double() * (clipped.clipping.lattice or 1.0)
+    return vector(found).double()
 
 
-@pytest.mark.parametrize("mode", ["flat", "lattice", "linear"])
+@pytest.mark.parametrize("mode", ["flat", "linear"])
 def test_a_person_of_50_pictures_moves_the_sum_by_at_most_the_clipping_norm(mode: str) -> None:
     for seed in range(4):
         features, labels = records(50, seed=seed, scale=10.0 ** (seed % 4 - 1))

@@ -16,7 +16,6 @@ import pytest
 from support.closed_forms import rdp_compose
 
 from privacy import (
-    DiscreteGaussian,
     Gaussian,
     LabelOnly,
     LaplaceVotes,
@@ -25,7 +24,6 @@ from privacy import (
     Release,
     Repeated,
     RevealedGaussian,
-    SampledDiscreteGaussian,
     SampledGaussian,
     Unbounded,
     compose,
@@ -47,10 +45,6 @@ PAIRS: list[tuple[Release, Release]] = [
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.85, 0.01)),
     (SampledGaussian(0.8, 0.01), SampledGaussian(0.8, 0.009)),
     (SampledGaussian(2.0, 1.0), SampledGaussian(2.1, 1.0)),
-    (DiscreteGaussian(0.1), DiscreteGaussian(0.09)),
-    (SampledDiscreteGaussian(0.8, 0.01), SampledDiscreteGaussian(0.85, 0.01)),
-    (SampledDiscreteGaussian(0.8, 0.01), SampledDiscreteGaussian(0.8, 0.009)),
-    (SampledDiscreteGaussian(2.0, 1.0), SampledDiscreteGaussian(2.1, 1.0)),
     (RevealedGaussian(1.0, 0.05), RevealedGaussian(0.9, 0.05)),
     (Repeated(RandomizedResponse(1.0, 10), 3), Repeated(RandomizedResponse(1.0, 10), 2)),
     (Repeated(Gaussian(0.1), 4), Gaussian(0.19)),
@@ -159,8 +153,6 @@ def test_round_trip_refuses_what_it_does_not_know() -> None:
         SampledGaussian(0.0, 0.01),
         RandomizedResponse(math.inf, 10),
         RevealedGaussian(math.inf, 0.1),
-        DiscreteGaussian(math.inf),
-        SampledDiscreteGaussian(0.0, 0.5),
     ],
     ids=repr,
 )
@@ -180,8 +172,6 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
         SampledGaussian(1.0, 0.0),
         SampledGaussian(math.inf, 0.5),
         RevealedGaussian(1.0, 0.0),
-        DiscreteGaussian(0.0),
-        SampledDiscreteGaussian(math.inf, 0.5),
     ],
     ids=repr,
 )
@@ -230,8 +220,6 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
         lambda: SampledGaussian(1.0, 1.1),
         lambda: SampledGaussian(-1.0, 0.1),
         lambda: RevealedGaussian(1.0, -0.1),
-        lambda: DiscreteGaussian(-1.0),
-        lambda: SampledDiscreteGaussian(1.0, 1.1),
         lambda: Unbounded(" "),
         lambda: LabelOnly(Gaussian(1.0)),
         lambda: compose({Gaussian(1.0): -1}, DELTA),

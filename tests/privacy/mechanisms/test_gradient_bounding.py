@@ -15,7 +15,6 @@ from support.threads import in_threads
 
 import privacy.mechanisms.noisy_gradients
 from privacy import Gaussian
-from privacy.events.gaussian import DiscreteGaussian
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, normalize_per_sample
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
@@ -178,32 +177,6 @@ def test_the_batch_has_the_printed_norm() -> None:
     both = torch.stack([rows, 100 * rows])  # each teacher by its own norm
     mean = asked("ensemble", both, stability=0.0)
     assert torch.allclose(mean, C * rows / 5, rtol=1e-9, atol=0)
-
-
-def shift_on_lattice_is_covered(pair: Neighbours, bounding: str) -> bool:
-    """Whether the L2 norm of the shift, in whole numbers of lattice points and without any rounding, is at most 2C."""
-    _, batch_size, num_classes = pair[0].shape
-    made = mechanism("ensemble", granularity=1e-3, bounding=bounding, stability=0.0)
-    event = made.cost(Shape(batch_size, num_classes)).release
-    assert isinstance(event, DiscreteGaussian) and event.mu == charged("ensemble", pair, bounding=bounding)
-    assert made.lattice is not None
-    first, second = (made.bounded(rows, batch_size=batch_size) / made.lattice for rows in pair)
-    assert torch.equal(first, first.round()) and torch.equal(second, second.round())
-    squares = sum(int(steps) ** 2 for steps in (first - second).flatten().tolist())
-    return squares <= (2 * C / made.lattice) ** 2
-
-
-@settings(max_examples=60)
-@given(neighbours())
-@example(worst_neighbours(changed=1))
-def test_on_the_lattice_the_exact_shift_is_what_is_charged(pair: Neighbours) -> None:
-    assert shift_on_lattice_is_covered(pair, "normalize_batch")
-
-
-def test_on_the_lattice_samples_by_themselves_move_further() -> None:
-    assert shift_on_lattice_is_covered(worst_neighbours(changed=1), "normalize_batch")
-    assert not shift_on_lattice_is_covered(worst_neighbours(changed=1), "normalize")
-    assert not shift_on_lattice_is_covered(worst_neighbours(changed=2), "normalize_batch")
 
 
 def test_the_norm_is_of_all_processes_rows() -> None:

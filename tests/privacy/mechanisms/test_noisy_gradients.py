@@ -18,7 +18,6 @@ from support.sessions import session_of
 
 from privacy.account import BudgetExceeded
 from privacy.events import Gaussian, Unbounded
-from privacy.events.gaussian import DiscreteGaussian
 from privacy.journal import LedgerError
 from privacy.mechanisms import Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
@@ -330,23 +329,3 @@ def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
 def test_every_way_has_a_price_and_is_tested() -> None:
     assert set(get_args(GradientReleases)) == set(GRADIENT_RELEASES) == set(RELEASES)
     assert set(get_args(GradientBoundings)) == set(GRADIENT_BOUNDINGS)
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_discrete_noise_lies_on_its_lattice_and_has_the_same_scale(release: Any) -> None:
-    made, plain = (session(release=release, granularity=spacing) for spacing in (1e-3, None))
-    event = made.cost.release
-    assert isinstance(event, DiscreteGaussian) and event.mu == plain.cost.release.gaussian_mu
-    assert made.account.epsilon_after(made.cost, 3) > plain.account.epsilon_after(plain.cost, 3)
-    zeros = answers(release, torch.zeros(B, CLASSES, dtype=torch.float64))
-    released = torch.cat([asked(made, zeros) for _ in range(400 if release in ONE_VECTOR else 7)])
-    rows = released[::B] if release in ONE_VECTOR else released
-    divided = B if release in ONE_VECTOR else TEACHERS if release == "ensemble" else 1
-    whole = rows * divided * 2.0**20
-    assert torch.allclose(whole, whole.round(), rtol=0, atol=1e-6)
-    for factor in (1, 2 / 3, 3 / 2):
-        assert has_deviation(rows, DEVIATION[release] * factor) is (factor == 1)
-    assert (
-        "no low bits" in made.mechanism.describe(made.shape).noise
-        and "float" in plain.mechanism.describe(plain.shape).noise
-    )
