@@ -19,14 +19,13 @@ from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.private_fit import (
     open_session,
     require_first_step,
-    state_of_run,
     stop_before,
     warn_of_changed_noise,
 )
 from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection, require_monitored
-from lightning_modules.training.run import clear, datamodule_of, steps_ahead, write_statement
+from lightning_modules.training.run import clear, datamodule_of, state_of_run, steps_ahead, write_statement
 from privacy.account import Budget
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training

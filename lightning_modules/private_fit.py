@@ -15,11 +15,10 @@ from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from lightning_modules.callbacks.saving import take_back_unfinished_step
 from lightning_modules.images import ImageSource
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
-from lightning_modules.training.evaluation import require_monitored, require_public_fit, validation_names
+from lightning_modules.training.evaluation import meaning, require_monitored, require_public_fit, validation_names
 from lightning_modules.training.manual_optimization import ManualOptimization
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.randomness import Draws
@@ -28,7 +27,9 @@ from lightning_modules.training.run import (
     datamodule_of,
     is_dev_run,
     public_folder,
+    state_of_run,
     steps_of_run,
+    take_back_unfinished_step,
     write_statement,
 )
 from privacy.guarantee import Guarantee
@@ -187,7 +188,7 @@ class LearnsFromTeacher(ManualOptimization):
         """
         session, teacher, data = self.session, self.teacher, datamodule_of(self.trainer)
         require_public_fit(self.trainer, session.partitions)
-        rank_zero_info(meaning(self.image_shape, data))
+        rank_zero_info(meaning(self.image_shape, getattr(data, "class_names", None)))
         clear(self.trainer, resumed=session.resumed if self.trainer.ckpt_path else None)
         open_session(
             session,
@@ -306,14 +307,6 @@ def open_session(
     say_ledger(session)
 
 
-def meaning(shape: tuple[int, int, int], data: Any) -> str:
-    """Describes inputs and outputs, since a teacher with other sizes or another class order raises no error."""
-    found = getattr(data, "class_names", None)
-    names = ", ".join(f"{label} = {name}" for label, name in enumerate(found[:20])) if found else "unknown"
-    more = ", ..." if found and len(found) > 20 else ""
-    return f"Images of {' x '.join(map(str, shape))} (channels, height, width) in [-1, 1]; outputs: {names}{more}"
-
-
 def say_ledger(session: SharedLedger) -> None:
     """Tells the owner which ledger counts, and what it does not count."""
     ledger = session.ledger
@@ -351,15 +344,3 @@ def warn_of_changed_noise(session: PrivacySession) -> None:
     """Says what the guarantee of a run with several noises assumes."""
     if noise_changed(session):
         rank_zero_warn(NOISE_CHANGED)
-
-
-def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:
-    """Section `name` of a checkpoint, which includes a session's `state`; None in a file without it.
-
-    Raises:
-        CheckpointError: A fit would resume from a file without the charges of its run.
-    """
-    state: Mapping[str, Any] | None = checkpoint.get(name)
-    if state is None and trainer is not None and trainer.state.fn == "fit":
-        raise CheckpointError("the checkpoint does not say what its run was charged: give one of a fit of this method")
-    return state

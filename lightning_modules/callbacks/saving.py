@@ -137,21 +137,3 @@ def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the run's seed and data settings as recorded by `SaveConfig`; empty without a record."""
     noted = (content.get("callbacks") or {}).get("SaveConfig")
     return noted if isinstance(noted, Mapping) else {}
-
-
-def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
-    """Changes a checkpoint in place, so that a run interrupted within a step repeats that step.
-
-    Lightning would continue with the next batch: one step fewer, and no validation at the end of that epoch. Charges of
-    the interrupted step stay.
-    """
-    loops = checkpoint.get("loops", {}).get("fit_loop", {})
-    progress = loops.get("epoch_loop.batch_progress")
-    if progress is None or progress["current"]["ready"] <= progress["current"]["processed"]:
-        return
-    for counts in (progress["total"], progress["current"]):
-        counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
-    progress["is_last_batch"] = False
-    for state in loops["state_dict"].get("combined_loader", []):
-        if "next" in state:
-            state["next"] = progress["current"]["completed"]

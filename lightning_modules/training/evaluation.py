@@ -135,6 +135,13 @@ def validation_names(trainer: Trainer) -> set[str]:
     return names if trainer.enable_validation else set()
 
 
+def meaning(shape: tuple[int, int, int], class_names: Sequence[str] | None) -> str:
+    """Describes inputs and outputs, since a teacher with other sizes or another class order raises no error."""
+    names = ", ".join(f"{label} = {name}" for label, name in enumerate((class_names or ())[:20])) or "unknown"
+    more = ", ..." if class_names and len(class_names) > 20 else ""
+    return f"Images of {' x '.join(map(str, shape))} (channels, height, width) in [-1, 1]; outputs: {names}{more}"
+
+
 def require_public(trainer: Trainer, partitions: Sequence[Partition | None]) -> None:
     """Refuses images for validation or test that may be the teacher's private ones, or of other classes.
 

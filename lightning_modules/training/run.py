@@ -30,6 +30,7 @@ from torch import nn
 
 from privacy.checks import round_up
 from privacy.guarantee import Guarantee
+from privacy.identity import CheckpointError
 from privacy.journal import write_atomically
 
 _Data = TypeVar("_Data")
@@ -287,3 +288,36 @@ def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
     """Total number of steps of a run of which `done` are made; None if its end is unknown."""
     ahead = steps_ahead(trainer, trainer.num_training_batches)
     return None if ahead is None else done + ahead
+
+
+# --- its checkpoints ---
+
+
+def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:
+    """Section `name` of a checkpoint, which includes a session's `state`; None in a file without it.
+
+    Raises:
+        CheckpointError: A fit would resume from a file without the charges of its run.
+    """
+    state: Mapping[str, Any] | None = checkpoint.get(name)
+    if state is None and trainer is not None and trainer.state.fn == "fit":
+        raise CheckpointError("the checkpoint does not say what its run was charged: give one of a fit of this method")
+    return state
+
+
+def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:
+    """Changes a checkpoint in place, so that a run interrupted within a step repeats that step.
+
+    Lightning would continue with the next batch: one step fewer, and no validation at the end of that epoch. Charges of
+    the interrupted step stay.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    progress = loops.get("epoch_loop.batch_progress")
+    if progress is None or progress["current"]["ready"] <= progress["current"]["processed"]:
+        return
+    for counts in (progress["total"], progress["current"]):
+        counts["ready"] = counts["started"] = counts["processed"] = counts["completed"]
+    progress["is_last_batch"] = False
+    for state in loops["state_dict"].get("combined_loader", []):
+        if "next" in state:
+            state["next"] = progress["current"]["completed"]
