@@ -423,10 +423,12 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that contain `splits`; train and validation may share one."""
-        if self.official_validation:
-            return list(splits)
-        held = {split: "train" if split == "validation" else split for split in splits}
-        return [part for part in ("train", "test") if part in held.values()]
+        parts: list[Part] = []
+        for split in splits:
+            part: Part = "train" if split == "validation" and not self.official_validation else split
+            if part not in parts:
+                parts.append(part)
+        return parts
 
     def _opened(self, split: Part, *, stage: str) -> ImageDataset:
         if split not in self._splits:

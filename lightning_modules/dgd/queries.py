@@ -57,7 +57,7 @@ class QuerySet:
             CheckpointError: The pool is not the one that the queries were chosen from.
         """
         self.images, self.labels = state["query_images"], state["query_labels"]
-        self.positions = state.get("query_positions", self.positions)
+        self.positions = state["query_positions"]
         if pool is None or not len(pool) or not len(self.positions):
             return
         if int(self.positions.max()) >= len(pool):

@@ -18,7 +18,6 @@ from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import datamodule_as
-from privacy.identity import CheckpointError
 
 
 class FedAvg(Teacher):
@@ -128,13 +127,6 @@ class FedAvg(Teacher):
         checkpoint["federated"] = {"rounds_done": self.rounds_done, "draw_seed": self.draw_seed}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`.
-
-        Raises:
-            CheckpointError: It is not of federated averaging.
-        """
-        if "federated" not in checkpoint:
-            raise CheckpointError("the checkpoint is not of federated averaging: give one from a fit of FedAvg")
         super().on_load_checkpoint(checkpoint)
         self.rounds_done = int(checkpoint["federated"]["rounds_done"])
         self.draw_seed = checkpoint["federated"]["draw_seed"]

@@ -70,7 +70,7 @@ def remote(port: int, *, count: int = 2, timeout: float = 30.0) -> dict[str, Any
 class Client:
     """`LightningCLI client` in a new process, in a group of its own."""
 
-    def __init__(self, name: str, teacher: str, port: int, *options: str, module: str = "lightning_modules") -> None:
+    def __init__(self, name: str, teacher: str, port: int, *options: str) -> None:
         self.name = name
         self.log = Path(f"{name}.txt")
         self.ledgers = Path(f"ledgers-{name}").resolve()
@@ -86,7 +86,7 @@ class Client:
         }
         with self.log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-m", "lightning_modules", *arguments],
                 env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

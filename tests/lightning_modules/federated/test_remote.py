@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from support.runs import fit, networks
 
 from lightning_modules.cli import main
 from lightning_modules.federated import Absence, FederationError, Node, RemoteClients
+from lightning_modules.federated.messages import pack, unpack
 
 slow = pytest.mark.slow
 
@@ -93,31 +93,9 @@ def test_a_client_that_is_killed_is_left_out_charged_and_may_come_back(
     assert "rounds that clients were left out of: client-1 in 3" in Path("run/public/guarantee.md").read_text()
 
 
-@slow
-def test_answers_that_cannot_be_used_are_left_out_and_charged() -> None:
-    rounds, port, names = 4, free_port(), ["sound", "nan", "narrow", "garbled", "late"]
-    files = teacher_files(len(names))
-    makers = [
-        lambda name=name, file=file: Client(name, file, port, module="support.odd_clients")  # type: ignore[misc]
-        for name, file in zip(names, files, strict=True)
-    ]
-    with started(makers) as clients, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cli = fit(federation(remote(port, count=len(names), timeout=3), rounds=rounds))
-        said = "\n".join(str(warning.message) for warning in caught)
-        assert "Round 2 goes on without nan: a gradient is not finite" in said
-        assert "without narrow: the tensors of a message must be answer (8, 10)" in said
-        assert "Round 2 goes on without garbled: a message cannot be read" in said
-        assert "Round 2 goes on without late: no answer within 3 s" in said
-        assert clients[0].status() == 0
-    assert cli.model.absences == {"nan": 2, "narrow": 2, "garbled": 2, "late": 2}
-    assert [client.charged() for client in clients[:4]] == [rounds] * 4, "what was answered badly was answered"
-    assert clients[4].charged() >= 3
-
-
-def _node(number: int, *, name: str | None = None, **settings: Any) -> Node:
+def _node(number: int, *, name: str | None = None, kind: type[Node] = Node, **settings: Any) -> Node:
     given = {"trusts_server": True, "num_records": 300, "ledger": f"ledger{number}.jsonl", **settings}
-    return Node(
+    return kind(
         name=name or f"client-{number}", teacher=f"teacher{number}.pt", folder=Path(f"own{number}").resolve(), **given
     )
 
@@ -126,6 +104,43 @@ def _rounds(clients: RemoteClients, count: int = 2, **changed: Any) -> list[dict
     out = clients.begin(terms(**changed), folder=None)
     assert not out
     return [dict(clients.ask(question(number))) for number in range(count)]
+
+
+class Odd(Node):
+    """From question 1 on it sends what its name says, once its session has charged the answer."""
+
+    def answer(self, message: bytes) -> bytes:
+        kind, values, _ = unpack(said := super().answer(message))
+        if not values.get("number"):
+            return said
+        if self.name == "late":
+            time.sleep(2.5)
+        if self.name == "nan":
+            return pack(kind, {"answer": torch.full((8, 10), torch.nan)}, **values)
+        return b"not a message" if self.name == "garbled" else said
+
+
+def test_answers_that_cannot_be_used_are_left_out_and_charged() -> None:
+    reasons = {"garbled": "a message cannot be read", "late": "no answer within 1.5 s", "nan": "is not finite"}
+    names = [*reasons, "sound"]
+    teacher_files(len(names))
+    port = free_port()
+    clients = RemoteClients(**remote(port, count=len(names))["init_args"])
+    each = [InThread(_node(number, name=name, kind=Odd), port, patience=3.0) for number, name in enumerate(names)]
+    try:
+        clients.introductions(num_classes=10, image_shape=(1, 8, 8))
+        assert not clients.begin(terms(), folder=None)
+        assert all(isinstance(answer, torch.Tensor) for answer in clients.ask(question(0)).values())
+        for client in clients._met:
+            client.timeout = 1.5
+        found = clients.ask(question(1))
+        assert isinstance(found.pop("sound"), torch.Tensor)
+        assert all(reasons[name] in answer.reason for name, answer in found.items())  # type: ignore[union-attr]
+    finally:
+        clients.end()
+    assert all(one.ended() for one in each if one.node.name != "late")
+    for one in each:
+        assert one.node._client is not None and one.node._client.session.calls_made() == 2, "it was answered"
 
 
 def test_a_connection_is_by_tls_and_the_server_is_checked(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.features import linear
 from torch import Tensor
 from torch.nn import functional
 
-from datamodules import Digits
 from lightning_modules.losses import functional as losses
 from lightning_modules.losses.functional import (
     activation,
@@ -24,8 +22,6 @@ from lightning_modules.losses.functional import (
     one_hot_loss,
 )
 from lightning_modules.losses.labels import class_shares, label_evidence
-from lightning_modules.networks.linear_fits import solve_head
-from lightning_modules.priors import StrokePrior
 from privacy.events import RandomizedResponse
 from privacy.mechanisms.noise import ReproducibleNoise
 from privacy.mechanisms.noisy_labels import randomized_response
@@ -235,21 +231,3 @@ def test_it_is_the_mutual_information() -> None:
     assert informativeness((joint / joint.sum(1, keepdim=True)).log()) == pytest.approx(
         expected / math.log(2), rel=1e-6
     )
-
-
-def test_strokes_suit_a_teacher_of_digits_and_ramps_of_brightness_do_not() -> None:
-    data = Digits()
-    data.setup("fit")
-    images, labels = (torch.cat(parts) for parts in zip(*data.train_dataloader(), strict=True))
-    teacher = linear(whitened=True)
-    solve_head(teacher, images, labels, penalty=1e-3)
-    draw = torch.Generator().manual_seed(0)
-
-    def of(drawn: torch.Tensor) -> float:
-        with torch.no_grad():
-            return informativeness(2.5 * teacher(drawn))
-
-    strokes = StrokePrior().sample(500, image_shape=(1, 8, 8), generator=draw, device=torch.device("cpu"))
-    down, right = torch.randn(2, 500, 1, 1, 1, generator=draw)
-    ramp = torch.linspace(-1, 1, 8)
-    assert of(strokes) > 0.7 > 0.6 > of((down * ramp[:, None] + right * ramp).clamp(-1, 1))
