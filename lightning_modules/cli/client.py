@@ -32,7 +32,7 @@ class ClientSettings:
         trusts_server: Send gradients without noise, for the server to add noise to their sum.
         num_records: Number of records, if the teacher's file does not say.
         ledger: The ledger file. Default: the one of the private data.
-        root_certificates: PEM file with certificates to verify the server's. Default: the system's.
+        root_certificates: PEM file with certificates to verify the server's. Default: those that gRPC brings.
         insecure: Do without TLS, for tests on the loopback interface or inside an encrypted network.
         patience: Seconds without a server after which to give up.
     """

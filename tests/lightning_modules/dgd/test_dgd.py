@@ -29,6 +29,7 @@ from torch import nn
 from datamodules import Digits
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
+from lightning_modules.images import PoolSource
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
