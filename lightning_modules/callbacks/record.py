@@ -12,7 +12,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_modules.callbacks.privacy import data_free
-from lightning_modules.callbacks.saving import resolved_config
+from lightning_modules.callbacks.saving import SaveConfig
 from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.training.evaluation import asks_for_auroc, measured_on, validation_metric
 from lightning_modules.training.run import (
@@ -126,7 +126,7 @@ class ResultRecord(Callback):
             "hardware": hardware(),
             "versions": versions(),
             "commit": commit(),
-            "config": resolved_config(trainer),
+            "config": next((one.values for one in callbacks_of(trainer) if isinstance(one, SaveConfig)), None),
         }
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_modules.training.run import LAST, callbacks_of, datamodule_of, run_folder
+from lightning_modules.training.run import LAST, datamodule_of, run_folder
 from privacy.journal import write_atomically
 from privacy.processes import failed_everywhere
 
@@ -62,12 +62,6 @@ class SaveConfig(SaveConfigCallback):
         """The configuration as JSON values; an infinite number is the string "inf"."""
         loaded: dict[str, Any] = json.loads(self._text, parse_constant={"Infinity": "inf"}.get)
         return loaded
-
-
-def resolved_config(trainer: Trainer) -> dict[str, Any] | None:
-    """Return the run's configuration as plain values; None if it was not started from the command line."""
-    found = next((callback for callback in callbacks_of(trainer) if isinstance(callback, SaveConfig)), None)
-    return None if found is None else found.values
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 
-from lightning_modules.training.processes import average_gradients, broadcast_tensors, processes_of
+from lightning_modules.training.processes import average_gradients, processes_of
 from lightning_modules.training.run import datamodule_of, steps_planned
 from privacy.processes import Processes
 
@@ -146,7 +147,8 @@ class ManualOptimization(LightningModule, ABC):
 
     def on_validation_start(self) -> None:
         """Gives all processes the BatchNorm statistics of process 0, which are the ones saved."""
-        broadcast_tensors(self.buffers(), self.processes)
+        for buffer in self.buffers() if self.processes.size > 1 else ():
+            torch.distributed.broadcast(buffer, src=0)
 
     on_train_end = on_validation_start
 

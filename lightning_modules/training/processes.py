@@ -143,12 +143,3 @@ def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) 
         if count:
             mean = (total / processes.size).view_as(parameter).to(parameter)
             parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
-
-
-@torch.no_grad()
-def broadcast_tensors(tensors: Iterable[torch.Tensor], processes: Processes) -> None:
-    """Overwrites tensors, given in the same order in every process, with those of process 0."""
-    if processes.size == 1:
-        return
-    for tensor in tensors:
-        torch.distributed.broadcast(tensor, src=0)
