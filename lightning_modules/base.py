@@ -24,7 +24,7 @@ from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
-from lightning_modules.training.run import datamodule_of
+from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.session import PrivacySession
@@ -96,7 +96,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
-        # After the student: the order determines the initial weights of a seed.
+        # After the student, since the order determines a seed's initial weights.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
         self.memory = self.student_settings.replay.build(batch_size=batch_size)
@@ -118,8 +118,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     def update_student(self, images: torch.Tensor) -> torch.Tensor:
         """Takes a step on targets for `images` and returns these targets, shape (B, c)."""
         images = images.detach()
-        # With replay, BatchNorm's running statistics come from replayed images only: those of the newest generator's
-        # images cost a student that had nearly converged two points of accuracy.
+        # With replay, BatchNorm's statistics come from replayed images: those of the newest ones cost two points.
         with frozen_statistics(self.student) if self.memory else nullcontext():
             outputs = self.student(images)
         annotation = self.annotate(outputs.detach(), images)
@@ -190,8 +189,9 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     # --- fit hooks ---
 
     def configure_callbacks(self) -> list[Callback]:
-        """Returns the callbacks that every fit of such a method has; Lightning leaves out others of the same class."""
-        return [Curves(), SyntheticImages(), PrivacyCallback(), ForwardExceptions(), PredictionWriter()]
+        """Returns the callbacks that every fit of such a method has, unless the trainer has its own."""
+        kinds = (Curves, SyntheticImages, PrivacyCallback, ForwardExceptions, PredictionWriter)
+        return missing_callbacks(self.trainer, *kinds)
 
     def prepare_fit(self) -> None:
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""

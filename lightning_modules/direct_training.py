@@ -25,7 +25,14 @@ from lightning_modules.private_fit import (
 from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection, require_monitored
-from lightning_modules.training.run import clear, datamodule_of, state_of_run, steps_ahead, write_statement
+from lightning_modules.training.run import (
+    clear,
+    datamodule_of,
+    missing_callbacks,
+    state_of_run,
+    steps_ahead,
+    write_statement,
+)
 from privacy.account import Budget
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training
@@ -242,7 +249,7 @@ class DirectTraining(Teacher):
         return self.session.uncharged_queries
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), ForwardExceptions()]
+        return [*super().configure_callbacks(), *missing_callbacks(self.trainer, ForwardExceptions)]
 
     def on_exception(self, exception: BaseException) -> None:
         """Does the same as `on_fit_end`: what was released before an error stays released."""

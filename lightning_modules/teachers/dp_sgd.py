@@ -27,7 +27,14 @@ from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
 from lightning_modules.training.processes import check_strategy, processes_of
-from lightning_modules.training.run import clear, datamodule_as, is_dev_run, steps_ahead, write_statement
+from lightning_modules.training.run import (
+    clear,
+    datamodule_as,
+    is_dev_run,
+    missing_callbacks,
+    steps_ahead,
+    write_statement,
+)
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
@@ -273,7 +280,7 @@ class DPSGDTeacher(Teacher):
         return assumptions
 
     def configure_callbacks(self) -> list[Callback]:
-        return [*super().configure_callbacks(), ForwardExceptions()]
+        return [*super().configure_callbacks(), *missing_callbacks(self.trainer, ForwardExceptions)]
 
     def on_fit_end(self) -> None:
         """Writes the guarantee and the artefacts that it covers next to the results."""

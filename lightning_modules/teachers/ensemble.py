@@ -28,7 +28,7 @@ from lightning_modules.training.evaluation import Evaluated, Evaluation, images_
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy, processes_of, share_of
-from lightning_modules.training.run import datamodule_as
+from lightning_modules.training.run import datamodule_as, missing_callbacks
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.processes import Processes, require_same
@@ -373,7 +373,7 @@ class TeacherEnsemble(Evaluated):
         return shares
 
     def configure_callbacks(self) -> list[Callback]:
-        return [PredictionWriter()]
+        return missing_callbacks(self.trainer, PredictionWriter)
 
     # --- checkpoints ---
 

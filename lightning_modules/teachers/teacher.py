@@ -19,7 +19,7 @@ from lightning_modules.training.evaluation import Evaluated, Evaluation, require
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy
-from lightning_modules.training.run import steps_planned
+from lightning_modules.training.run import missing_callbacks, steps_planned
 
 
 class Teacher(Evaluated):
@@ -108,7 +108,7 @@ class Teacher(Evaluated):
     on_validation_start = on_predict_start = on_test_start
 
     def configure_callbacks(self) -> list[Callback]:
-        return [PredictionWriter()]
+        return missing_callbacks(self.trainer, PredictionWriter)
 
     def try_optimizer(self) -> None:
         """See `OptimizedGroup.try_out`; a schedule of the user's is stepped once per epoch."""

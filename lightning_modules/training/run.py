@@ -90,6 +90,12 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return found
 
 
+def missing_callbacks(trainer: Trainer, *kinds: type[Callback]) -> list[Callback]:
+    """New callbacks of the classes that a trainer has none of; Lightning would replace its own, with all they hold."""
+    present = {type(one) for one in callbacks_of(trainer)}
+    return [kind() for kind in kinds if kind not in present]
+
+
 def is_dev_run(trainer: Trainer) -> bool:
     """Whether this is `fast_dev_run`, which writes nothing."""
     return bool(getattr(trainer, "fast_dev_run", False))

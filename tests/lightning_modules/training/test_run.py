@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from lightning import Trainer
 
-from lightning_modules.training.run import LOCK, RunFolderError, own_folder
+from lightning_modules.callbacks import Curves, PrivacyCallback
+from lightning_modules.training.run import LOCK, RunFolderError, missing_callbacks, own_folder
 
 
 def test_a_folder_that_is_held_is_refused_by_name_and_let_go(tmp_path: Path) -> None:
@@ -46,3 +48,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     refused = pytest.raises(RunFolderError, match=r"file/run cannot be written")
     with refused, own_folder(tmp_path / "file" / "run"):
         raise AssertionError("it was written")
+
+
+def test_a_trainer_keeps_the_callbacks_that_it_has() -> None:
+    """Lightning would replace them, with the curve of the fit before."""
+    trainer = Trainer(callbacks=[own := Curves()], logger=False, accelerator="cpu", enable_checkpointing=False)
+    assert [type(one) for one in missing_callbacks(trainer, Curves, PrivacyCallback)] == [PrivacyCallback]
+    assert own in trainer.callbacks  # type: ignore[attr-defined]
