@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import round_up
-from privacy.description import Description
 from privacy.guarantee import FULLY_ADAPTIVE, OF_CLIENT, ONE_PERSON, RELATIONS, Guarantee, LabelStatement
 from privacy.ledger import Ledger
 from privacy.neighbours import Unit
 from privacy.plan import Charge, unmade
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # they import torch
+    from privacy.mechanisms.base import Description
     from privacy.session import PrivacySession
 
 _PUBLIC = (

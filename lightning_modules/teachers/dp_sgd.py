@@ -38,10 +38,10 @@ from lightning_modules.training.run import (
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_delta
-from privacy.description import FLOATS, Description
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
+from privacy.mechanisms.base import FLOATS, Description
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
 from privacy.processes import Processes, by_all, require_same

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import torch
 
 from privacy.checks import check_positive
-from privacy.description import FLOATS, THRESHOLDS, Description
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
-from privacy.mechanisms.base import Mechanism, Shape
+from privacy.mechanisms.base import FLOATS, THRESHOLDS, Description, Mechanism, Shape
 from privacy.mechanisms.noisy_gradients import THEOREMS, NoisyGradients, theorem
 from privacy.mechanisms.noisy_labels import randomized_response
 from privacy.neighbours import Relation, Unit

@@ -23,9 +23,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from privacy.checks import check_count, check_positive, look_up
-from privacy.description import FLOATS, Description, of_shards
 from privacy.events import Gaussian
-from privacy.mechanisms.base import Mechanism, Shape, require_shape
+from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards, require_shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, GradientBounding, keep_largest, zero_non_finite_samples
 from privacy.plan import Charge
 from privacy.published import Claim, RdpSlope, dpdfd_rdp_slope

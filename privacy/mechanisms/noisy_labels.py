@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from privacy.checks import check_count, check_positive
-from privacy.description import THRESHOLDS, Description
 from privacy.events import RandomizedResponse, Repeated
-from privacy.mechanisms.base import Mechanism, Shape, require_shape
+from privacy.mechanisms.base import THRESHOLDS, Description, Mechanism, Shape, require_shape
 from privacy.mechanisms.noise import NoiseSource, bernoulli, uniform_integers
 from privacy.plan import Charge
 from privacy.published import Claim, WholeRun

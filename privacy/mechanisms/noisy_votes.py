@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from privacy.checks import check_positive, look_up
-from privacy.description import FLOATS, Description, of_shards
 from privacy.events import Gaussian, LaplaceVotes, Release
-from privacy.mechanisms.base import Mechanism, Shape
+from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards
 from privacy.mechanisms.bounding import zero_non_finite_samples
 from privacy.mechanisms.noise import NoiseSource, laplace
 from privacy.plan import Charge

@@ -23,7 +23,7 @@ from lightning_modules.cli.fit import command_line
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
-from privacy.description import Description
+from privacy.mechanisms.base import Description
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import Inverted, Leak
 from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of

@@ -19,7 +19,7 @@ from support.plans import plan_of
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.sessions import session_of
 
-import privacy.mechanisms.noisy_mean_response
+import privacy.mechanisms.responses
 from privacy import Gaussian
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
 from privacy.session import PrivacySession
@@ -141,7 +141,7 @@ MUTANTS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
 def test_what_is_not_bounded_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holds()
     for function, mutant in MUTANTS[name].items():
-        monkeypatch.setattr(privacy.mechanisms.noisy_mean_response, function, mutant)
+        monkeypatch.setattr(privacy.mechanisms.responses, function, mutant)
     assert not holds()
 
 

@@ -1,4 +1,4 @@
-"""The mean response of an ensemble of teachers on disjoint shards: noisy directions, not labels."""
+"""Responses of teachers: as they are, which only their own training bounds, and their noisy mean over an ensemble."""
 
 from __future__ import annotations
 
@@ -7,12 +7,45 @@ from typing import Any, ClassVar
 
 import torch
 
-from privacy.description import Description, of_shards
-from privacy.events import Gaussian
-from privacy.mechanisms.base import Mechanism, Shape, require_shape
+from privacy.events import Gaussian, Unbounded
+from privacy.mechanisms.base import Description, Mechanism, Shape, of_shards, require_shape
 from privacy.mechanisms.bounding import normalize_per_sample, zero_non_finite_samples
 from privacy.mechanisms.noisy_gradients import output_gradient_mu
 from privacy.plan import Charge
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawResponses(Mechanism):
+    """Releases logits (B, c) without noise.
+
+    Nothing bounds such responses by themselves. For a teacher trained by DP-SGD they are post-processing, and its own
+    (ε, δ) is the record-level figure; for any other teacher ε is infinite.
+    """
+
+    def cost(self, shape: Shape) -> Charge:
+        release = Unbounded(reason="the teacher's answers were released without noise")
+        return Charge(release=release, queries=shape.batch_size)
+
+    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """The logits themselves.
+
+        Raises:
+            ValueError: They are not finite; they are charged all the same, since failing is a response as well.
+        """
+        (logits,) = tensors
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError(
+                "the teacher's responses must be finite, got nan or inf: its weights or its inputs overflow"
+            )
+        return logits.detach().clone()
+
+    def describe(self, shape: Shape) -> Description:
+        return Description(
+            mechanism=f"the teacher's logits on synthetic images, without noise (B={shape.batch_size} in a call)",
+            relation="that of the teacher's own guarantee, where it has one",
+            source="post-processing of the teacher",
+            noise="",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
