@@ -76,14 +76,10 @@ class Training:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; `from_dict` is the inverse."""
         return {
-            "id": self.id,
-            "kind": self.kind,
+            **vars(self),
             "releases": None if self.releases is None else [[r.to_dict(), n] for r, n in self.releases.items()],
             "ledger": None if self.ledger is None else str(self.ledger),
             "head": None if self.head is None else list(self.head),
-            "state": self.state,
-            "ledger_was_replaced": self.ledger_was_replaced,
-            "partition": self.partition,
         }
 
     @classmethod
@@ -94,18 +90,13 @@ class Training:
             ValueError: The fields are not those of a training.
         """
         try:
-            releases = values["releases"]
-            head = values["head"]
-            return cls(
-                id=str(values["id"]),
-                kind=str(values["kind"]),
-                releases=None if releases is None else {release_from_dict(r): int(n) for r, n in releases},
-                ledger=None if values["ledger"] is None else Path(values["ledger"]),
-                head=None if head is None else (str(head[0]), int(head[1]), str(head[2])),
-                state=values.get("state"),
-                ledger_was_replaced=bool(values.get("ledger_was_replaced")),
-                partition=values.get("partition"),
-            )
+            releases, ledger, head = values["releases"], values["ledger"], values["head"]
+            read = {
+                "releases": None if releases is None else {release_from_dict(r): int(n) for r, n in releases},
+                "ledger": None if ledger is None else Path(ledger),
+                "head": None if head is None else (str(head[0]), int(head[1]), str(head[2])),
+            }
+            return cls(**{**values, **read})
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"these values describe no training: {dict(values)!r} ({error!r})") from error
 

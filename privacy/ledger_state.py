@@ -171,23 +171,12 @@ class LedgerState:
             ValueError: Nothing could be said of a ledger with this line.
             LedgerError: It begins a ledger of another version, or about other data.
         """
-        handlers = {
-            "open": self._opened,
-            "reserve": self._reserved,
-            "settle": self._settled,
-            "plan": self._planned,
-            "training": self._trained,
-            "saved": self._was_saved,
-            "filters": self._went_by_filters,
-            "absorbed": self._was_absorbed,
-            "moved": self._was_moved,
-        }
-        if line["event"] not in handlers:
+        if (handler := getattr(self, f"_take_{line['event']}", None)) is None:
             raise ValueError(f"unknown event {line['event']!r}")
-        handlers[line["event"]](line, dry)
+        handler(line, dry)
         self.changes += not dry
 
-    def _opened(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_open(self, line: Mapping[str, Any], dry: bool) -> None:
         key, identity, name = str(line["key"]), str(line["ledger"]), str(line["private_data"])
         bytes.fromhex(key)
         if line["version"] != VERSION:
@@ -202,7 +191,7 @@ class LedgerState:
         if not dry:
             self.key, self.id, self.private_data = key, identity, name
 
-    def _reserved(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_reserve(self, line: Mapping[str, Any], dry: bool) -> None:
         block, run, charge = str(line["block"]), str(line["run"]), Charge.from_dict(line)
         count = check_count("count", line["count"], minimum=1)
         if block in self.blocks:
@@ -213,7 +202,7 @@ class LedgerState:
             self.blocks[block] = (run, charge, count)
             self.totals.setdefault(run, Counter())[charge] += count
 
-    def _settled(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_settle(self, line: Mapping[str, Any], dry: bool) -> None:
         block = str(line["block"])
         run, charge, count = self.blocks[block]
         unused = count - check_count("used", line["used"])
@@ -224,14 +213,14 @@ class LedgerState:
             self.settled.add(block)
             self.totals[run][charge] -= unused
 
-    def _planned(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_plan(self, line: Mapping[str, Any], dry: bool) -> None:
         run, plan = str(line["run"]), Plan.from_dict(line)
         if run in self.trainings:
             raise ValueError(f"{run} is a training, and cannot be a run as well")
         if not dry:
             self.plans[run] = plan
 
-    def _trained(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_training(self, line: Mapping[str, Any], dry: bool) -> None:
         training, kind, division = str(line["training"]), str(line["kind"]), dict(line["division"])
         fingerprint = line["fingerprint"]
         # A run of this name would no longer count as a run.
@@ -242,17 +231,17 @@ class LedgerState:
             if fingerprint is not None:
                 self.fingerprints[str(fingerprint)] = training
 
-    def _was_saved(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_saved(self, line: Mapping[str, Any], dry: bool) -> None:
         training, token = str(line["training"]), str(line["token"])
         if not dry:
             self.saved.setdefault(training, []).append(token)
 
-    def _went_by_filters(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_filters(self, line: Mapping[str, Any], dry: bool) -> None:
         run, budget = str(line["run"]), (float(line["target_epsilon"]), float(line["delta"]))
         if not dry:
             self.filters[run] = budget
 
-    def _was_absorbed(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_absorbed(self, line: Mapping[str, Any], dry: bool) -> None:
         identity, key, path, lost = str(line["ledger"]), str(line["key"]), str(line["path"]), bool(line["lost"])
         bytes.fromhex(key)
         lines = frozenset(str(one) for one in line["lines"])
@@ -261,7 +250,7 @@ class LedgerState:
             self.absorbed[identity] = Absorbed(key, path, before | lines)
             self.lost |= lost
 
-    def _was_moved(self, line: Mapping[str, Any], dry: bool) -> None:
+    def _take_moved(self, line: Mapping[str, Any], dry: bool) -> None:
         moved = (str(line["ledger"]), Path(line["path"]))
         if not dry:
             self.moved = moved

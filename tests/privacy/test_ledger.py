@@ -763,10 +763,10 @@ def test_no_ledger_forgets_what_it_counted_wherever_others_are_moved(
     broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    absorbed = LedgerState._was_absorbed
+    absorbed = LedgerState._take_absorbed
     if broken:
         monkeypatch.setattr(
-            LedgerState, "_was_absorbed", lambda state, line, dry: absorbed(state, {**line, "lost": False}, dry)
+            LedgerState, "_take_absorbed", lambda state, line, dry: absorbed(state, {**line, "lost": False}, dry)
         )
     found = []
     for seed in range(60):
