@@ -32,9 +32,8 @@ _WORDS = (
 
 def expected(error: Exception) -> bool:
     """Whether the user can fix the cause: a value, a setting, a file, a missing package or device."""
-    return (
-        _ours(error) or isinstance(error, (OSError, ValueError)) or type(error).__name__ == "MisconfigurationException"
-    )
+    kinds = (OSError, ValueError)
+    return _ours(error) or isinstance(error, kinds) or type(error).__name__ == "MisconfigurationException"
 
 
 def _ours(error: Exception) -> bool:
@@ -80,8 +79,6 @@ def explain(message: str) -> str:
             for pattern, words in _WORDS:
                 text = re.sub(pattern, words, text)
             found[text] = None
-    if len(found) > 1:  # from the short form of a group, which was not used
-        found.pop("must be str", None)
     said = []
     for text in found:
         if text.startswith("must be ") and ", got " not in text and values:

@@ -85,7 +85,7 @@ BAD: list[Bad] = [
      (*FIT, "--model.teacher.path=teachers/other.pt", "--model.teacher.network=SmallCNN"), _other_architecture,
      "the weights in teacher teachers/other.pt do not fit the architecture SmallC"),
     ("a network that DP-SGD cannot train", (*DP_SGD, "--model.network=ResNet18"), None,
-     "model.network: BatchNorm mixes the records of a batch"),
+     "model.network: DP-SGD computes the gradient of each record by itself"),
     ("a part of a folder of pictures", (*DISTILL, "--data=ImageFolder:pictures/train"),
      lambda: Path("pictures/train").mkdir(parents=True), "pictures/train has no folders train and test"),
     ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
