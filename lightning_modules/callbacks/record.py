@@ -181,6 +181,6 @@ def role(record: Mapping[str, Any]) -> str:
         "DPSGDTeacher": "teacher by DP-SGD",
         "TeacherEnsemble": "ensemble of teachers, private",
         "FedAvg": "mean of the clients' models, private",
-        "DirectTraining": "model by direct training, private but for what is said of labels",
+        "DirectTraining": "directly trained model (only labels are protected)",
     }
     return teachers.get(record["method"], f"student by {record['method']}")

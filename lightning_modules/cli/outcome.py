@@ -26,9 +26,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if (share := record.get("largest_share", 0)) >= 0.99:
-        lines.append(
-            f"COLLAPSED: it gives one class to {100 * share:.1f} % of the test images, and has learnt nothing else"
-        )
+        lines.append(f"COLLAPSED: it predicts one class for {100 * share:.1f} % of the test images")
     # A method has printed its guarantee already.
     if record["method"] in _TEACHERS:
         lines.append(record.get("statement") or _PRIVATE)
@@ -39,7 +37,7 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             lines.append(f"test:    {_command('test', '--config', config, '--ckpt_path', checkpoint)}")
             if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
                 more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
-                lines.append(f"go on:   {more} --trainer.max_epochs N")
+                lines.append(f"resume:  {more} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
             unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
             settings = record["config"]["model"]["init_args"]
@@ -72,8 +70,8 @@ def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
     """Return one line for the user, with the command that resumes from a checkpoint."""
     config = None if folder is None else folder / "config.yaml"
     if config is None or not config.is_file():
-        return f"To go on from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"
-    return f"To go on: {_command('fit', '--config', config, '--ckpt_path', checkpoint)}"
+        return f"To resume from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"
+    return f"To resume: {_command('fit', '--config', config, '--ckpt_path', checkpoint)}"
 
 
 def say_how_to_resume(error: BaseException, line: str) -> None:

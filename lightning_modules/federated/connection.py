@@ -165,7 +165,7 @@ class LocalClients(ClientConnection):
     def _teachers(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[PrivateTeacher]:
         if self._of_ensemble:
             self.ensemble = self._configs()[0].load_ensemble(num_classes=num_classes, image_shape=image_shape)
-            return self.ensemble.apart()
+            return self.ensemble.per_client()
         return [config.load(num_classes=num_classes, image_shape=image_shape) for config in self._configs()]
 
     def reached(self) -> Mapping[str, Any]:

@@ -8,14 +8,13 @@ reads ONNX graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-
-from lightning_modules.cli.configs import find_config
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
 _Weights = Mapping[str, torch.Tensor]
@@ -41,8 +40,8 @@ def require_file(file: Path) -> None:
     if file.is_dir():
         raise TeacherError(f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt")
     name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
-    recipes = (one for one in (f"sweeps/{name}", f"sweeps/methods/{name}") if Path(find_config(one)).is_file())
-    recipe = next(recipes, "sweeps/teacher_<dataset>.yaml (sweeps/methods has those of ensembles)")
+    packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
+    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml (sweeps/methods has those of ensembles)')}"
     raise TeacherError(
         f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}`, or give your own"
     )

@@ -313,7 +313,7 @@ class PrivateEnsemble(PrivateModel):
         """Votes as float32, shape (N, c), whose argmax is the class of most teachers. As private as they are."""
         return self.votes(images).float()
 
-    def apart(self) -> list[PrivateTeacher]:
+    def per_client(self) -> list[PrivateTeacher]:
         """Returns each teacher as that of one client, with its own private data and ledger.
 
         A client is known by its number: the file's n-th teacher always belongs to the same shard.

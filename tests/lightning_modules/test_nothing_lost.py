@@ -147,7 +147,7 @@ def test_a_signal_saves_and_says_how_to_go_on(given: Path, whole: dict[str, Any]
     saved = checkpoint()["distillation"]["steps_done"]
     assert saved >= STEPS + 1
     last = fit.said.rstrip().splitlines()[-1]
-    said, resume = last.split("To go on: LightningCLI ")
+    said, resume = last.split("To resume: LightningCLI ")
     assert said in ("", "INFO: ")  # as Lightning's messages are written
     assert resume.startswith("fit --config run/config.yaml --ckpt_path ")
     main(shlex.split(resume))
@@ -170,7 +170,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
     fit = Forked(*FIT, "--ckpt_path=last", "--trainer.max_epochs=2", before=fill)
     assert fit.status() == 1
     assert "File too large" in fit.said and "Traceback" not in fit.said
-    assert fit.said.rstrip().splitlines()[-1].startswith("To go on: LightningCLI fit ")
+    assert fit.said.rstrip().splitlines()[-1].startswith("To resume: LightningCLI fit ")
     assert Path(LAST).read_bytes() == before and checkpoint()["distillation"]["steps_done"] == STEPS
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["last.ckpt"]
     main([*FIT, "--ckpt_path=last"])

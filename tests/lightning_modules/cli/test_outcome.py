@@ -72,7 +72,7 @@ def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_
     main(["export", "run", "--to", "out", "--network", "my.py:Constant", "--unprotected"])
     written, card = json.loads(Path("run/result.json").read_text()), Path("out/README.md").read_text()
     said = said_by_outcome(caplog)
-    assert "COLLAPSED: it gives one class to 100.0 % of the test images" in said
+    assert "COLLAPSED: it predicts one class for 100.0 % of the test images" in said
     assert "--to DIR --network my.py:Constant" in said  # which the export asks for
     assert "It has collapsed" in card and "Expected calibration error: " in card
     assert written["largest_share"] == 1 and 0 < written["calibration_error"] < 1
