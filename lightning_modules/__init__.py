@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_modules.dpdfd import DPDFD
     from lightning_modules.dpsd import DPSD
     from lightning_modules.federated import FedAvg, FedDistillation, FedDPSD
+    from lightning_modules.images import Images
     from lightning_modules.labeldp import LabelDP
     from lightning_modules.publishing import load_student
     from lightning_modules.student import StudentConfig
@@ -39,6 +40,7 @@ __all__ = [
     "FedAvg",
     "FedDPSD",
     "FedDistillation",
+    "Images",
     "LabelDP",
     "StudentConfig",
     "Teacher",
@@ -57,6 +59,7 @@ _MODULES = {
     **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "LabelDP")},
     "DirectTraining": "direct_training",
     "load_student": "publishing",
+    "Images": "images",
     "StudentConfig": "student",
     "DPSGDTeacher": "teachers.dp_sgd",
     "Teacher": "teachers.teacher",

@@ -13,8 +13,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 _PACKAGES = (
-    *("lightning_modules", "lightning_modules.images", "lightning_modules.networks", "lightning_modules.priors"),
-    *("datamodules", "privacy"),
+    *("lightning_modules", "lightning_modules.networks", "lightning_modules.priors", "datamodules", "privacy"),
 )
 
 
