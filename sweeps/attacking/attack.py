@@ -44,8 +44,8 @@ from privacy.attacks.inversion import (
 from privacy.checks import json_number
 from privacy.guarantee import level_of
 from privacy.journal import write_atomically
-from sweeps.attacking.report import CONTROL, Inverted, Leak, figure, page
-from sweeps.attacking.shadows import PRIVATE, Asked, AttackError, Pipelines, recipe_of
+from sweeps.attacking.report import CONTROL, InvertedModel, MembershipResult, figure, page
+from sweeps.attacking.shadows import PRIVATE, AttackError, Pipelines, QueriedRecords, recipe_of
 
 INVERSION = "inversion"
 _LEAST_SHADOWS = 8
@@ -72,13 +72,13 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     data = _built(build, pipelines.shadowed(0), folder / "given.json").datamodule
     while not isinstance(data, Shadowed):
         data = data.dataset
-    asked = Asked.of(data, records=options.records)
+    asked = QueriedRecords.choose(data, records=options.records)
     pipelines = replace(pipelines, asked=asked.digest)
     model = _model_of(place, _built(build, list(recipe.values())[-1], folder / "given.json"))
     membership = [name for name in options.attacks if name != INVERSION]
     guarantee = _guarantee(place)
     facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
-    leaks: list[Leak] = []
+    leaks: list[MembershipResult] = []
     commits = {commit()}
     with feature_memory():
         if membership:
@@ -152,7 +152,7 @@ def _guarantee(place: Path) -> dict[str, float | None]:
     }
 
 
-def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]:
+def _control(asked: QueriedRecords, num_classes: int, names: Sequence[str]) -> list[MembershipResult]:
     """Attack overfitted networks, on which a working attack must succeed."""
     rows = [np.flatnonzero(asked.kinds == kind)[:_CONTROL_RECORDS] for kind in ("record", "held out")]
     records, population = (asked.records.at(torch.from_numpy(part)) for part in rows)
@@ -160,10 +160,14 @@ def _control(asked: Asked, num_classes: int, names: Sequence[str]) -> list[Leak]
         lambda half: overfitted(half, num_classes=num_classes), records, count=_CONTROLS, population=population
     )
     found = {name: attack_each(models, targets=_CONTROLS // 4, method=MEMBERSHIP[name])["record"] for name in names}
-    return [Leak(CONTROL, "record", name, result, result.audited(delta=0.0)) for name, result in found.items()]
+    return [
+        MembershipResult(CONTROL, "record", name, result, result.audited(delta=0.0)) for name, result in found.items()
+    ]
 
 
-def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
+def _of_shadows(
+    pipelines: Pipelines, role: str, asked: QueriedRecords, names: Sequence[str], count: int
+) -> list[MembershipResult]:
     answers, claim = pipelines.answers(role, count, asked), pipelines.claim(role, count)
     # The audit is for add-or-remove neighbours of one record only.
     claimed = None
@@ -178,11 +182,13 @@ def _of_shadows(pipelines: Pipelines, role: str, asked: Asked, names: Sequence[s
         results = attack_each(answers, targets=count // 4, method=MEMBERSHIP[name], kinds=asked.kinds)
         for kind, result in results.items():
             audited = result.audited(delta=delta, confidence=confidence, claimed_epsilon=claimed)
-            leaks.append(Leak(role, kind, name, result, audited))
+            leaks.append(MembershipResult(role, kind, name, result, audited))
     return leaks
 
 
-def _of_run(model: nn.Module, pipelines: Pipelines, asked: Asked, names: Sequence[str], count: int) -> list[Leak]:
+def _of_run(
+    model: nn.Module, pipelines: Pipelines, asked: QueriedRecords, names: Sequence[str], count: int
+) -> list[MembershipResult]:
     """Attack the run's own model: tell its training records from held-out ones, which no shadow has seen either."""
     # Coins for held-out records too: scores from twice as many models vary less, which would give records away.
     shadows = pipelines.answers(list(pipelines.recipe)[-1], count, asked)
@@ -196,11 +202,11 @@ def _of_run(model: nn.Module, pipelines: Pipelines, asked: Asked, names: Sequenc
         if offline != name and offline in names:
             continue
         scores = MEMBERSHIP[offline](own, shadows)[rows]
-        leaks.append(Leak("this run", "record", offline, AttackResult(scores[None], members[None]), None))
+        leaks.append(MembershipResult("this run", "record", offline, AttackResult(scores[None], members[None]), None))
     return leaks
 
 
-def _inverted(model: nn.Module, data: Shadowed, asked: Asked, facts: dict[str, Any]) -> list[Inverted]:
+def _inverted(model: nn.Module, data: Shadowed, asked: QueriedRecords, facts: dict[str, Any]) -> list[InvertedModel]:
     classes, shape = data.num_classes, data.image_shape
     private = asked.records.at(torch.from_numpy(asked.kinds == "record"))
     test = data.dataset.records("test")
@@ -229,5 +235,5 @@ def _inverted(model: nn.Module, data: Shadowed, asked: Asked, facts: dict[str, A
         }
         for kind, drawn in drawings.items():
             result = judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
-            found.append(Inverted(name, kind, drawn, result))
+            found.append(InvertedModel(name, kind, drawn, result))
     return found

@@ -21,7 +21,7 @@ _NAMES = {"record": "average", "mislabelled": "mislabelled canaries", "noise": "
 
 
 @dataclass(frozen=True)
-class Leak:
+class MembershipResult:
     """Result of one membership attack on one kind of record in one kind of model.
 
     Attributes:
@@ -63,7 +63,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Inverted:
+class InvertedModel:
     """Result of one inversion attack on one model."""
 
     model: str
@@ -82,7 +82,7 @@ class Inverted:
         return {"model": self.model, "attack": self.attack, **asdict(self.result)}
 
 
-def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inverted]) -> str:
+def page(facts: Mapping[str, Any], leaks: Sequence[MembershipResult], inverted: Sequence[InvertedModel]) -> str:
     """Write the report in Markdown."""
     lines = [
         f"# What an attacker gets from {facts['run']}\n",
@@ -122,7 +122,7 @@ def page(facts: Mapping[str, Any], leaks: Sequence[Leak], inverted: Sequence[Inv
     return "\n".join([*lines, ""])
 
 
-def _leak_row(leak: Leak) -> str:
+def _leak_row(leak: MembershipResult) -> str:
     result, audited = leak.result, leak.audited
     low, high = result.auc_interval()
     rates = [result.tpr_at(rate) for rate in (0.01, 0.001)]
@@ -144,7 +144,7 @@ def _leak_row(leak: Leak) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _inverted_row(one: Inverted) -> str:
+def _inverted_row(one: InvertedModel) -> str:
     result = one.result
     return (
         f"| {one.model} | {one.attack} | {100 * result.accuracy:.0f} % | {result.distance_train:.2f} | "
@@ -153,7 +153,7 @@ def _inverted_row(one: Inverted) -> str:
     )
 
 
-def figure(inverted: Sequence[Inverted]) -> Figure:
+def figure(inverted: Sequence[InvertedModel]) -> Figure:
     """Draw inverted images, with a panel per attack and a column per class."""
     attacks = list(dict.fromkeys(one.attack for one in inverted))
     rows = len(inverted) // len(attacks)

@@ -53,7 +53,7 @@ class AttackError(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueriedRecords:
     """The records that models are queried with: private ones, canaries, and held-out ones as the population.
 
     Attributes:
@@ -75,7 +75,7 @@ class Asked:
         return content.hexdigest()
 
     @staticmethod
-    def of(data: Shadowed, *, records: int) -> Asked:
+    def choose(data: Shadowed, *, records: int) -> QueriedRecords:
         """Choose `records` private records by their ids, the canaries, and as many held-out records."""
         data.dataset.setup("fit")
         private, held_out = (
@@ -87,7 +87,7 @@ class Asked:
         images, labels = zip(*(part.__getitems__(range(len(part))) for part in parts), strict=True)
         half = len(canaries) // 2
         counts = [len(private), half, len(canaries) - half, len(held_out)]
-        return Asked(
+        return QueriedRecords(
             Records(torch.cat(images), torch.cat(labels)),
             torch.cat([part.ids for part in parts]),
             np.repeat(np.array(["record", "mislabelled", "noise", "held out"]), counts),
@@ -130,13 +130,13 @@ class Pipelines:
             config["data"] = shadow
         return config
 
-    def train(self, count: int, run: Callable[[list[str]], Any], asked: Asked) -> None:
+    def train(self, count: int, run: Callable[[list[str]], Any], asked: QueriedRecords) -> None:
         """Train those of the first `count` shadows that are missing and query each."""
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
                 print(f"[attack] shadow {number + 1} of {count}", flush=True)
 
-    def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: Asked) -> bool:
+    def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: QueriedRecords) -> bool:
         """Make one shadow, unless it exists or another process is making it or its teacher; whether it did."""
         name, first = f"shadow-{number:05d}", next(iter(self.recipe))
         store, teachers = self.store(role), self.store(first)
@@ -171,7 +171,7 @@ class Pipelines:
         collect()  # see sweeps.runner.plan
         return True
 
-    def answers(self, role: str, count: int, asked: Asked) -> Shadows:
+    def answers(self, role: str, count: int, asked: QueriedRecords) -> Shadows:
         """Load the answers of all shadows of one role.
 
         Raises:
@@ -184,7 +184,7 @@ class Pipelines:
                 found.append(Answers(held["confidences"], held["correct"]))
         return Shadows.of(found, self.coins(count, asked) & (asked.kinds != "held out"))
 
-    def coins(self, count: int, asked: Asked) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def coins(self, count: int, asked: QueriedRecords) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Toss a coin per shadow and record, (K, N): with heads, a record that is not held out is a member."""
         heads = [id_fraction(asked.ids, purpose=f"shadow-{number}") < 0.5 for number in range(count)]
         return np.asarray(torch.stack(heads).numpy())

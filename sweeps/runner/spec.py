@@ -170,24 +170,23 @@ class Spec:
         if not grid:
             return cls(name=name, command=where, title=title, kind=kind, folder=folder, fits=fits)
         values = {"presets": {"full": {}}, **values}
-        axes = {str(axis): _values(entry) for axis, entry in values["axes"].items()}
-        _check_patches(axes, fits, where)
+        axes = {str(axis): _patches(entry, fits, f"{where}, {axis}") for axis, entry in values["axes"].items()}
         figure = values.get("figure") or {}
         _only(figure, {"x", "log", "label", "along"}, f"{where}, figure")
         if kind == "figure" and figure.get("x") not in {**axes, **REACHED}:
             known = f"one of the axes {sorted(axes)} or of {sorted(REACHED)}"
             raise RunnerError(f"{where}: figure.x must be {known}, got {figure.get('x')!r}")
         _known([figure["along"]] if "along" in figure else [], axes, f"{where}, figure.along")
-        paper, tables = str(values.get("paper", "")), _files(values.get("reported") or ())
+        paper, tables = str(values.get("paper", "")), values.get("reported") or ()
+        tables = (tables,) if isinstance(tables, str) else tuple(tables)
         for table in tables:
             if not any((row.paper, row.table) == (paper, table) for row in reported()):
                 raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
-        seeded, measures = values.get("seeded") or [], values.get("measures") or []
-        _known(seeded, fits, f"{where}, seeded")
-        _known(measures, MEASURES, f"{where}, measures")
-        compared = values.get("compare_with") or []
-        for entry in compared:
+        _known(values.get("seeded") or (), fits, f"{where}, seeded")
+        _known(values.get("measures") or (), MEASURES, f"{where}, measures")
+        for entry in values.get("compare_with") or ():
             _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
+        plain = {name: values[name] for name in ("method", "note", "measures", "compare_with") if values.get(name)}
         return cls(
             name=name,
             command=name if name in _installed() else where,
@@ -197,14 +196,11 @@ class Spec:
             fits=fits,
             paper=paper,
             tables=tables,
-            method=values.get("method"),
-            note=values.get("note", ""),
             presets={name: _preset(name, values, axes, fits, where) for name in values["presets"]},
             figure=figure,
-            seeded=(*seeded, list(fits)[-1]),
-            compare_with=tuple(compared),
-            unprinted=_points(values.get("unprinted"), axes, f"{where}, unprinted"),
-            measures=tuple(measures),
+            seeded=(*(values.get("seeded") or ()), list(fits)[-1]),
+            unprinted=_points(values, "unprinted", axes, where),
+            **plain,
         )
 
     def preset(self, name: str) -> Preset:
@@ -352,23 +348,31 @@ def _fits(entries: Any, where: str) -> dict[str, Fit]:
         _only(entry, {"config", "set"}, f"{where}, fit {name}", needed={"config"})
         if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS:
             raise RunnerError(f"{where}: the name of a fit must be a single word other than {CLAIMS}, got {name!r}")
-        fits[name] = Fit(name=name, config=_files(entry["config"]), set=entry.get("set") or {})
+        fits[name] = Fit(name=name, config=_files(entry["config"], where), set=entry.get("set") or {})
         if missing := set(fits[name].parents) - set(fits):
             raise RunnerError(f"{where}, fit {name}: refers to {sorted(missing)}, before it are {sorted(fits)[:-1]}")
-        _check_files(fits[name].config, where)
     return fits
 
 
-def _files(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _files(given: str | Sequence[str], where: str = "") -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if where and (missing := [name for name in names if not Path(find_config(name)).is_file()]):
+        raise RunnerError(f"{where}: configuration {missing[0]} does not exist")
+    return names
 
 
-def _values(entry: Any) -> dict[str, Patch]:
+def _patches(entry: Mapping[Any, Any], fits: Mapping[str, Fit], where: str) -> dict[str, Patch]:
+    """Values of an axis, with what each changes."""
+    for value, patch in entry.items():
+        _only(patch or {}, fits, f"{where} {value}")
+        for change in (patch or {}).values():
+            _files(change.get("config", ()), where)
+            _files(change.get("also", ()), where)
     return {str(value): patch or {} for value, patch in entry.items()}
 
 
-def _points(entries: Any, axes: Axes, where: str) -> list[Point]:
-    return [_point(entry, axes, where) for entry in entries or []]
+def _points(values: Mapping[str, Any], key: str, axes: Axes, where: str) -> list[Point]:
+    return [_point(entry, axes, f"{where}, {key}") for entry in values.get(key) or ()]
 
 
 def _point(entry: Any, axes: Axes, where: str) -> Point:
@@ -380,13 +384,14 @@ def _point(entry: Any, axes: Axes, where: str) -> Point:
     return {axis: str(value) for axis, value in entry.items()}
 
 
-def _exceptions(entries: Any, axes: Axes, fits: Mapping[str, Fit], where: str) -> list[tuple[Point, Patch]]:
-    made = []
-    for entry in entries or []:
+def _exceptions(
+    values: Mapping[str, Any], axes: Axes, fits: Mapping[str, Fit], where: str
+) -> list[tuple[Point, Patch]]:
+    made, where = [], f"{where}, exceptions"
+    for entry in values.get("exceptions") or ():
         _only(entry, {"when", "set"}, where, needed={"when", "set"})
-        when, patch = _point(entry["when"], axes, f"{where}, when"), entry["set"]
-        _check_patches({"exceptions": {str(when): patch}}, fits, where)
-        made.append((when, patch))
+        (patch,) = _patches({"": entry["set"]}, fits, where).values()
+        made.append((_point(entry["when"], axes, f"{where}, when"), patch))
     return made
 
 
@@ -396,38 +401,24 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
     chosen: dict[str, Mapping[str, Patch]] = dict(axes)
     _known(entry.get("axes") or (), axes, f"{place}, axes")
     for axis, given in (entry.get("axes") or {}).items():
-        more = _values(given) if isinstance(given, Mapping) else {str(value): {} for value in given}
         if not isinstance(given, Mapping):
-            _known(more, axes[axis], f"{place}, {axis}")
-        chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in more.items()}
-    _check_patches({**chosen, "set": {"set": entry.get("set") or {}}}, fits, place)
-    exceptions = _exceptions(values.get("exceptions"), axes, fits, f"{where}, exceptions")
-    skip = _points(values.get("skip"), axes, f"{where}, skip")
+            _known(given, axes[axis], f"{place}, {axis}")
+            given = dict.fromkeys(given)
+        chosen[axis] = {
+            value: _merged(axes[axis].get(value, {}), patch)
+            for value, patch in _patches(given, fits, f"{place}, {axis}").items()
+        }
+    (of_all,) = _patches({"set": entry.get("set")}, fits, place).values()
     return Preset(
         name=name,
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
-        set=entry.get("set") or {},
+        set=of_all,
         note=entry.get("note", SMOKE if name == "smoke" else ""),
-        exceptions=[*exceptions, *_exceptions(entry.get("exceptions"), chosen, fits, f"{place}, exceptions")],
-        skip=[*skip, *_points(entry.get("skip"), chosen, f"{place}, skip")],
+        exceptions=[*_exceptions(values, axes, fits, where), *_exceptions(entry, chosen, fits, place)],
+        skip=[*_points(values, "skip", axes, where), *_points(entry, "skip", chosen, place)],
     )
 
 
 def _merged(first: Patch, second: Patch) -> Patch:
     return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
-
-
-def _check_patches(axes: Axes, fits: Mapping[str, Fit], where: str) -> None:
-    for axis, values in axes.items():
-        for value, patch in values.items():
-            _only(patch, fits, f"{where}, {axis} {value}")
-            for change in patch.values():
-                for key in ("config", "also"):
-                    _check_files(_files(change.get(key, ())), where)
-
-
-def _check_files(configs: Iterable[str], where: str) -> None:
-    for name in configs:
-        if not Path(find_config(name)).is_file():
-            raise RunnerError(f"{where}: configuration {name} does not exist")

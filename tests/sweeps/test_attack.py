@@ -25,8 +25,8 @@ from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
 from privacy.mechanisms.base import Description
 from sweeps.attacking import attack as command
-from sweeps.attacking.report import Inverted, Leak
-from sweeps.attacking.shadows import Asked, AttackError, Pipelines, recipe_of
+from sweeps.attacking.report import InvertedModel, MembershipResult
+from sweeps.attacking.shadows import AttackError, Pipelines, QueriedRecords, recipe_of
 
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
 TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
@@ -116,7 +116,7 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
     config = yaml.safe_load(Path("s/config.yaml").read_text())
     config["model"]["init_args"]["budget"] = {"ledger": "ledgers/named.jsonl"}
     Path("s/config.yaml").write_text(yaml.safe_dump(config))
-    asked = Asked.of(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
+    asked = QueriedRecords.choose(Shadowed(dataset=Digits(), number=0, canaries=4), records=20)
     recipe, folders = recipe_of(Path("s"), teacher=None)
     pipelines = Pipelines(recipe=recipe, canaries=4, asked=asked.digest, folders=folders)
     pipelines.train(1, main, asked)
@@ -208,7 +208,10 @@ def test_a_model_that_saw_nothing_of_either_kind_is_no_better_than_chance(monkey
 
 
 def test_shadows_of_other_records_are_not_taken(tmp_path: Path) -> None:
-    asked = [Asked.of(Shadowed(dataset=Digits(val_fraction=share), number=0), records=20) for share in (0.1, 0.1, 0.3)]
+    asked = [
+        QueriedRecords.choose(Shadowed(dataset=Digits(val_fraction=share), number=0), records=20)
+        for share in (0.1, 0.1, 0.3)
+    ]
     pipelines = Pipelines(recipe={"model": {}}, canaries=0, folders={"model": tmp_path})
     stores = [replace(pipelines, asked=one.digest).store("model").root for one in asked]
     assert stores[0] == stores[1] != stores[2]
@@ -249,9 +252,9 @@ def test_an_attack_that_fails_on_the_control_is_said_to_be_broken() -> None:
         judged = InversionResult(
             classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5, nearer_error=0.1
         )
-        assert Inverted(model, "gradient", drawn, judged).broken == broken
+        assert InvertedModel(model, "gradient", drawn, judged).broken == broken
         scores = np.random.default_rng(0).random(members.shape) + members * (not broken)
-        assert Leak(model, "record", "lira", AttackResult(scores, members), None).broken == broken
+        assert MembershipResult(model, "record", "lira", AttackResult(scores, members), None).broken == broken
 
 
 def test_what_is_refused(runs: Path) -> None:
