@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.files import DOWNLOAD_ERRORS, MissingDataError, require_md5
+from datamodules.files import DOWNLOAD_ERRORS, missing_data, require_md5
 from datamodules.records import ClassChoice, ImageDataset, id_fraction, keep_batch
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
@@ -32,8 +31,6 @@ _STAGE_SPLITS: dict[str, tuple[Part, ...]] = {
 }
 
 Batches = DataLoader[tuple[Tensor, Tensor]]
-
-_LISTED = 10  # missing files named in a message
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
@@ -140,7 +137,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.verify = verify
         self.name = getattr(self, "name", None) or type(self).__name__
         self._private_name = self.private_name or self.name
-        self._official_classes = len(self.class_names)
+        self.official_classes = len(self.class_names)
         self._choice: ClassChoice | None = None
         if classes is not None:
             choice = ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name)
@@ -259,7 +256,7 @@ class ImageDataModule(LightningDataModule, ABC):
             for name in missing:
                 if (self.folder / name).is_file():
                     (self.folder / name).unlink()  # it may be incomplete
-            raise self.missing_data(missing, failure=f"{self.site}: {error}") from error
+            raise missing_data(self, missing, failure=f"{self.site}: {error}") from error
 
     def require_files(self, part: Part) -> list[Path]:
         """Paths of the files of one official part.
@@ -270,59 +267,11 @@ class ImageDataModule(LightningDataModule, ABC):
         """
         files = self.files(part)
         if missing := self.missing(part):
-            raise self.missing_data(missing)
+            raise missing_data(self, missing)
         for name, published in files.items():
             if self.verify and published is not None:
                 require_md5(self.folder / name, published)
         return [self.folder / name for name in files]
-
-    def checked(self, path: Path, images: Any, labels: Any, *, ids: Tensor | None = None) -> ImageDataset:
-        """Makes records from the arrays of a file.
-
-        Args:
-            path: The file, for messages.
-            images: (N, C, H, W) uint8.
-            labels: N, from 0.
-            ids: (N,) int64; by default a record's index.
-
-        Raises:
-            ValueError: Types, shapes or labels are not those of the data set.
-        """
-        images, labels = np.asarray(images), np.asarray(labels).reshape(-1)
-        if images.dtype != np.uint8 or images.shape[1:] != self.image_shape or len(images) != len(labels):
-            raise ValueError(
-                f"{path} holds images as {images.dtype} of {images.shape} and {len(labels)} labels, expected uint8 of "
-                f"(N, {', '.join(map(str, self.image_shape))}) and one label each"
-            )
-        if len(labels) and not (labels.min() >= 0 and labels.max() < self._official_classes):
-            raise ValueError(f"{path} holds labels outside 0 to {self._official_classes - 1}")
-        return ImageDataset(
-            images=torch.from_numpy(np.ascontiguousarray(images)),
-            labels=torch.from_numpy(labels.astype(np.int64)),
-            ids=torch.arange(len(labels)) if ids is None else ids,
-        )
-
-    def missing_data(
-        self, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
-    ) -> MissingDataError:
-        """Make an error that lists missing files or folders, why a download failed if tried, and how to get them."""
-        name = getattr(self, "name", "") or type(self).__name__
-        lines = [f"{name}: {len(missing)} file(s) missing in {folder or self.folder}:"]
-        lines += [f"  {name}" for name in missing[:_LISTED]]
-        if len(missing) > _LISTED:
-            lines.append(f"  ... and {len(missing) - _LISTED} more")
-        if failure:
-            lines.append(f"The download failed: {failure}")
-        nested = "(with SyntheticSteps or PoissonSampled: --data.dataset."
-        lines += [
-            "Get them in one of these ways:",
-            "  - if they are elsewhere: set `root` to the folder that holds the data set's folder",
-            f"      --data.root PATH {nested}root PATH)",
-        ]
-        if self.downloadable:
-            lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
-        lines.append(f"  - by hand: get them from {self.site} and save them, uncompressed, under the names above")
-        return MissingDataError("\n".join(lines))
 
     def prepare_data(self) -> None:
         """Downloads what the coming stage needs, if `download` is set (called by Lightning, in one process)."""

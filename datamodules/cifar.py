@@ -11,7 +11,7 @@ from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import reading
+from datamodules.files import reading, records_of_file
 from datamodules.records import ImageDataset, ids_of_names
 
 
@@ -45,7 +45,7 @@ class CIFAR10(ImageDataModule):
                 names += [str(name) for name in content["filenames"]]
                 if not len(labels) == len(names) == sum(map(len, images)):
                     raise ValueError(f"its numbers of data, {self.label_key} and filenames differ")
-        return self.checked(path, np.concatenate(images), labels, ids=ids_of_names(names))
+        return records_of_file(self, path, np.concatenate(images), labels, ids=ids_of_names(names))
 
     def files(self, part: Part) -> dict[str, str | None]:
         return dict(self.source.train_list if part == "train" else self.source.test_list)

@@ -15,7 +15,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import reading
+from datamodules.files import reading, records_of_file
 from datamodules.records import ImageDataset, id_fraction
 
 TEST_FRACTION = 0.21
@@ -74,7 +74,7 @@ class MNIST(ImageDataModule):
             images = read_image_file(str(image_file))
         with reading(label_file, "IDX file of bytes"):
             labels = read_label_file(str(label_file))
-        return self.checked(image_file, images.unsqueeze(1), labels)
+        return records_of_file(self, image_file, images.unsqueeze(1), labels)
 
     def files(self, part: Part) -> dict[str, str | None]:
         """See `ImageDataModule.files`; published checksums exist only for the archives."""
@@ -118,7 +118,7 @@ class SVHN(ImageDataModule):
             pixels, digits = content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1)
             if len(digits) and not (digits.min() >= 1 and digits.max() <= 10):
                 raise ValueError("labels lie outside 1 to 10")
-        return self.checked(path, pixels, digits.astype(np.int64) % 10)
+        return records_of_file(self, path, pixels, digits.astype(np.int64) % 10)
 
     def files(self, part: Part) -> dict[str, str | None]:
         _, name, published = datasets.SVHN.split_list[part]

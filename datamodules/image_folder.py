@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import Part
+from datamodules.files import missing_data
 from datamodules.pictures import (
     SUFFIXES,
     Picture,
@@ -178,7 +179,7 @@ class ImageFolder(PictureDataModule):
         if self._layout == "parts":
             folder = self.root / part
             if not folder.is_dir():
-                raise self.missing_data([f"{part}/"], folder=self.root)
+                raise missing_data(self, [f"{part}/"], folder=self.root)
             return pictures_of(self._folders(folder), relative_to=folder)
         everything = pictures_of(self._folders(self.root), relative_to=self.root)
         assert self.test_fraction is not None

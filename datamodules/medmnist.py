@@ -11,7 +11,7 @@ import numpy as np
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import MissingExtraError, reading
+from datamodules.files import MissingExtraError, reading, records_of_file
 from datamodules.records import ImageDataset
 
 _KEYS: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
@@ -95,7 +95,7 @@ class MedMNIST(ImageDataModule):
                 f"{self._info['n_samples'][key]}: delete it and get it again; for a copy that you have changed "
                 "yourself set verify to false"
             )
-        return self.checked(self.file, images, labels)
+        return records_of_file(self, self.file, images, labels)
 
     def files(self, part: Part) -> dict[str, str | None]:
         return {self.file.name: self._info[f"MD5{self._suffix}"] if part == "train" else None}

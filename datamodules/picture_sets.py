@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision import datasets
 
 from datamodules.base import Part
-from datamodules.files import reading
+from datamodules.files import missing_data, reading
 from datamodules.pictures import PictureDataModule, Preparation, class_folders, pictures_of, read_pictures
 from datamodules.records import ImageDataset, id_fraction, ids_of_names
 
@@ -70,7 +70,7 @@ class CelebA(PictureDataModule):
         files = [self.folder / _PICTURES / name for name in names]
         there = {file.name for file in (self.folder / _PICTURES).iterdir()}
         if not set(names) <= there:
-            raise self.missing_data([f"{_PICTURES}/{name}" for name in names if name not in there])
+            raise missing_data(self, [f"{_PICTURES}/{name}" for name in names if name not in there])
         labels, identities = self._labels(names), self._identities(names)
         images = read_pictures(files, self.preparation)
         everyone = ImageDataset(images=images, labels=labels.clamp_min(0), ids=ids, identities=identities)
@@ -176,14 +176,14 @@ class ImageNet(PictureDataModule):
         place = self.folder / _FOLDERS[part]
         missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
         if missing:
-            raise self.missing_data([f"{wnid}/" for wnid in missing], folder=place)
+            raise missing_data(self, [f"{wnid}/" for wnid in missing], folder=place)
         pictures = pictures_of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
         return self.records_of(pictures)
 
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
         if not parts:
-            raise self.missing_data(["train/", "val/"], folder=place)
+            raise missing_data(self, ["train/", "val/"], folder=place)
         return class_folders(parts)
 
 
@@ -236,7 +236,7 @@ class COVIDx(PictureDataModule):
         folders = [(label, self.folder / official[label] / "images") for label in self.kept_labels(official)]
         missing = [f"{place.parent.name}/images/" for _, place in folders if not place.is_dir()]
         if missing:
-            raise self.missing_data(missing)
+            raise missing_data(self, missing)
         found = [one._replace(name=one.file.name) for one in pictures_of(folders, relative_to=self.folder)]
         is_test = id_fraction(ids_of_names([one.name for one in found]), purpose="covidx-test") < _COVIDX_TEST_FRACTION
         kept = [one for one, test in zip(found, is_test.tolist(), strict=True) if test == (part == "test")]

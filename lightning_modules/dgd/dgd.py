@@ -210,6 +210,7 @@ class DGD(DataFreeDistillation):
             self.query_set.images = torch.cat([self.query_set.images, chosen])
         images = self.query_set.next(self.next_calls)
         share = images[share_of(len(images), self.processes)].to(self.device)
+        assert isinstance(self.teacher, PrivateEnsemble)
         counts = self.teacher.votes(share) if len(share) else torch.empty(0, self.num_classes, dtype=torch.int64)
         self.query_set.add(self.gather_rows(self.session.release(self.mechanism, counts)))
         # Lightning writes no checkpoint unless its count of optimizer steps has grown, and these labels are charged.
@@ -268,13 +269,6 @@ class DGD(DataFreeDistillation):
         return self.tangent_normal(self.student, vae.decode, codes, draw=draw)
 
     # --- fit hooks ---
-
-    @property
-    def teacher(self) -> PrivateEnsemble:
-        """The private ensemble, while a fit runs; see `DataFreeDistillation.teacher`."""
-        teacher = super().teacher
-        assert isinstance(teacher, PrivateEnsemble)
-        return teacher
 
     def prepare_fit(self) -> None:
         """Loads ensemble, baseline and pool before any other work of a fit.
