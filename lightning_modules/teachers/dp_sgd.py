@@ -20,7 +20,6 @@ from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
-from lightning_modules.teachers.exact_noise import noisy_means
 from lightning_modules.teachers.losses import InnerProduct
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
@@ -44,7 +43,7 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.base import FLOATS, Description
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
-from privacy.processes import Processes, by_all, require_same
+from privacy.processes import Processes, by_all, on_rank_zero, require_same
 from privacy.statement import epsilon_metric, state_guarantee
 
 _CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
@@ -206,12 +205,10 @@ class DPSGDTeacher(Teacher):
             LedgerError: The ledger cannot be written: no step may be taken.
         """
         self._require_as_charged()
-        by_all(self.processes, self._fix_plan)
+        ahead = steps_ahead(self.trainer, len(self._poisson.train_dataloader()))
+        by_all(self.processes, lambda: self.steps.fix_plan(self._step, ahead))
         self.own_training.register(self.releases)
         self.own_training.renew_token()
-
-    def _fix_plan(self) -> None:
-        self.steps.fix_plan(self._step, steps_ahead(self.trainer, len(self._poisson.train_dataloader())))
 
     @property
     def uncharged_queries(self) -> list[str]:
@@ -431,3 +428,36 @@ class DPSGDTeacher(Teacher):
                 "network is built"
             )
         self._weights = None
+
+
+def noisy_means(
+    sums: Sequence[torch.Tensor],
+    *,
+    std: float,
+    batch_size: int,
+    source: NoiseSource,
+    processes: Processes,
+) -> list[torch.Tensor]:
+    """Adds noise to the sums over a batch and divides by its expected size, in float64.
+
+    If noise is rounded to float32 before it is added, the low bits of the sum tell whether a record took part (an event
+    of probability 3.3 % without it, 0 with it). So the caller rounds the result, once.
+
+    Process 0 adds up the sums of all processes and draws the noise once, since the sum is one release of one batch:
+    shares drawn by each process would have to be assumed independent.
+
+    Args:
+        sums: This process's sums, on the CPU; see `ClippedNetwork.sums`.
+        std: σC, the noise's standard deviation.
+        batch_size: Expected size of a batch over all processes.
+        source: Source of the noise.
+        processes: Processes of the run, each with its own records.
+    """
+    if processes.size > 1:
+        sums = [torch.stack(parts).sum(dim=0) for parts in zip(*processes.gather(list(sums)), strict=True)]
+    means: list[torch.Tensor] = []
+    with on_rank_zero(processes) as first:
+        if first:
+            means = [(total + source.gaussian(tuple(total.shape)) * std) / batch_size for total in sums]
+    noisy: list[torch.Tensor] = processes.broadcast(means)
+    return noisy
