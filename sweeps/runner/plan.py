@@ -210,7 +210,7 @@ class Plan:
             after = "".join(f":${jobs[parent]}" for parent in self.tasks[name].parents.values() if parent in jobs)
             options = f"--dependency=afterok{after} --kill-on-invalid-dep=yes " if after else ""
             line = shlex.join([sys.executable, *PROGRAM, *command, "--fit", name])
-            options += f"--job-name={name} --output={self.store.root}/{name}.log"
+            options += f"--job-name={name} --output={shlex.quote(f'{self.store.root}/{name}.log')}"
             lines.append(f'{job}=$(sbatch --parsable --requeue {options} "$@" --wrap {shlex.quote(line)})')
         return "\n".join([*lines, ""])
 
@@ -266,7 +266,8 @@ def run_plan(
     if fit is None:
         for line in plan.made_before():
             say(f"[{plan.title}] {line}: it is made again, and its queries to private data are charged again")
-    if slurm is not None:
+    if slurm is not None and fit is None:  # a job is given the whole command, and the fit
+        plan.store.root.mkdir(parents=True, exist_ok=True)  # where SLURM writes what jobs say
         say(f"[{plan.title}] bash {write_atomically(slurm, plan.slurm_script(command))}")
         return {}
     # Ledgers of public benchmarks; of private data, the data lead to theirs.

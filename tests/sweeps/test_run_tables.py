@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,20 @@ def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
     for wrong in ("size", "size=9"):
         with pytest.raises(RunnerError, match="--cell"):
             tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
+
+
+def test_slurms_jobs_make_the_table_that_the_script_was_written_for(specs: list[Spec]) -> None:
+    fits = Fits()
+    tables(["run", "third.yaml", "--slurm", "submit.sh"], run=fits, build=Fits())
+    for line in Path("submit.sh").read_text().splitlines():
+        if "--wrap" in line:
+            _, _, _, _, *args = shlex.split(
+                shlex.split(line.removesuffix(")"))[-1]
+            )  # python -m lightning_modules tables
+            tables(args, run=fits, build=Fits())
+    assert fits.sizes == ["teacher", "5"] and not list(Path("runs/tables/results").rglob("*.json"))
+    tables(["run", "third.yaml"], run=fits, build=Fits())
+    assert len(fits.asked) == 2 and list(Path("runs/tables/results").rglob("5_seed0.json"))
 
 
 def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
