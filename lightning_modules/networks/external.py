@@ -51,8 +51,10 @@ class External(ImageClassifier):
             key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
             for key, value in given.items()
         }
+        open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         of_data = {"num_classes": num_classes, "image_shape": tuple(image_shape)}
-        return _called(target, given, {key: value for key, value in of_data.items() if key not in given})
+        taken = of_data if open_ended else of_data.keys() & parameters.keys()
+        return _called(target, given, {key: of_data[key] for key in of_data if key in taken and key not in given})
 
 
 def _called(target: Callable[..., Any], given: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
