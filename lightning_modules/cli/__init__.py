@@ -34,7 +34,6 @@ COMMANDS = {
     "verify": ("lightning_modules.cli.verify", "check an exported folder against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),
     "attack": ("sweeps.attacking.attack", "attack a run's model and report what it reveals"),
-    "client": ("lightning_modules.cli.client", "answer a federation's server from the machine with the data"),
 }
 """Modules, each with a function named like the command, and help texts. Modules are imported on first use."""
 

@@ -25,7 +25,7 @@ MAY_CHANGE = {
     "model.teacher": "path trial",
     "model.generator_phase": "baseline",
     "model.generator_phase.baseline": "path",
-    "model.clients": "target_epsilon noise address certificates insecure timeout wait",
+    "model.clients": "target_epsilon noise",
     # What does not change results, or what a method compares itself.
     "model.clipping": "physical_batch_size",
     "model": "queries target_epsilon delta noise teacher teachers_at_once batch_size num_classes image_shape",

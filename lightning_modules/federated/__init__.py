@@ -1,15 +1,13 @@
-"""FedDPSD, its clients in process or on other machines, with a guarantee of each, and what it is compared with."""
+"""FedDPSD, its clients with a guarantee of each, and what it is compared with."""
 
 from __future__ import annotations
 
-from lightning_modules.federated.client import FederatedClient
+from lightning_modules.federated.client import Absence, ClientRefusal, FederatedClient, Introduction, Question, Terms
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.fed_avg import FedAvg
 from lightning_modules.federated.fed_distillation import FedDistillation, ImageTerms
 from lightning_modules.federated.feddpsd import FedDPSD
 from lightning_modules.federated.federation import Federation
-from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
-from lightning_modules.federated.remote import Node, RemoteClients, serve
 
 __all__ = [
     "Absence",
@@ -24,9 +22,6 @@ __all__ = [
     "ImageTerms",
     "Introduction",
     "LocalClients",
-    "Node",
     "Question",
-    "RemoteClients",
     "Terms",
-    "serve",
 ]

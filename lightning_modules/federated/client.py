@@ -3,24 +3,117 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from lightning_modules.federated.messages import ClientRefusal, Introduction, Question, Terms
+from datamodules.records import Partition
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, round_up
-from privacy.events import Gaussian
+from privacy.events import Gaussian, Release
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.noise import NoiseSource
 from privacy.session import PrivacySession
 from privacy.statement import guarantee_of
+
+
+class ClientRefusal(ValueError):
+    """A client does not agree to a run's terms, or a question does not fit them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """A client's description of itself before the first query, which it makes public.
+
+    Attributes:
+        name: Its name in messages, logs and guarantees.
+        num_records: Number of its records, if it states one.
+        training: Identity of its teacher's training; empty if the teacher's file has none.
+        releases: Releases of that training, if it was by DP-SGD; None if nothing bounds it.
+        secure: Whether its noise comes from the operating system's generator.
+        assumptions: Assumptions of any guarantee about its teacher's outputs, one sentence each.
+        partition: Identifies its records and their data set (name, classes, settings), if its teacher's file does.
+    """
+
+    name: str
+    num_records: int | None = None
+    training: str = ""
+    releases: Mapping[Release, int] | None = None
+    secure: bool = True
+    assumptions: tuple[str, ...] = ()
+    partition: Partition | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """A run's queries to its clients: fixed before the first one, and the same for all clients.
+
+    Attributes:
+        run: Identity of the server's run, by which clients' ledgers count.
+        switch: What clients answer: gradients (`data`) or classes (`label`).
+        noise_by: Who adds the noise: each client to its answers, or a trusted server to their sum. For labels it is
+            always the clients.
+        calls: Number of questions that the run plans; None if it has no planned end.
+        batch_size: B, the number of images in a question.
+        num_classes: c.
+        image_shape: (C, H, W).
+        mechanism: Settings of the client's mechanism and its delta, see `FederatedClient`.
+        loss: Settings of the `GradientTargets` whose gradient is queried; empty for labels.
+        server_mu: μ of each of the `calls` releases if the server adds the noise (their root mean square if its noise
+            was changed), from which a client states its guarantee against everyone but the server. None if clients
+            add the noise.
+    """
+
+    run: str
+    switch: Literal["data", "label"]
+    noise_by: Literal["client", "server"]
+    calls: int | None
+    batch_size: int
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    mechanism: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    server_mu: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One round's question (Algorithm 2, line 6): synthetic images and the student's outputs for them.
+
+    Attributes:
+        number: Number of the round, from 0.
+        images: Shape (B, C, H, W), float32.
+        outputs: The student's logits, shape (B, c), float32.
+        candidates: For labels, the classes to choose from, shape (B, c), bool, determined by the student's outputs
+            alone; None for gradients.
+        features: The images' features, if all teachers in this process share a fixed feature extractor.
+    """
+
+    number: int
+    images: torch.Tensor
+    outputs: torch.Tensor
+    candidates: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a client's answer is left out of a round.
+
+    Attributes:
+        reason: An explanation that reveals nothing about the client's records.
+    """
+
+    reason: str
+
 
 # Settings that a server may choose, besides delta. Target, ledger, accounting and noise source are the client's own.
 OF_SERVER: dict[type[Mechanism], tuple[str, ...]] = {

@@ -14,8 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from datamodules.records import disjoint
-from lightning_modules.federated.client import FederatedClient
-from lightning_modules.federated.messages import Absence, ClientRefusal, Introduction, Question, Terms
+from lightning_modules.federated.client import Absence, ClientRefusal, FederatedClient, Introduction, Question, Terms
 from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
@@ -32,10 +31,10 @@ class FederationError(RuntimeError):
 
 
 class ClientConnection(ABC):
-    """Base class of connections to clients in the same process (`LocalClients`) or elsewhere (`RemoteClients`).
+    """Base class of connections to clients: in the same process (`LocalClients`), or by a transport of your own.
 
-    A client is a `FederatedClient` or an object that forwards its calls to one as messages. A late or unusable answer
-    is an `Absence`, not an error: the round continues with the other clients.
+    A client is a `FederatedClient`, or an object that forwards its calls to one. A late or unusable answer is an
+    `Absence`, not an error: the round continues with the other clients.
     """
 
     #: The ensemble that all teachers were loaded from, if they are from one file.
@@ -58,30 +57,28 @@ class ClientConnection(ABC):
     def reached(self) -> Mapping[str, Any]:
         """All clients of the federation by name."""
 
-    def each(self, clients: Mapping[str, Any], act: Callable[[Any], _T]) -> dict[str, _T | Absence]:
-        """Return the result of `act` for each of these clients, by name."""
-        return {name: answer_or_absence(client, act) for name, client in clients.items()}
-
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
         """Send all clients the terms of a run and return those that do not take part, by name."""
-        self._out = self._begin(self.reached(), terms, folder)
-        return dict(self._out)
-
-    def _begin(self, clients: Mapping[str, Any], terms: Terms, folder: Path | None) -> dict[str, Absence]:
-        found = self.each(clients, lambda client: client.begin(terms, folder=folder and folder / client.name))
-        out = {name: said for name, said in found.items() if isinstance(said, Absence)}
-        for name, absence in out.items():
+        found = {
+            name: answer_or_absence(client, lambda client: client.begin(terms, folder=folder and folder / client.name))
+            for name, client in self.reached().items()
+        }
+        self._out = {name: said for name, said in found.items() if isinstance(said, Absence)}
+        for name, absence in self._out.items():
             rank_zero_warn(f"{name} takes no part: {absence.reason}")
-        return out
+        return dict(self._out)
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
         """Ask all clients one round's question and return their answers by name."""
         asked = {name: client for name, client in self.reached().items() if name not in self._out}
-        return {**self._out, **self.each(asked, lambda client: client.answer(question))}
+        return self._out | {
+            name: answer_or_absence(client, lambda client: client.answer(question)) for name, client in asked.items()
+        }
 
     def end(self) -> None:
         """Have clients settle their ledgers and write their guarantees. It may be called more than once."""
-        self.each(self.reached(), lambda client: client.end())
+        for client in self.reached().values():
+            client.end()
 
 
 def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:

@@ -13,10 +13,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.records import disjoint
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.federated.client import OF_SERVER
+from lightning_modules.federated.client import OF_SERVER, Absence, Question, Terms
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.federation import Federation
-from lightning_modules.federated.messages import Absence, Question, Terms
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.labels import LabelTargets, LinearCandidates
 from lightning_modules.losses.targets import Annotation, GradientTargets
@@ -100,7 +99,7 @@ class FedDPSD(DataFreeDistillation):
       The noise is not lowered, and the sum is divided by the number of answers.
 
     Args:
-        clients: Connection to the clients: `LocalClients` in this process, `RemoteClients` on other machines.
+        clients: Connection to the clients: `LocalClients`, all in this process, or a class of your own.
         mechanism: `NoisyGradients` with `release: ensemble`, `per_sample_full` or `per_sample` for the data switch,
             `NoisyLabels` for the label switch. Default: gradients by `ensemble`.
         federation: Name, unit and size of the clients' data together.

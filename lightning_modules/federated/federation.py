@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from datamodules.records import Partition
-from lightning_modules.federated.messages import Introduction
+from lightning_modules.federated.client import Introduction
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from privacy.events import OneOf, Release

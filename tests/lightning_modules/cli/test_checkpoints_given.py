@@ -29,7 +29,6 @@ from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, differences, may_change, read_checkpoint, refuse
 from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.federated.connection import LocalClients
-from lightning_modules.federated.remote import RemoteClients
 from lightning_modules.networks import SmallCNN
 from privacy.identity import CheckpointError
 
@@ -378,8 +377,8 @@ model.budget.ledger_block model.budget.scope model.budget.target_epsilon model.d
 model.mechanism.noise model.mechanism.noise_multiplier model.mechanism.scale model.noise data.noise model.queries
 model.query_phase.queries model.teacher model.teacher.path model.teacher.trial model.generator_phase.baseline
 model.generator_phase.baseline.path model.clipping.physical_batch_size model.teachers_at_once
-model.clients.noise model.clients.target_epsilon model.clients.address model.clients.certificates model.clients.insecure
-model.clients.timeout model.clients.wait model.num_classes model.image_shape model.batch_size data.steps_per_epoch
+model.clients.noise model.clients.target_epsilon
+model.num_classes model.image_shape model.batch_size data.steps_per_epoch
 data.evaluation
 """
 OF_DATA = ("batch_size", "download", "eval_batch_size", "num_workers", "root", "verify")
@@ -391,7 +390,7 @@ def test_what_may_change_is_listed_and_is_a_setting_of_a_method_or_of_data() -> 
     assert {f"{group}.{name}" for group, names in MAY_CHANGE.items() for name in names.split()} == listed
     assert all(map(may_change, [*listed, *(f"{place}.{name}" for place in PLACES for name in OF_DATA)]))
     there = {f"data.{name}" for name in signature(datamodules.PoissonSampled).parameters}
-    there |= {f"model.clients.{name}" for kind in (LocalClients, RemoteClients) for name in signature(kind).parameters}
+    there |= {f"model.clients.{name}" for name in signature(LocalClients).parameters}
     for kind in (getattr(lightning_modules, name) for name in lightning_modules.__all__):
         if hasattr(kind, "setup"):
             there |= {f"model.{name}" for name in (*offered(kind, mechanisms=False), *LINKED)}
