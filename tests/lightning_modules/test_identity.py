@@ -231,13 +231,13 @@ def test_a_teacher_that_stopped_early_costs_its_whole_plan(monkeypatch: pytest.M
     assert again.guarantee().epsilon > 2.98 > again.epsilon()
     assert compose(dict(releases_of(TEACHER)), 1e-5).epsilon > 2.98
     # The mutant plans anew.
-    fix = DPSGDTeacher._fix_plan
+    fix = PlannedSteps.fix_plan
 
-    def anew(self: DPSGDTeacher) -> None:
-        self.steps.plan = Plan()
-        fix(self)
+    def anew(self: PlannedSteps, step: Release, ahead: int | None) -> None:
+        self.plan = Plan()
+        fix(self, step, ahead)
 
-    monkeypatch.setattr(DPSGDTeacher, "_fix_plan", anew)
+    monkeypatch.setattr(PlannedSteps, "fix_plan", anew)
     third = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", target_epsilon=3.0, epochs=3)
     assert compose(third.releases, 1e-5).epsilon < 2.98
     # The ledger remembers all the same.
