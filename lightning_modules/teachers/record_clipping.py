@@ -26,7 +26,7 @@ from lightning_modules.networks.memory import remembered_features
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
-from lightning_modules.training.randomness import full_float32
+from lightning_modules.training.randomness import full_float32, random_states
 
 Counts: TypeAlias = Sequence[int] | None
 """Numbers of records of each person, which are adjacent; None if each record counts by itself."""
@@ -210,6 +210,7 @@ class ClippedNetwork:
             most = GRADIENT_BYTES // sum(one.numel() * one.element_size() for one in self.parameters)
             size = max(1, min(settings.physical_batch_size, most))
             inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
+            states = random_states(inputs.device)
             for rows, targets, within in pieces_of(inputs, labels, persons, size=size) if len(inputs) else ():
                 each = self.gradients(rows, targets)
                 if within is not None:
@@ -217,6 +218,11 @@ class ClippedNetwork:
                 parts = flat_sums(each, norm=norm, stability=stability)
                 for total, part in zip(sums, parts, strict=True):
                     total += part
+            # By NumPy or Python, which torch does not see: what a record gets would depend on how many there are.
+            if random_states(inputs.device) != states:
+                raise ValueError(
+                    "model.network: it draws at random, which depends on who else is in the batch: take it out"
+                )
         return sums
 
 

@@ -559,15 +559,30 @@ def test_what_a_network_writes_of_a_record_is_not_published(
     assert bool(published["kept"].any()) is broken
 
 
-class TurnsDropoutOn(Callback):
+class DrawsLater(Plain):
+    drawing = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images * float(np.random.rand()) if self.drawing else images)
+
+
+class TurnsDrawsOn(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module.network.dropout.p = 0.5  # type: ignore[union-attr]
+        for part in pl_module.network.modules():  # type: ignore[union-attr]
+            vars(part).update({"p": 0.5} if isinstance(part, nn.Dropout) else {"drawing": True})
 
 
-def test_draws_that_begin_later_end_the_fit() -> None:
-    model = teacher(partial(Dropped, 0.0))
-    with pytest.raises(RuntimeError, match="random operation"):
-        fitted(model, callbacks=[TurnsDropoutOn()])
+@pytest.mark.parametrize(
+    ("network", "error", "message"),
+    [
+        (partial(Dropped, 0.0), RuntimeError, "random operation"),
+        (DrawsLater, ValueError, "draws at random, which depends"),
+    ],
+)
+def test_draws_that_begin_later_end_the_fit(network: Callable[[], nn.Module], error: type, message: str) -> None:
+    model = teacher(network)
+    with pytest.raises(error, match=message):
+        fitted(model, callbacks=[TurnsDrawsOn()])
     assert not len(model.accountant)
 
 
