@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.errors import expected, message_of
@@ -65,15 +66,18 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         sys.exit(0 if {"--help", "-h"} & {*args} else 2)
     if command not in FIT:
         raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
-    from lightning_modules.cli.fit import command_line
+    from lightning_modules.cli.fit import TranscriptionCLI, show_settings
 
-    return command_line(args)
+    if show_settings(args):
+        return None
+    # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
+    return copy_context().run(TranscriptionCLI, args)
 
 
 def _built(args: Sequence[str]) -> Any:
-    from lightning_modules.cli.fit import command_line
+    from lightning_modules.cli.fit import TranscriptionCLI
 
-    return command_line(args, run=False)
+    return copy_context().run(TranscriptionCLI, args, run=False)
 
 
 def _of_process() -> None:

@@ -78,11 +78,30 @@ class UsageParser(LightningArgumentParser):
 
 
 class TranscriptionCLI(LightningCLI):
-    """LightningCLI with short class names, links from data to model, and a separate folder for every run."""
+    """LightningCLI with short class names, links from data to model, and a separate folder for every run.
 
-    def __init__(self, *, args: Sequence[str], **settings: Any) -> None:
-        self._arguments = list(args)
-        super().__init__(args=list(args), **settings)
+    Args:
+        args: One of Lightning's commands with its arguments; without the command if nothing is run.
+        run: Whether to run the command once the objects that the arguments name are built.
+    """
+
+    def __init__(self, args: Sequence[str], *, run: bool = True) -> None:
+        look_in_current_folder()  # for the user's own methods, data sets and priors
+        self._arguments = find_configs(args)
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfig,
+            seed_everything_default=0,
+            trainer_defaults={"num_sanity_val_steps": 0, "log_every_n_steps": 10},
+            # Methods make their own optimizers, which `--optimizer` would replace by a single one.
+            auto_configure_optimizers=False,
+            parser_class=UsageParser,
+            args=self._arguments,
+            run=run,
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The subcommand that the arguments begin with, since building all parsers is slow; otherwise all."""
@@ -315,21 +334,11 @@ def _place(settings: Any) -> Path | None:
     return None if first is True else fixed_folder(instantiate_class((), first.as_dict()), root or Path.cwd())
 
 
-def _show_settings(command: str, model: str) -> None:
-    """Prints every setting of a model, with those of the mechanisms that it has a choice of."""
-    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ())
-    chosen = [kind for kind in kinds if len(kinds) > 1 or kind in _SECOND]
-    mechanisms = [[f"--model={model}", f"--model.mechanism.help={kind.__name__}"] for kind in chosen]
-    for options in ([f"--model.help={model}"], *mechanisms):
-        with suppress(SystemExit):
-            command_line([command, *options])
+def show_settings(args: Sequence[str]) -> bool:
+    """Prints every setting of a model, with those of the mechanisms that it has a choice of: `--model NAME --help`.
 
-
-def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI | None:
-    """Parse the arguments of one of Lightning's commands, build the objects that they name, and run it.
-
-    Arguments begin with the command, which is left out if nothing is run. With `--model NAME --help` every setting of
-    the model is printed instead.
+    Returns:
+        Whether the arguments ask for that.
     """
     after = zip(args, [*args[1:], ""], strict=True)
     models = [
@@ -337,23 +346,13 @@ def command_line(args: Sequence[str], *, run: bool = True) -> TranscriptionCLI |
         for one, value in after
         if f"{one}=".startswith("--model=")
     ]
-    if models and {"--help", "-h"} & {*args}:
-        _show_settings(args[0], models[-1])
-        return None
-    look_in_current_folder()  # for the user's own methods, data sets and priors
-    # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
-    return copy_context().run(
-        TranscriptionCLI,
-        model_class=LightningModule,
-        datamodule_class=LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_callback=SaveConfig,
-        seed_everything_default=0,
-        trainer_defaults={"num_sanity_val_steps": 0, "log_every_n_steps": 10},
-        # Methods make their own optimizers, which `--optimizer` would replace by a single one.
-        auto_configure_optimizers=False,
-        parser_class=UsageParser,
-        args=find_configs(args),
-        run=run,
-    )
+    if not models or not {"--help", "-h"} & {*args}:
+        return False
+    model = models[-1]
+    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ())
+    chosen = [kind for kind in kinds if len(kinds) > 1 or kind in _SECOND]
+    mechanisms = [[f"--model={model}", f"--model.mechanism.help={kind.__name__}"] for kind in chosen]
+    for options in ([f"--model.help={model}"], *mechanisms):
+        with suppress(SystemExit):
+            copy_context().run(TranscriptionCLI, [args[0], *options])
+    return True

@@ -19,7 +19,7 @@ from datamodules.records import id_fraction
 from lightning_modules import DPSGDTeacher
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of
-from lightning_modules.cli.fit import command_line
+from lightning_modules.cli.fit import TranscriptionCLI
 from privacy import SampledGaussian, calibrate_noise, compose
 from privacy.checks import json_number
 
@@ -33,7 +33,7 @@ def arguments(recipe: str) -> list[str]:
 
 def epsilons(recipe: str) -> dict[str, float]:
     """What a recipe costs: the ε of its plan, and how many calls a target of it allows."""
-    cli = command_line([*arguments(recipe), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
+    cli = TranscriptionCLI([*arguments(recipe), "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
     epochs = int(cli.trainer.max_epochs or 0)
     if isinstance(cli.model, DPSGDTeacher):
         return _of_dp_sgd(cli.model, cli.datamodule, epochs=epochs)

@@ -19,7 +19,7 @@ from torch import nn
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.records import id_fraction
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import command_line
+from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
@@ -71,7 +71,7 @@ def runs(made: Path, tmp_path: Path) -> Path:
 
 def attacked(*args: str, run: Any = main) -> dict[str, Any]:
     """The content of `attack.json` after the command."""
-    command.attack(list(args), run=run, build=lambda rest: command_line(rest, run=False))
+    command.attack(list(args), run=run, build=lambda rest: TranscriptionCLI(rest, run=False))
     content: dict[str, Any] = json.loads((Path(args[0]) / "private" / "attack" / "attack.json").read_text())
     return content
 

@@ -11,7 +11,7 @@ import yaml
 from support.data_files import write_folders
 
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import command_line as build
+from lightning_modules.cli.fit import TranscriptionCLI
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import Task
 from sweeps.runner.rendering import page_of, render_index, render_table
@@ -320,5 +320,5 @@ def test_the_larger_presets_are_accepted_by_the_command_line(installed: Spec, pr
     there = list(tmp_path.iterdir())
     for task in installed.cells(preset)[-1].tasks:
         command = task.fit.command(tmp_path / task.name, {name: str(tmp_path / name) for name in task.parents})
-        cli = build(command[1:], run=False)
+        cli = TranscriptionCLI(command[1:], run=False)
         assert cli.trainer.max_epochs and list(tmp_path.iterdir()) == there

@@ -16,7 +16,7 @@ from support.runs import charged, configuration, fit
 
 import lightning_modules
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import command_line
+from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.mechanisms import NoisyLabels
 
 BUDGETED = configuration(mechanism={"noise_multiplier": 50.0, "target_epsilon": 50.0}, model={"images": "prior"})
@@ -112,7 +112,7 @@ def parsed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str,
     """What a configuration and an option after it are parsed to: the settings of the model."""
     monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI.instantiate_classes", lambda _: None)
     return lambda config, option: (
-        command_line([f"--config={json.dumps(config)}", f"--{option}"], run=False).config.model
+        TranscriptionCLI([f"--config={json.dumps(config)}", f"--{option}"], run=False).config.model
     )
 
 
