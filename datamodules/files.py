@@ -82,7 +82,8 @@ def missing_data(
     ]
     if data.downloadable:
         lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
-    lines.append(f"  - by hand: get them from {data.site} and save them, uncompressed, under the names above")
+    if data.site:
+        lines.append(f"  - by hand: get them from {data.site} and save them, uncompressed, under the names above")
     return MissingDataError("\n".join(lines))
 
 

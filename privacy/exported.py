@@ -118,7 +118,8 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
         published = published_epsilon(claims, delta) if claims else math.inf
         if not math.isclose(published, float(claim["epsilon"]), rel_tol=1e-9):
             lines.append(f"{GUARANTEE}: the published epsilon is {claim['epsilon']}, and its theorem gives {published}")
-        lines.append(f"published ε = {round_up(published)} is what {claim['source']} gives; it bounds no record")
+        if math.isfinite(published):  # no theorem gives the figure of releases that none is about
+            lines.append(f"published ε = {round_up(published)} is what {claim['source']} gives; it bounds no record")
     return lines
 
 

@@ -127,6 +127,21 @@ class TranscriptionCLI(LightningCLI):
         if plain != args:
             parser.parse_args(args)
         self.config = parsed
+        self._mechanisms = [settings["model.mechanism"] for settings in given if "model.mechanism" in settings]
+
+    def instantiate_classes(self) -> None:
+        """Build the objects, and refuse a mechanism of another class than the one that was named.
+
+        Raises:
+            ValueError: jsonargparse took the settings for another mechanism's.
+        """
+        super().instantiate_classes()
+        built = type(getattr(self.model, "mechanism", None)).__name__
+        if self._mechanisms and isinstance(named := self._mechanisms[-1], str) and named != built:
+            raise ValueError(
+                f"model.mechanism names {named}, and {built} was made of its settings: in the file of {named} call "
+                f"jsonargparse.set_parsing_settings(subclasses_enabled=[{named}]), by which the two are told apart"
+            )
 
     def _parse_ckpt_path(self) -> None:
         """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
@@ -349,7 +364,8 @@ def show_settings(args: Sequence[str]) -> bool:
     if not models or not {"--help", "-h"} & {*args}:
         return False
     model = models[-1]
-    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ())
+    # A name with a dot is of somebody else's class.
+    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ()) if model.isidentifier() else ()
     chosen = [kind for kind in kinds if len(kinds) > 1 or kind in _SECOND]
     mechanisms = [[f"--model={model}", f"--model.mechanism.help={kind.__name__}"] for kind in chosen]
     for options in ([f"--model.help={model}"], *mechanisms):

@@ -21,7 +21,7 @@ MAY_CHANGE = {
     "model.budget": "target_epsilon accounting scope delta ledger ledger_block",
     "model.mechanism": "noise noise_multiplier scale",
     "model.query_phase": "queries",
-    # Locations and connections. Teachers are compared by identity, not by path.
+    # Locations. Teachers are compared by identity, not by path.
     "model.teacher": "path trial",
     "model.generator_phase": "baseline",
     "model.generator_phase.baseline": "path",

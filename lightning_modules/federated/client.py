@@ -275,6 +275,13 @@ class FederatedClient:
             raise ClientRefusal(f"{terms.calls:,} questions were agreed, and all have been answered")
         if not bool(torch.isfinite(question.images).all() and torch.isfinite(question.outputs).all()):
             raise ClientRefusal("images and outputs must be finite")
+        outputs = (terms.batch_size, terms.num_classes)
+        shapes = [
+            tuple(one.shape) for one in (question.images, question.outputs, question.candidates) if one is not None
+        ]
+        wanted = [(terms.batch_size, *terms.image_shape), outputs, *([outputs] if terms.switch == "label" else [])]
+        if shapes != wanted:
+            raise ClientRefusal(f"the tensors of a question must have shapes {wanted}, got {shapes}")
         self._answered += 1
         teacher, features = self.teacher, question.features
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)

@@ -124,6 +124,9 @@ class DPSGDTeacher(Teacher):
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
 
+    _prepared = False
+    """Whether `configure_optimizers` has checked a fit."""
+
     def _prepare_fit(self) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
         data = self._poisson
@@ -304,7 +307,7 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         means = noisy_means(
             sums,
-            std=self.noise_multiplier * self.clipping.max_grad_norm,
+            std=self.noise_multiplier * self.clipped.clipping.max_grad_norm,
             batch_size=self._poisson.batch_size,
             source=self.noise,
             processes=self.processes,
@@ -315,6 +318,11 @@ class DPSGDTeacher(Teacher):
 
     def _require_as_charged(self) -> None:
         """Refuses batches other than those that `_step` charges, and a flag that lets a record end the fit."""
+        if not self._prepared:
+            raise ValueError(
+                f"configure_optimizers of {type(self).__name__} must call that of its base class, which checks "
+                "precision, delta and batches: for another optimizer set `optimizer` and `lr_scheduler`"
+            )
         if torch.is_anomaly_enabled():
             raise ValueError(
                 "trainer.detect_anomaly must be false for DP-SGD: whether a record breaks the network is private, and "
@@ -355,6 +363,7 @@ class DPSGDTeacher(Teacher):
         require_same(self.processes, own, "private records or settings")
         # From process 0, so that all have the same noise to the last bit.
         self.noise_multiplier = self.processes.broadcast(self.noise_multiplier)
+        self._prepared = True
         self.try_optimizer()
         optimizer = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(self.clipped.parameters)
         if self.scheduler_factory is None:

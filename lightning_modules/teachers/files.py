@@ -41,9 +41,10 @@ def require_file(file: Path) -> None:
         raise TeacherError(f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt")
     name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
     packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
-    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml (sweeps/methods has those of ensembles)')}"
+    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml')}"
     raise TeacherError(
-        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}`, or give your own"
+        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}` (those of "
+        "ensembles are in sweeps/methods), or give your own"
     )
 
 

@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lightning_modules.networks import ImageClassifier
-from lightning_modules.networks.fixed_features import WhitenedFeatures
+from lightning_modules.networks.fixed_features import LinearOnFeatures, WhitenedFeatures
 from lightning_modules.networks.memory import remembered_features
 from lightning_modules.networks.stacked import fixed_extractor
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
@@ -33,8 +33,8 @@ Counts: TypeAlias = Sequence[int] | None
 
 GRADIENT_BYTES = 2**28
 """Memory limit of the gradients held at once."""
-MARGIN = 1e-9
-"""Relative margin below the clipping norm for rounding in float64."""
+MARGIN = 1e-6
+"""Relative margin below the clipping norm for rounding in float64, of sums of up to half a million records."""
 LINEAR_MARGIN = 1e-6
 """Relative margin of `linear_sums`, whose sums a matrix product rounds.
 
@@ -112,6 +112,8 @@ class ClippedNetwork:
         fixed = None if fixed_extractor(network) is None else "feature_extractor"
         self.extracts = fixed if self.head is None else "forward_features"
         self._try_out(image_shape)
+        #: Hooks that were tried; one of a later time may keep what it sees and couple records.
+        self._hooks = _hooks_of(network)
 
     def _try_out(self, image_shape: tuple[int, int, int]) -> None:
         """Computes gradients of public noise, before there is any record: a network that torch refuses fails here."""
@@ -122,11 +124,13 @@ class ClippedNetwork:
 
         def outcome(rows: Tensor) -> list[Tensor]:
             rows = rows if self.extracts is None else self.features(rows)
-            return [rows] if self.head is not None else self.gradients(rows, labels)
+            return [rows] if self.head is not None else self.gradients(rows, labels[: len(rows)])
 
         hook = register_module_forward_pre_hook(lambda module, _: entered.append(type(module).__name__))
+        states = random_states(images.device)
         try:
-            first, _, again = (outcome(images[n]) for n in (0, 1, 0))
+            first, _, again, *alone = (outcome(rows) for rows in (images[0], images[1], images[0], *images[0].split(1)))
+            flat_sums(first, norm=self.clipping.max_grad_norm)
         except Exception as error:  # any user's network
             raise ValueError(
                 "model.network: DP-SGD computes the gradient of each record by itself, and torch cannot where "
@@ -136,16 +140,27 @@ class ClippedNetwork:
             ) from error
         finally:
             hook.remove()
-        if not all(torch.allclose(*pair, equal_nan=True) for pair in zip(first, again, strict=True)):
+        same = all(torch.allclose(*pair, equal_nan=True) for pair in zip(first, again, strict=True))
+        if not same or random_states(images.device) != states:
             raise ValueError(
                 "model.network: it gives the same images other gradients the second time: it draws at random, or "
                 "remembers the images before, so that a record would act on later steps. Take that out"
             )
+        apart = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+        # By norms: rounding of what cancels is large beside single entries.
+        if any(
+            (one - other).nan_to_num().norm() > 1e-3 * one.nan_to_num().norm() + 1e-5
+            for one, other in zip(first, apart, strict=True)
+        ):
+            raise ValueError(
+                "model.network: an image has another gradient beside others than by itself, as by the `vmap` of a "
+                "torch.autograd.Function that mixes records: take that out"
+            )
 
     def _copy(self, *, extracted: bool = False) -> Any:
-        """A copy that shares weights and fixed features alone; its `forward` takes features if they are `extracted`."""
+        """A copy that shares trained weights and fixed extractor alone; it takes features if they are `extracted`."""
         fixed = fixed_extractor(self.network)
-        shared = chain(self.network.parameters(), [] if fixed is None else fixed.buffers())
+        shared = chain(self.parameters, [] if fixed is None else chain(fixed.parameters(), fixed.buffers()))
         copied: Any = copy.deepcopy(self.network, {id(tensor): tensor for tensor in shared})
         if extracted:
             vars(copied)["forward"] = copied.forward_extracted if self.head is None else copied.head
@@ -164,7 +179,8 @@ class ClippedNetwork:
 
         extractor = getattr(self.network, "feature_extractor", None)
         with torch.no_grad(), full_float32():
-            if isinstance(extractor, WhitenedFeatures):
+            plain = getattr(type(self.network), "forward_features", None) is LinearOnFeatures.forward_features
+            if isinstance(extractor, WhitenedFeatures) and (plain or self.extracts == "feature_extractor"):
                 return remembered_features(extractor, images, computed)
             return computed(images)
 
@@ -198,6 +214,8 @@ class ClippedNetwork:
         Returns:
             One sum per trained weight, on the CPU: float64.
         """
+        if _hooks_of(self.network) != self._hooks:
+            raise ValueError("model.network: it has other hooks than when it was built, through which records may meet")
         settings, persons = self.clipping, None if counts is None else counts.tolist()
         norm = settings.max_grad_norm
         stability = None if settings.bounding == "clip" else settings.stability
@@ -253,13 +271,13 @@ def flat_sums(gradients: Sequence[Tensor], *, norm: float, stability: float | No
     Returns:
         A sum for each parameter, on the CPU: float64.
     """
-    norms = torch.stack([_norms(rows.flatten(1)).square() for rows in gradients]).sum(dim=0).sqrt()
+    norms = torch.stack([_norms(_flat(rows)).square() for rows in gradients]).sum(dim=0).sqrt()
     finite, limit = torch.isfinite(norms), norm * (1 - MARGIN)
     factors = (limit / norms.clamp_min(1e-300)).clamp(max=1.0) if stability is None else limit / (norms + stability)
     factors, broken = torch.where(finite, factors, 0.0), ~finite.unsqueeze(1)
     sums = []
-    for rows in (each.flatten(1) for each in gradients):
-        size = max(1, _PIECE // rows.shape[1])
+    for rows in map(_flat, gradients):
+        size = max(1, _PIECE // max(1, rows.shape[1]))
         # Reused: allocating memory for each piece costs more than computing it.
         held = torch.empty(min(size, len(rows)), rows.shape[1], dtype=torch.float64, device=rows.device)
         total = torch.zeros_like(held[0])
@@ -270,9 +288,23 @@ def flat_sums(gradients: Sequence[Tensor], *, norm: float, stability: float | No
     return [total.view(each.shape[1:]).cpu() for total, each in zip(sums, gradients, strict=True)]
 
 
+def _flat(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), rows[0].numel())  # also numbers and empty tensors
+
+
 def _norms(rows: Tensor) -> Tensor:
-    pieces = rows.split(max(1, _PIECE // rows.shape[1]))
+    pieces = rows.split(max(1, _PIECE // max(1, rows.shape[1])))
     return torch.cat([torch.linalg.vector_norm(piece.double(), dim=1) for piece in pieces])
+
+
+def _hooks_of(network: nn.Module) -> dict[str, list[Any]]:
+    """Hooks on the outputs of a network, its parts and any module."""
+    found: dict[str, list[Any]] = {}
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        places = {name: vars(part)[kind] for name, part in network.named_modules()}
+        places["of every module"] = vars(nn.modules.module)[f"_global{kind}"]
+        found |= {f"{kind} {name}": list(hooks.values()) for name, hooks in places.items()}
+    return found
 
 
 def linear_head(network: nn.Module) -> nn.Linear | None:
@@ -309,7 +341,7 @@ def linear_sums(
         head: The layer, F → c.
         norm: C.
         log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
-        counts: See `RecordClipping.sums`.
+        counts: See `ClippedNetwork.sums`.
 
     Returns:
         One sum for each parameter of `head`: (c, F), and (c,) where it has a bias; float64.

@@ -175,3 +175,40 @@ def test_the_help_lists_every_setting(kind: type, capsys: pytest.CaptureFixture[
     # A group that may be null has a help of its own.
     missing = [name for name in wanted - shown if f"{name.rpartition('.')[0]}.help" not in shown]
     assert len(wanted) > 3 and not missing
+
+
+OWN = """
+from dataclasses import dataclass
+from jsonargparse import set_parsing_settings
+from lightning_modules import DPDFD
+from privacy.mechanisms import NoisyGradients
+
+@dataclass(frozen=True, kw_only=True)
+class Louder(NoisyGradients):
+    noise_multiplier: float = 200.0
+
+class TwoWays(DPDFD):
+    mechanisms = (NoisyGradients, Louder)
+    mechanism: NoisyGradients | Louder
+
+    def __init__(self, *, mechanism: NoisyGradients | Louder, **shared):
+        super().__init__(mechanism=mechanism, **shared)
+"""
+
+
+def test_a_mechanism_that_is_named_is_the_one_that_is_built(folder: Path) -> None:
+    """jsonargparse made the first of a method's mechanisms of the settings of another one, without a word."""
+    Path("two_ways.py").write_text(OWN, encoding="utf-8")
+    named = of_model("two_ways.TwoWays", mechanism={"class_path": "two_ways.Louder", "init_args": {"top_k": 3}})
+    arguments = ["--config=" + json.dumps(named)]
+    with pytest.raises(ValueError, match=r"names Louder, and NoisyGradients was made .*subclasses_enabled=\[Louder\]"):
+        TranscriptionCLI(arguments, run=False)
+    told = (
+        Path("two_ways.py")
+        .read_text(encoding="utf-8")
+        .replace("class Two", "set_parsing_settings(subclasses_enabled=[Louder])\n\nclass Two")
+    )
+    Path("told.py").write_text(told, encoding="utf-8")
+    model = TranscriptionCLI([arguments[0].replace("two_ways", "told")], run=False).model
+    assert type(model.mechanism).__name__ == "Louder"
+    assert main(["fit", "--model=two_ways.TwoWays", "--help"]) is None

@@ -165,9 +165,9 @@ def test_the_student_as_baseline_is_free_and_trains_the_generator_in_turn(
     updates: list[str] = []
     update = DGD.update_generator
 
-    def watched(self: DGD, images: torch.Tensor, targets: torch.Tensor, **settings: bool) -> None:
+    def watched(self: DGD, *given: torch.Tensor, **settings: bool) -> None:
         updates.append(self.phase)
-        update(self, images, targets, **settings)
+        update(self, *given, **settings)
 
     monkeypatch.setattr(DGD, "update_generator", watched)
     model = run(images="both", baseline="student").model

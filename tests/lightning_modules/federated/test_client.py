@@ -114,13 +114,22 @@ def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)}, {"outputs": torch.full((BATCH_SIZE, 10), torch.inf)}],
+    [
+        {"images": torch.full((BATCH_SIZE, 1, 8, 8), torch.nan)},
+        {"outputs": torch.full((BATCH_SIZE, 10), torch.inf)},
+        {"images": torch.zeros(BATCH_SIZE, 1, 9, 8)},
+        {"outputs": torch.zeros(BATCH_SIZE + 1, 10)},
+        {"candidates": torch.ones(BATCH_SIZE, 10, dtype=torch.bool)},
+    ],
 )
-def test_a_question_that_is_not_finite_is_refused_and_costs_nothing(changed: dict[str, Any]) -> None:
+def test_a_question_that_does_not_fit_is_refused_and_costs_nothing(changed: dict[str, Any]) -> None:
     asked = client()
     asked.begin(terms())
-    with pytest.raises(ClientRefusal, match="must be finite"):
+    with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
         asked.answer(question(**changed))
+    asked.begin(terms(**LABELS))
+    with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
+        asked.answer(question(**({} if "candidates" in changed else changed)))
     assert not asked.session.account.counts()
 
 

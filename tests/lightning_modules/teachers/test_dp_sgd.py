@@ -264,6 +264,25 @@ def test_a_step_is_charged_as_it_is_drawn(monkeypatch: pytest.MonkeyPatch, what:
         assert (teacher.guarantee().epsilon == really) is not broken
 
 
+class OwnOptimizer(DPSGDTeacher):
+    def configure_optimizers(self) -> Any:
+        """Forgets that of the base class, with what it checks."""
+        return torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_optimizer_of_ones_own_does_not_do_without_the_checks(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    monkeypatch.setattr(OwnOptimizer, "_prepared", broken)
+    teacher = OwnOptimizer(num_classes=10, image_shape=(1, 8, 8), network=SMALL, noise_multiplier=1.0, delta=0.9)
+    data = PoissonSampled(dataset=Digits(), batch_size=64, steps_per_epoch=2)
+    if broken:
+        train(teacher, data)
+        assert teacher.guarantee().epsilon < 0.1  # of a delta that bounds nothing
+        return
+    with pytest.raises(ValueError, match="configure_optimizers of OwnOptimizer must call that of its base class"):
+        train(teacher, data)
+
+
 def test_anomaly_detection_is_refused_before_a_record_can_end_the_fit() -> None:
     with pytest.raises(ValueError, match=r"trainer\.detect_anomaly must be false"):
         fit(dp_sgd(trainer={"detect_anomaly": True}, noise_multiplier=1.0))

@@ -95,7 +95,7 @@ def by_opacus(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_no_held_gradient_moves_the_sum_by_more_than_its_clipping_norm() -> None:
-    assert 1 - 1e-6 < longest_flat() <= 1.0
+    assert 1 - 1e-5 < longest_flat() <= 1.0
     assert 0.99 < longest_flat(stability=0.01) <= 1.0
     # Negative controls: float32, and a stability below 0, which lengthens what it should bound.
     assert max(float(by_opacus(gradients(1, seed=seed)).norm()) / C for seed in range(300)) > 1.0
@@ -515,10 +515,85 @@ class Capped(Plain):
         self.norm.register_full_backward_hook(lambda _, given, __: (given[0] * min(1.0, 30 / float(given[0].norm())),))
 
 
+class Centring(torch.autograd.Function):
+    """Its own rule for vmap takes the mean over records off."""
+
+    @staticmethod
+    def forward(features: torch.Tensor) -> torch.Tensor:
+        return features.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, features: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return features - features.mean(dim=in_dims[0], keepdim=True), in_dims[0]
+
+
+class CentredByItsRule(Plain):
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return Centring.apply(super().features(images))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Scaled(Plain):
+    """With a number and an empty tensor among its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.unused = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.empty(0))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(images)
+
+
+def test_weights_of_any_shape() -> None:
+    clipped = made(Scaled())
+    assert [total.shape for total in clipped.sums(IMAGES, LABELS)] == [one.shape for one in clipped.parameters]
+
+
+class CentresInEvaluation(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(8 * 64), requires_grad=False)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().features(images)
+        if not self.training:
+            with torch.no_grad():
+                self.centre.mul_(0.9).add_(found.mean(dim=0), alpha=0.1)
+        return found - self.centre
+
+
+def test_validation_writes_into_no_weight() -> None:
+    network = CentresInEvaluation()
+    clipped = made(network)
+    network.eval()
+    clipped.logits(IMAGES, extracted=False)
+    assert not bool(network.centre.any())
+    network(IMAGES)  # the control
+    assert bool(network.centre.any())
+
+
+def test_a_hook_of_a_later_time_is_refused() -> None:
+    network = Plain()
+    clipped = made(network)
+    handle = network.conv.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="other hooks than when it was built"):
+        clipped.sums(IMAGES, LABELS)
+    handle.remove()
+    clipped.sums(IMAGES, LABELS)
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "statistics": (partial(SmallCNN, 10, (1, 8, 8)), r"BatchNorm2d mixes records.*GroupNorm.*LinearOnFeatures"),
     "dropout": (Dropped, "Dropout mixes.* random.*no dropout"),
     "draws": (Draws, "other gradients the second time"),
+    "a rule of vmap": (CentredByItsRule, "another gradient beside others than by itself"),
     "a buffer": (partial(Kept, training=True), "Kept mixes records, keeps something"),
     "a global": (OfAGlobal, "mixes records, keeps something of them|other gradients the second time"),
     "python": (RoundedByThePeak, r"torch says: vmap: .* calling \.item"),
