@@ -161,8 +161,8 @@ def require_public_fit(trainer: Trainer, partitions: Sequence[Partition | None])
     """
     if trainer.max_steps not in (None, -1) and not is_dev_run(trainer):
         raise ValueError(
-            f"trainer.max_steps must be left out, got {trainer.max_steps}: what is charged beforehand is all "
-            "epochs. Set trainer.max_epochs and data.steps_per_epoch"
+            f"trainer.max_steps must be left out, got {trainer.max_steps}: a run is charged by its epochs, "
+            "beforehand. Set trainer.max_epochs and data.steps_per_epoch"
         )
     data = datamodule_of(trainer)
     if data is None and not trainer.limit_val_batches:

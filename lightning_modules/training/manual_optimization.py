@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,15 +54,14 @@ class OptimizedGroup(NamedTuple):
                     dummy.grad = torch.ones_like(dummy)
                 given = dummies if isinstance(self.parameters, Sequence) else iter(dummies)
                 optimizer: Any = (self.optimizer or adam)(given)
-                step_once = partial(
-                    optimizer.step, *([lambda: dummies[0].detach().square().sum()] if automatic else [])
-                )
-                step_once()
+                closure = [lambda: dummies[0].detach().square().sum()] if automatic else []
+                optimizer.step(*closure)
                 if not all(bool(torch.isfinite(dummy).all()) for dummy in dummies):
                     raise ValueError("they are infinite after a step")
                 tried = "lr_scheduler fails on dummy weights"
                 schedule: Any = self.lr_scheduler and self.lr_scheduler(optimizer)
-                step_once()  # or torch would warn that the schedule is stepped first
+                # As the schedule has wrapped it, or torch would warn that the schedule is stepped first.
+                optimizer.step(*closure)
                 metric = [0.0] if automatic and hasattr(schedule, "monitor") else []
                 for step in range(int(min(steps, _MOST_STEPS)) if schedule else 0):
                     tried = f"lr_scheduler fails at step {step + 1}, before the end of the fit"
