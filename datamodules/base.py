@@ -59,7 +59,9 @@ class ImageDataModule(LightningDataModule, ABC):
 
     To add your own data set, derive from this class, state the attributes and write `read`. Set attributes that follow
     from settings in `__init__` before calling that of the base class. Keep each setting of your own as an attribute of
-    the same name: it may decide which records are private, see `partition`.
+    the same name: it may decide which records are private, see `partition`. For a data set in files, `files` names
+    them, and `read` opens what `require_files` returns within `datamodules.files.reading`, for messages, and makes
+    records of arrays by `records_of_file`; see `MedMNIST`.
 
     Attributes:
         num_classes: c. Known when the object is built, without opening an image, like the next three.

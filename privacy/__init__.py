@@ -23,11 +23,13 @@ from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.neighbours import Relation, Unit
 from privacy.numerics.epsilon import gaussian_epsilon
+from privacy.plan import Charge
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
 
 __all__ = [
     "Budget",
     "BudgetExceeded",
+    "Charge",
     "Gaussian",
     "Guarantee",
     "LabelOnly",
