@@ -713,6 +713,25 @@ def test_fixed_features_are_those_of_each_image_by_itself(remembered: bool) -> N
     assert not torch.allclose(network.eval().feature_extractor(images), alone, rtol=1e-1)  # negative control
 
 
+class Pixels(CentredPixels):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1)
+
+
+class Halved(LinearOnFeatures):
+    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward_features(images) / 2
+
+
+def test_features_of_ones_own_are_not_taken_for_those_of_the_extractor() -> None:
+    network = Halved(image_shape=(1, 8, 8), features=Pixels, whitening=Whitening(images=40))
+    clipped, images = made(network), IMAGES[:1]
+    with feature_memory():
+        of_extractor = network.eval().feature_extractor(images).flatten(1)
+        assert torch.allclose(clipped.features(images), of_extractor / 2, rtol=1e-3, atol=1e-2)
+        assert torch.allclose(network.feature_extractor(images).flatten(1), of_extractor, rtol=1e-3, atol=1e-2)
+
+
 class TrainsItsFront(nn.Module):
     def __init__(self) -> None:
         super().__init__()
