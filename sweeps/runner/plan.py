@@ -65,13 +65,13 @@ class Store:
         return _read(self.folder(name) / "done.json")
 
     @contextmanager
-    def claim(self, name: str) -> Iterator[bool]:
-        """Hold the fit until the block ends; False if another process holds it."""
+    def claim(self, name: str, *, wait: bool = False) -> Iterator[bool]:
+        """Hold the fit until the block ends; False if another process holds it, unless this is to `wait` for it."""
         path = self._beside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return

@@ -14,7 +14,7 @@ from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import footnotes, reported
-from sweeps.runner.rows import Row, read_rows
+from sweeps.runner.rows import RECORDS, Row, read_rows
 from sweeps.runner.spec import MEASURES, Spec, list_specs
 
 LEGEND = (
@@ -73,7 +73,7 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
     return {
         preset: read_rows(spec, preset, results)
         for preset in spec.presets
-        if any((results / spec.name / preset / "records").glob("*.json"))
+        if (results / spec.name / preset / RECORDS).is_file()
     }
 
 

@@ -1,17 +1,20 @@
-"""Rows of a table: the records of each grid point and the printed figure for it."""
+"""A table's file of records, one line per cell, and its rows: the records of each grid point and the printed figure."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from privacy.journal import write_atomically
 from sweeps.runner.reported import Reported
 from sweeps.runner.spec import Spec
+
+RECORDS = "records.jsonl"
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,23 @@ class Row:
         return max((value for value in found if value < math.inf or name != "epsilon_published"), default=None)
 
 
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Read the records of one preset of a table, `TABLE/PRESET/records.jsonl`; none if it was not measured."""
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records to a file, which is sorted by cell and seed; a cell's record replaces its earlier one."""
+    kept = {(*record["cell"].values(), record["seed"]): record for record in (*read_records(file), *records)}
+    lines = (json.dumps(kept[key], ensure_ascii=False) for key in sorted(kept))
+    write_atomically(file, "".join(f"{line}\n" for line in lines))
+
+
 def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
     """Read the grid of a preset, in order, with the records in `results` of each point."""
-    paths = sorted((results / spec.name / preset / "records").glob("*.json"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    found = read_records(results / spec.name / preset / RECORDS)
     cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])
     digests = {(tuple(cell.labels.items()), cell.seed): cell.task.digest for cell in cells}
     rows = []

@@ -98,14 +98,6 @@ class Cell:
     def task(self) -> Task:
         return self.tasks[-1]
 
-    @property
-    def name(self) -> str:
-        """File name of the cell's record, without its ending."""
-        # PATE and PATE+ are two methods.
-        labels = [value.replace("+", "plus") for value in self.labels.values()]
-        words = [re.sub(r"[^A-Za-z0-9.]+", "-", value).strip("-") for value in labels]
-        return "_".join([*words, f"seed{self.seed}"])
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -240,17 +232,12 @@ class Spec:
         """Return the cells of the grid in order, for each point all seeds (default: the preset's)."""
         chosen = self.preset(preset)
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
-        cells = [
+        return [
             self._cell(chosen, point, seed)
             for point in points
             if not any(left_out.items() <= point.items() for left_out in chosen.skip)
             for seed in (chosen.seeds if seeds is None else seeds)
         ]
-        if len({cell.name for cell in cells}) < len(cells):
-            raise RunnerError(
-                f"{self.name}: two cells of preset {preset} would write the same record: rename their values"
-            )
-        return cells
 
     def _cell(self, preset: Preset, labels: Point, seed: int) -> Cell:
         patches = [preset.set, *(preset.axes[axis][value] for axis, value in labels.items())]

@@ -16,11 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from privacy.journal import write_atomically
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
 from sweeps.runner.rendering import page_of, render_index, render_table
-from sweeps.runner.rows import read_rows
+from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import Cell, Spec, list_specs
 
 TEACHER = "teacher_accuracy"
@@ -64,9 +63,14 @@ def run_tables(
             (spec, cell) for spec, cell in left if cell.task.name in failed or plan.current(cell.task.name) is not None
         ]
         left = [entry for entry in left if entry not in ended]
-        for spec, cell in ended:
-            _collect(spec, cell, plan, error=failed.get(cell.task.name), preset=preset, results=Path(results))
         for spec in {spec.name: spec for spec, _ in ended}.values():
+            records = [
+                _record(spec, cell, plan, error=failed.get(cell.task.name), preset=preset)
+                for of, cell in ended
+                if of is spec
+            ]
+            with plan.store.claim(RECORDS, wait=True):  # other commands may add to the same file
+                write_records(Path(results) / spec.name / preset / RECORDS, records)
             render_table(spec, results=Path(results))
 
     if how.get("fit") is None:  # the command that makes the whole plan collects its records
@@ -74,21 +78,20 @@ def run_tables(
     return run_plan(plan, run, say=say, after=follow, **how)
 
 
-def _collect(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str, results: Path) -> None:
-    """Copy the record of a cell whose fit has ended."""
+def _record(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str) -> dict[str, Any]:
+    """Return the record of a cell whose fit has ended."""
     if error is not None:
         # An earlier record of a cell that now fails is outdated.
-        record: dict[str, Any] = {"error": error, "seed": cell.seed}
+        record: dict[str, Any] = {"error": error}
     else:
         record = _result(plan, cell.task.name)
         parent = cell.task.parents.get("teacher")
         if TEACHER in spec.measures and TEACHER not in record and parent is not None:
             # Measured by the teacher's own fit, so that the student's need not evaluate its teacher.
             record[TEACHER] = _result(plan, parent)["accuracy"]
-    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "digest": cell.task.digest}
-    path = results / spec.name / preset / "records" / f"{cell.name}.json"
-    # `place` comes first in the file, and overrides that of a record from another table.
-    write_atomically(path, json.dumps({**place, **record, **place}, indent=2, ensure_ascii=False) + "\n")
+    place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "seed": cell.seed}
+    place["digest"] = cell.task.digest
+    return {**place, **record, **place}  # first in its line, and not that of a record from another table
 
 
 def _result(plan: Plan, name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
 from sweeps.runner.fit import RunnerError
+from sweeps.runner.rows import RECORDS, read_records
 from sweeps.runner.spec import Spec, _found
 from sweeps.runner.tables import in_order, run_tables, tables
 
@@ -51,13 +52,10 @@ def measured(specs: Sequence[Spec], fits: Any, **options: Any) -> list[str]:
     return said
 
 
-def records(name: str) -> list[str]:
-    return sorted(path.stem for path in Path(f"results/tables/{name}/smoke/records").glob("*.json"))
-
-
-def record(name: str, cell: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(f"results/tables/{name}/smoke/records/{cell}.json").read_text())
-    return found
+def records(name: str, results: str = "results/tables") -> dict[str, dict[str, Any]]:
+    """Records of a table by their labels and seed."""
+    found = read_records(Path(results, name, "smoke", RECORDS))
+    return {f"{'_'.join(one['cell'].values())}_seed{one['seed']}": one for one in found}
 
 
 ALL = [("1", "0"), ("2", "0"), ("3", "0"), ("5", "0"), ("1", "1"), ("2", "1"), ("3", "1"), ("1", "2"), ("2", "2")]
@@ -103,13 +101,13 @@ def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Sp
     fits = Fits()
     fits.errors["2"] = ValueError("no such thing")
     measured(specs, fits)
-    assert ran(fits) == ALL and "no such thing" in record("second", "2_seed0")["error"]
+    assert ran(fits) == ALL and "no such thing" in records("second")["2_seed0"]["error"]
     again = Fits()
     measured(specs, again)
-    assert ran(again) == [one for one in ALL if one[0] == "2"] and "error" not in record("second", "2_seed0")
+    assert ran(again) == [one for one in ALL if one[0] == "2"] and "error" not in records("second")["2_seed0"]
     silent = written("silent", sizes=[7])
     measured([silent], lambda line: None)
-    assert "without writing" in record("silent", "7_seed0")["error"]
+    assert "without writing" in records("silent")["7_seed0"]["error"]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -124,7 +122,7 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
                 path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": 0.75}))
 
     measured([written("t", sizes=[1], measures=["teacher_accuracy"] if asked else [])], Better())
-    found = record("t", "1_seed0")
+    found = records("t")["1_seed0"]
     assert found["accuracy"] == 0.5 and found.get("teacher_accuracy") == (0.75 if asked else None)
 
 
@@ -168,9 +166,7 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
 def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
     fits = Fits()
     tables(["run", "first.yaml", "--cell", "size=2", "--seeds", "1"], run=fits, build=Fits())
-    assert ran(fits) == [("2", "1")] and [path.stem for path in Path("runs/tables/results").rglob("*.json")] == [
-        "2_seed1"
-    ]
+    assert ran(fits) == [("2", "1")] and [*records("first", "runs/tables/results")] == ["2_seed1"]
     for wrong in ("size", "size=9"):
         with pytest.raises(RunnerError, match="--cell"):
             tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
@@ -185,16 +181,16 @@ def test_slurms_jobs_make_the_table_that_the_script_was_written_for(specs: list[
                 shlex.split(line.removesuffix(")"))[-1]
             )  # python -m lightning_modules tables
             tables(args, run=fits, build=Fits())
-    assert fits.sizes == ["teacher", "5"] and not list(Path("runs/tables/results").rglob("*.json"))
+    assert fits.sizes == ["teacher", "5"] and not records("third", "runs/tables/results")
     tables(["run", "third.yaml"], run=fits, build=Fits())
-    assert len(fits.asked) == 2 and list(Path("runs/tables/results").rglob("5_seed0.json"))
+    assert len(fits.asked) == 2 and "5_seed0" in records("third", "runs/tables/results")
 
 
 def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
     tables(["run", "third.yaml"], run=Fits(), build=Fits())
     assert not Path("results").exists()
     tables(["run", "third.yaml", "--record"], run=Fits(), build=Fits())
-    assert records("third") == ["5_seed0"]
+    assert [*records("third")] == ["5_seed0"]
 
 
 @pytest.mark.slow
@@ -221,8 +217,7 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     results = Path("runs/tables/results")
     text = (results / "dpdfd-fig2.md").read_text()
     assert "| Digits | normalize | 1e-3 | " in text and "| Digits | clip | 1e-3 | " in text
-    for path in (results / "dpdfd-fig2/smoke/records").iterdir():
-        found = json.loads(path.read_text())
+    for found in read_records(results / "dpdfd-fig2/smoke" / RECORDS):
         assert found["method"] == "DPDFD" and found["steps"] == 10 and found["seed"] == 0
         assert found["epsilon_record"] > found["epsilon_published"] > 0
     made = {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")}

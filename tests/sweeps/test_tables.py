@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import Task
 from sweeps.runner.rendering import page_of, render_index, render_table
 from sweeps.runner.reported import footnotes, reported
-from sweeps.runner.rows import read_rows
+from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import QUIET, Cell, Spec, list_specs
 
 SPECS = list_specs()
@@ -134,16 +133,6 @@ def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec)
     assert "| MNIST | 1 | 91.00 ± 1.00 % | 3 |" in text and "±: the standard deviation" in text
 
 
-def test_cells_of_one_name_are_refused(spec: Spec) -> None:
-    """Their records would be one file, the last to be written."""
-    plus = {"dataset": {"PATE": None, "PATE+": None}, "epsilon": {"1": None}}
-    names = [cell.name for cell in written({**SPEC, "axes": plus, "presets": {"cpu": {}}}).cells("cpu")]
-    assert names == ["PATE_1_seed0", "PATEplus_1_seed0"]
-    with pytest.raises(RunnerError, match="would write the same record"):
-        alike = {"dataset": {"a b": None, "a-b": None}, "epsilon": {"1": None}}
-        written({**SPEC, "axes": alike, "presets": {"cpu": {}}}).cells("cpu")
-
-
 def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
     cells = written({**SPEC, "seeded": ["teacher"]}).cells("cpu")
     assert len({teacher(cell).digest for cell in cells}) == 4  # two data sets, two seeds
@@ -204,27 +193,25 @@ def test_installed_specs_have_all_presets_and_find_their_printed_figures(install
         assert any(found) if installed.kind == "figure" else all(found)
 
 
-def record(spec: Spec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> Path:
-    folder = Path("results") / spec.name / preset / "records"
-    folder.mkdir(parents=True, exist_ok=True)
-    for cell in spec.cells(preset):
-        key = (cell.labels["dataset"], cell.labels["epsilon"], cell.seed)
-        if key not in accuracies:
-            continue
-        content = {
+def record(spec: Spec, preset: str, accuracies: dict[tuple[str, str, int], float], **more: Any) -> None:
+    cells = [(cell, (cell.labels["dataset"], cell.labels["epsilon"], cell.seed)) for cell in spec.cells(preset)]
+    records = [
+        {
             "cell": dict(cell.labels), "accuracy": accuracies[key], "seed": cell.seed, "epsilon_published": 0.98,
             "epsilon_record": "inf", "delta": 1e-5, "unit": "one record", "steps": 1500, "wall_seconds": 10.0,
             "commit": "abc", "hardware": "CPU", "versions": {"torch": "2"}, "digest": cell.task.digest, **more,
-        }  # fmt: skip
-        (folder / f"{cell.name}.json").write_text(json.dumps(content))
-    return folder
+        }
+        for cell, key in cells
+        if key in accuracies
+    ]  # fmt: skip
+    write_records(Path("results", spec.name, preset, RECORDS), records)
 
 
 def test_a_rendered_table(spec: Spec) -> None:
     accuracies = {("MNIST", "1", 0): 0.9, ("MNIST", "1", 1): 0.92, ("FashionMNIST", "10", 1): 0.8}
-    folder = record(spec, "cpu", accuracies)
+    record(spec, "cpu", accuracies)
     failed = {"cell": {"dataset": "MNIST", "epsilon": "10"}, "error": "ValueError: no\nmore", "seed": 0}
-    (folder / "MNIST_10_seed0.json").write_text(json.dumps(failed))
+    write_records(Path("results", spec.name, "cpu", RECORDS), [failed])
     text = render_table(spec, results=Path("results")).read_text()
     assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
     assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
@@ -269,15 +256,14 @@ def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
 def test_a_page_for_each_table_and_an_index() -> None:
     installed = Spec.read("dpdfd-fig2")
     cell = installed.cells("smoke")[0]
-    folder = Path("results/tables/dpdfd-fig2/smoke/records")
-    folder.mkdir(parents=True)
+    file = Path("results/tables/dpdfd-fig2/smoke", RECORDS)
     content = {
         "cell": dict(cell.labels), "accuracy": 0.5, "seed": 0, "epsilon_published": 0.1, "epsilon_record": 5.0,
         "delta": 1e-5, "unit": "one record", "steps": 10, "wall_seconds": 1.0, "commit": "abc", "hardware": "CPU",
         "versions": {"torch": "2"},
     }  # fmt: skip
-    (folder / f"{cell.name}.json").write_text(json.dumps(content))
-    Path("results/tables/gone/smoke/records").mkdir(parents=True)
+    write_records(file, [content])
+    write_records(Path("results/tables/gone/smoke", RECORDS), [content])
     with pytest.raises(SystemExit, match="is out of date"):
         main(["tables", "render", "--check"])
     assert not Path("docs").exists()
@@ -286,8 +272,8 @@ def test_a_page_for_each_table_and_an_index() -> None:
     text = Path("docs/results.md").read_text()
     assert f"| [dpdfd-fig2](../results/tables/dpdfd-fig2.md) | {installed.title} |" in text and "gone" not in text
     assert "](dpdfd-fig2/smoke/figure.png)" in Path("results/tables/dpdfd-fig2.md").read_text()
-    assert (folder.parent / "figure.png").is_file()
-    (folder / f"{cell.name}.json").write_text(json.dumps({**content, "accuracy": 0.6}))
+    assert (file.parent / "figure.png").is_file()
+    write_records(file, [{**content, "accuracy": 0.6}])
     with pytest.raises(SystemExit, match=r"dpdfd-fig2\.md is out of date with the records"):
         main(["tables", "render", "--check"])
 
