@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli import main as command
-from lightning_modules.networks.memory import feature_memory
+from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.training.run import hardware, versions
 from privacy.attacks import MEMBERSHIP
 from privacy.journal import write_atomically

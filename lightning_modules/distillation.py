@@ -13,9 +13,9 @@ from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import Images, SyntheticSource
 from lightning_modules.losses.functional import class_weights, informativeness, kd, logit_distance
+from lightning_modules.losses.noisy_responses import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
-from lightning_modules.networks.linear_fits import fit_noisy_responses
-from lightning_modules.networks.stacked import fixed_extractor
+from lightning_modules.networks.fixed_features import fixed_extractor
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher

@@ -62,7 +62,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
     ("nothing is unpickled", "lightning_modules/teachers/files.py",
      'map_location="cpu", weights_only=True)', 'map_location="cpu", weights_only=False)',
      f"{MODULES}/teachers/test_files.py -k run_code"),
-    ("no code is imported that a file names", "lightning_modules/networks/named_code.py",
+    ("no code is imported that a file names", "lightning_modules/named_code.py",
      "def unknown_code(", "def unknown_code(*_, **__): return None\n\n\ndef _unknown_code(",
      f"{MODULES}/publishing/test_named_code.py"),
     ("a line that nobody could read is not written", "privacy/journal.py",

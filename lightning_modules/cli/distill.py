@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_calls, planned_cost
 from lightning_modules.cli.export import add_export_options, export_and_say
-from lightning_modules.networks.external import named_network
-from lightning_modules.networks.named_code import texts_in, unknown_code
+from lightning_modules.named_code import texts_in, unknown_code
+from lightning_modules.networks.network import named_network
 from lightning_modules.publishing import ExportError, check_options
 from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file

@@ -35,7 +35,7 @@ from lightning_modules.cli.errors import explain
 from lightning_modules.cli.outcome import how_to_resume, outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.networks.named_code import look_in_current_folder, texts_in
+from lightning_modules.named_code import look_in_current_folder, texts_in
 from lightning_modules.training.hyperparameters import flat
 from lightning_modules.training.processes import (
     allow_tensor_cores,

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.callbacks.record import epsilon_of, role
-from lightning_modules.networks.named_code import unknown_code
+from lightning_modules.named_code import unknown_code
 
 #: Methods whose networks no command publishes.
 _NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")

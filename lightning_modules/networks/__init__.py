@@ -4,6 +4,7 @@ from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.networks.classifiers import (
     DataLensClassifier,
     ImageClassifier,
+    MeanEmbedding,
     ResNet18,
     ResNet34,
     SmallCNN,
@@ -11,12 +12,17 @@ from lightning_modules.networks.classifiers import (
     TwoConvNet,
     logits_and_features,
 )
-from lightning_modules.networks.external import External
 from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
 from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.networks.kernels import Kernels
-from lightning_modules.networks.mean_embedding import MeanEmbedding
-from lightning_modules.networks.network import NetworkCallable, build_network, check_network, described, network_of
+from lightning_modules.networks.network import (
+    External,
+    NetworkCallable,
+    build_network,
+    check_network,
+    described,
+    network_of,
+)
 from lightning_modules.networks.patches import Patches
 from lightning_modules.networks.scattering import Scattering
 

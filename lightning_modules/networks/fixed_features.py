@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import ImageClassifier
-from lightning_modules.networks.memory import compute_once, digest_of, remembered_features
+from lightning_modules.networks.feature_cache import compute_once, digest_of, remembered_features
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
@@ -284,3 +284,14 @@ class LinearOnFeatures(ImageClassifier):
         """Map the outputs of `feature_extractor` to logits (N, c)."""
         logits: Tensor = self.head(features.flatten(1))
         return logits
+
+
+def fixed_extractor(network: Any) -> nn.Module | None:
+    """Return the network's `feature_extractor` if no parameter of it is trained and there is a `forward_extracted`.
+
+    Other networks may have a part of that name that is trained with the rest.
+    """
+    extractor = getattr(network, "feature_extractor", None)
+    if not isinstance(extractor, nn.Module) or not hasattr(network, "forward_extracted"):
+        return None
+    return None if any(parameter.requires_grad for parameter in extractor.parameters()) else extractor

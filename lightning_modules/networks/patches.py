@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.networks.memory import compute_once
+from lightning_modules.networks.feature_cache import compute_once
 from lightning_modules.priors import ImagePrior
 from lightning_modules.setting_checks import check_number, check_whole_number
 

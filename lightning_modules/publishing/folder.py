@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
+from lightning_modules.named_code import require_known_code
 from lightning_modules.networks import build_network
-from lightning_modules.networks.named_code import require_known_code
 
 CONFIG = "config.json"
 WEIGHTS = "student.safetensors"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from lightning_modules.networks.named_code import unknown_code
+from lightning_modules.named_code import unknown_code
 from lightning_modules.publishing.folder import WEIGHTS, name_of
 from lightning_modules.publishing.onnx import ONNX, TOLERANCE
 from lightning_modules.publishing.run import FinishedRun

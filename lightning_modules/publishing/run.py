@@ -17,9 +17,9 @@ from torch import nn
 
 from lightning_modules.callbacks.record import epsilon_of
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
+from lightning_modules.named_code import require_known_code, texts_in
 from lightning_modules.networks import build_network, described
-from lightning_modules.networks.external import named_network
-from lightning_modules.networks.named_code import require_known_code, texts_in
+from lightning_modules.networks.network import named_network
 from lightning_modules.publishing.folder import ExportError, name_of, without_folders
 from lightning_modules.training.run import LAST, LOCK, folder_of_checkpoint
 from privacy.accounting.composition import compose

@@ -12,11 +12,11 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from lightning_modules.named_code import require_known_code
 from lightning_modules.networks import NetworkCallable, build_network, described, network_of
-from lightning_modules.networks.named_code import require_known_code
 from lightning_modules.networks.network import hand_out
-from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.setting_checks import check_choice, settings_of
+from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
@@ -143,9 +143,9 @@ class TeacherConfig:
 
     def _read_ensemble(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateEnsemble:
         weights = _finished_ensemble(content, file)
-        template = self._architecture(content, file, of_data)
+        template, extractor = without_feature_extractor(self._architecture(content, file, of_data))
         with _fits(file, template, of_data):
-            stack = NetworkStack.from_states(template, weights)
+            stack = NetworkStack(restored(template, weights), feature_extractor=extractor)
         if self.adapted(template) is not template:
             stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
         return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))

@@ -20,10 +20,9 @@ from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
 from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
-from lightning_modules.teachers.losses import InnerProduct
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
-from lightning_modules.teachers.teacher import Teacher
+from lightning_modules.teachers.teacher import InnerProduct, Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
 from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.run import (

@@ -17,10 +17,16 @@ from torch import Tensor, nn
 from datamodules import ShardedRecords, Shards
 from lightning_modules.callbacks.predictions import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
-from lightning_modules.networks.linear_fits import check_linear, solve_head
-from lightning_modules.networks.stacked import NetworkStack, stack_states, with_feature_extractor
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
-from lightning_modules.teachers.ensemble_networks import EnsembleNetworks, unstacked
+from lightning_modules.teachers.ensemble_networks import (
+    EnsembleNetworks,
+    NetworkStack,
+    check_linear,
+    restored,
+    solve_head,
+    stacked,
+    with_feature_extractor,
+)
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.private_teacher import tensors_digest
@@ -316,7 +322,8 @@ class TeacherEnsemble(Evaluated):
     def _end_chunk(self, own: list[nn.Module]) -> None:
         # Those of all processes, in the order of their numbers: a checkpoint holds all of them.
         gathered = self.processes.gather([network.state_dict() for network in own])
-        self.trained_teachers += self.networks.restored(state for states in gathered for state in states)
+        states = stacked([state for states in gathered for state in states])
+        self.trained_teachers += restored(self.networks.fresh(seed=0, teacher=0), states)
         self._begin_chunk()
 
     def on_fit_end(self) -> None:
@@ -383,7 +390,7 @@ class TeacherEnsemble(Evaluated):
         checkpoint["state_dict"] = {}  # without the anchor
         checkpoint["ensemble"] = {
             "done": len(self.trained_teachers),
-            "weights": stack_states(self.trained_teachers),
+            "weights": stacked([network.state_dict() for network in self.trained_teachers]),
             "draw_seed": self.draw_seed,
             "settings": settings,
         }
@@ -400,4 +407,4 @@ class TeacherEnsemble(Evaluated):
         self.own_training.load(checkpoint)
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
-        self.trained_teachers, self._voters = self.networks.restored(unstacked(content["weights"])), None
+        self.trained_teachers, self._voters = restored(self.networks.fresh(seed=0, teacher=0), content["weights"]), None

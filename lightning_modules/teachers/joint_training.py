@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from datamodules import ShardedRecords
 from datamodules.mapped import one_thread
-from lightning_modules.networks.stacked import in_threads
+from lightning_modules.teachers.ensemble_networks import in_threads
 from lightning_modules.training.randomness import key, random_states, stream
 
 _BLOCK = 100

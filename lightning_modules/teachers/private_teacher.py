@@ -15,9 +15,9 @@ from torch import nn
 
 from datamodules.records import Partition, same_data
 from lightning_modules.networks import check_network
-from lightning_modules.networks.memory import bytes_of, same_module
-from lightning_modules.networks.stacked import NetworkStack
+from lightning_modules.networks.feature_cache import bytes_of, same_module
 from lightning_modules.priors import ImagePrior
+from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.onnx_network import OnnxNetwork

@@ -13,7 +13,7 @@ from typing import IO, Any
 from lightning import LightningModule
 from lightning.fabric.utilities.cloud_io import _load as read_anywhere
 
-from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.named_code import require_known_code
 from lightning_modules.networks.network import described
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism

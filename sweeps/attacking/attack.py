@@ -28,7 +28,7 @@ from datamodules.shadowed import Shadowed
 from lightning_modules import priors
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli.distill import PRIORS
-from lightning_modules.networks.memory import feature_memory
+from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.training.run import commit, versions
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
 from privacy.attacks.answers import overfitted

@@ -28,7 +28,7 @@ from datamodules.shadowed import Shadowed
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.cli.configs import find_config
 from lightning_modules.cli.resuming import differences, read_checkpoint
-from lightning_modules.networks.memory import bytes_of
+from lightning_modules.networks.feature_cache import bytes_of
 from lightning_modules.training.hyperparameters import flat
 from lightning_modules.training.run import commit, folder_of_checkpoint, versions
 from privacy.attacks import Answers, Records, Shadows, answers_of

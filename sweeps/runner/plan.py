@@ -281,7 +281,7 @@ def run_plan(
                     return pool.submit(_make_elsewhere, plan, name, command=command, say=say)
 
                 return _make_all(plan, begin, jobs=jobs, say=say, after=after)
-        from lightning_modules.networks.memory import feature_memory
+        from lightning_modules.networks.feature_cache import feature_memory
 
         with feature_memory():  # with several processes each would hold its own
             return _make_all(plan, lambda name: _ended(_make(plan, name, run, say)), jobs=1, say=say, after=after)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from datamodules import Digits
 from lightning_modules.networks import MeanEmbedding
-from lightning_modules.teachers.losses import InnerProduct, PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
+from lightning_modules.teachers.teacher import InnerProduct, PriorCrossEntropy
 
 NETWORK = {"class_path": "MeanEmbedding", "init_args": {"features": 200, "length": 8.0}}
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_modules import DPDFD, DPSD
 from lightning_modules.images import Images
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
-from lightning_modules.networks.memory import same_module
+from lightning_modules.networks.feature_cache import same_module
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy import Budget

@@ -11,7 +11,7 @@ import pytest
 from support.runs import QUIET, shelve
 
 from lightning_modules.cli import main
-from lightning_modules.networks import memory
+from lightning_modules.networks import feature_cache
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 
 
@@ -49,7 +49,7 @@ def _train_teacher(folder: Path) -> None:
 def quick_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of 20 images of a prior in place of 2000, which take seconds, where no figure depends on them."""
     statistics = WhitenedFeatures._statistics_of
-    monkeypatch.setattr(memory, "_cache", {})  # nor are they kept for others
+    monkeypatch.setattr(feature_cache, "_cache", {})  # nor are they kept for others
 
     def of_few(self: WhitenedFeatures, prior: object, image_shape: object, count: int) -> object:
         return statistics(self, prior, image_shape, min(count, 20))  # type: ignore[arg-type]

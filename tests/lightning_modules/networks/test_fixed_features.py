@@ -11,13 +11,13 @@ from support.features import linear
 from torch import Tensor, nn
 
 from lightning_modules.networks import LinearOnFeatures, Whitening
+from lightning_modules.networks.feature_cache import same_module
 from lightning_modules.networks.fixed_features import (
     WhitenedFeatures,
     leading_eigenvectors,
     moved_each_way,
     whitening_of,
 )
-from lightning_modules.networks.memory import same_module
 from lightning_modules.priors import StrokePrior
 
 SHAPE = (1, 8, 8)

@@ -9,7 +9,7 @@ import torch
 from support.features import linear
 from torch import Tensor, nn
 
-from lightning_modules.networks import Kernels, LinearOnFeatures, Patches, Scattering, memory
+from lightning_modules.networks import Kernels, LinearOnFeatures, Patches, Scattering, feature_cache
 from lightning_modules.priors import DeadLeavesPrior, FractalPrior, ImagePrior, MixturePrior, StrokePrior
 
 SHAPE = (3, 14, 12)
@@ -94,7 +94,7 @@ def test_what_one_network_found_is_found_for_the_next_and_for_no_other(
             return found
 
         monkeypatch.setattr(prior, "sample", counted)
-    monkeypatch.setattr(memory, "_cache", {})
+    monkeypatch.setattr(feature_cache, "_cache", {})
     first = build(kind)
     after, anew = torch.rand(1), {name: value.clone() for name, value in first.state_dict().items()}
     with torch.no_grad():
@@ -113,6 +113,6 @@ def test_what_one_network_found_is_found_for_the_next_and_for_no_other(
 
 
 def test_settings_that_may_change_in_place_are_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_cache", {})
+    monkeypatch.setattr(feature_cache, "_cache", {})
     build("scattering", prior=MixturePrior(priors=[StrokePrior(), DeadLeavesPrior()]))
-    assert not memory._cache
+    assert not feature_cache._cache

@@ -15,7 +15,7 @@ from support.runs import configuration
 
 from lightning_modules.cli import main
 from lightning_modules.dpdfd import DPDFD
-from lightning_modules.networks.named_code import require_known_code
+from lightning_modules.named_code import require_known_code
 from lightning_modules.publishing import export as export_module
 from lightning_modules.teachers.config import TeacherConfig
 
@@ -49,7 +49,7 @@ SPECS: dict[str, Any] = {
     "what a module of torchvision has imported": "torchvision.models._api.inspect",
     "a command of ours": "lightning_modules.cli.main",
     "settings of ours that name code": told("lightning_modules.networks.External", name="theirs.Net"),
-    "what reads names": told("lightning_modules.networks.named_code.named_object", name="theirs.py:Net"),
+    "what reads names": told("lightning_modules.named_code.named_object", name="theirs.py:Net"),
     "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
     "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
 }  # fmt: skip
@@ -174,7 +174,7 @@ def test_nothing_that_a_file_names_is_run(place: Path, monkeypatch: pytest.Monke
         WAYS[way]()
     assert not MARKER.exists() and "theirs" not in sys.modules
     # The control: what is run without the gate.
-    monkeypatch.setattr("lightning_modules.networks.named_code.unknown_code", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.named_code.unknown_code", lambda *_, **__: None)
     with contextlib.suppress(Exception, SystemExit):
         WAYS[way]()
     assert MARKER.exists()

@@ -27,10 +27,10 @@ from datamodules.base import Part
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, Scattering, SmallCNN
-from lightning_modules.networks.linear_fits import solve_head
 from lightning_modules.teachers import ensemble, ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
+from lightning_modules.teachers.ensemble_networks import solve_head
 from lightning_modules.teachers.joint_training import shifted, shuffled_passes
 from privacy.mechanisms.noisy_votes import vote_counts
 

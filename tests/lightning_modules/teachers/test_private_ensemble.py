@@ -14,9 +14,9 @@ from torch import nn
 
 from datamodules import Digits
 from lightning_modules.networks import SmallCNN, TwoConvNet
-from lightning_modules.networks.stacked import NetworkStack
 from lightning_modules.teachers import config
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.identity import Training

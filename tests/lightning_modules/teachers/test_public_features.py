@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datamodules.records import ImageDataset
 from lightning_modules import DPSGDTeacher
-from lightning_modules.networks import memory
+from lightning_modules.networks import feature_cache
 
 NETWORKS: dict[str, Any] = {
     "patches": linear_spec("Patches", whitening={"images": 20, "mirrored": True}, filters=8, patch=3),
@@ -36,7 +36,7 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
 
     with monkeypatch.context() as patch:
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
-        patch.setattr(memory, "_cache", {})  # nothing is taken over from another private set
+        patch.setattr(feature_cache, "_cache", {})  # nothing is taken over from another private set
         if swap:
             normalise = ImageDataset._normalise
             patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))

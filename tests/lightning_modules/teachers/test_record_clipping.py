@@ -25,11 +25,11 @@ from torch.nn import functional as F
 from datamodules import Digits, PoissonSampled
 from lightning_modules import DPSGDTeacher
 from lightning_modules.networks import ImageClassifier, LinearOnFeatures, SmallCNN, Whitening
-from lightning_modules.networks.memory import feature_memory
+from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers import record_clipping as module
-from lightning_modules.teachers.losses import PriorCrossEntropy
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping, flat_sums, linear_head, linear_sums
+from lightning_modules.teachers.teacher import PriorCrossEntropy
 
 C = 0.3
 CLASSES, FEATURES = 4, 11

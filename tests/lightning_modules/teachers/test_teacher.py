@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules import Teacher
-from lightning_modules.teachers.losses import log_prior_of
 from lightning_modules.teachers.record_clipping import linear_sums
+from lightning_modules.teachers.teacher import log_prior_of
 
 FREQUENCIES = (0.75, 0.2, 0.05)
 

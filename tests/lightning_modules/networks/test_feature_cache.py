@@ -17,9 +17,9 @@ from torch import nn
 
 from lightning_modules.cli import main
 from lightning_modules.networks import Patches
-from lightning_modules.networks import memory as module
+from lightning_modules.networks import feature_cache as module
+from lightning_modules.networks.feature_cache import digest_of, feature_memory
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from lightning_modules.networks.memory import digest_of, feature_memory
 from lightning_modules.priors import StrokePrior
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1

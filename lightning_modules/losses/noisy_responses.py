@@ -1,4 +1,4 @@
-"""Closed-form linear fits: to responses with known noise, and to labels."""
+"""A linear function fitted to responses with known noise: an ensemble's released answers, for `Distillation`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-#: Factor from the closed-form solution to logits; a power of 2, which does not affect the rounding of votes.
-_SHARPNESS = 8.0
 #: Ratios of noise to signal variance to try, in units of the features' mean squared singular value.
 _RATIOS = torch.logspace(-5, 4, 73, dtype=torch.float64)
 
@@ -83,68 +80,3 @@ def fit_noisy_responses(features: Tensor, responses: Tensor, *, std: float) -> L
         ratio=float(_RATIOS[best]),
         evidence=float(evidence[best] - alone),
     )
-
-
-def solve_ridge(features: Tensor, labels: Tensor, *, num_classes: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weights (c, F) and bias (c,), float32, of min ||X w + b - y||² + λ (||w||² + b²), y the one-hot labels minus 1/c.
-
-    With few records and many features it generalises far better than cross-entropy in the time that such teachers get:
-    93.5 against 88.1 % for 240 MNIST digits on scattering features (five shards, 3000 test images).
-
-    Args:
-        features: (N, F).
-        labels: (N,) int64.
-        num_classes: c.
-        penalty: λ in units of the mean squared norm of a row with its constant 1.
-    """
-    rows = F.pad(features.double(), (0, 1), value=1.0)
-    targets = F.one_hot(labels, num_classes).double() - 1 / num_classes
-    scale = penalty * rows.square().sum(dim=1).mean()
-    # Uses the smaller of the two Gram matrices.
-    if len(rows) <= rows.shape[1]:
-        gram = rows @ rows.T
-        solved = rows.T @ torch.linalg.solve(gram + scale * torch.eye(len(gram), dtype=gram.dtype), targets)
-    else:
-        gram = rows.T @ rows
-        solved = torch.linalg.solve(gram + scale * torch.eye(len(gram), dtype=gram.dtype), rows.T @ targets)
-    return solved[:-1].T.float().contiguous(), solved[-1].float().contiguous()
-
-
-def solve_head(network: nn.Module, inputs: Tensor, labels: Tensor, *, penalty: float) -> nn.Module:
-    """Sets a network's linear `head` by `solve_ridge` on its own features of `inputs`, in place.
-
-    Its logits are the solution times 8: the solution itself, about 0 to 1, has a nearly uniform softmax, from which a
-    student hardly learns. Votes and directions do not depend on it.
-
-    Args:
-        network: A network with `forward_features` and a linear `head` that holds all its weights.
-        inputs: (N, ...), the network's inputs.
-        labels: (N,) int64.
-        penalty: See `solve_ridge`.
-
-    Raises:
-        ValueError: the network has weights outside a linear head.
-    """
-    head = check_linear(network)
-    network.eval()  # dropout would draw from a generator that all teachers share
-    with torch.no_grad():
-        features = network.forward_features(inputs)  # type: ignore[operator]
-        weight, bias = solve_ridge(features, labels, num_classes=head.out_features, penalty=penalty)
-        head.weight.copy_(_SHARPNESS * weight)
-        head.bias.copy_(_SHARPNESS * bias)
-    return network
-
-
-def check_linear(network: nn.Module) -> nn.Linear:
-    """Returns the linear head if it has all trained weights of a network.
-
-    Raises:
-        ValueError: there is no linear head with a bias, or the network has other weights.
-    """
-    head = getattr(network, "head", None)
-    learnt = [name for name, _ in network.named_parameters() if not name.startswith("head.")]
-    if not isinstance(head, nn.Linear) or head.bias is None or learnt or not hasattr(network, "forward_features"):
-        raise ValueError(
-            f"a closed form needs a linear head on fixed features (LinearOnFeatures), got {type(network).__name__}"
-        )
-    return head

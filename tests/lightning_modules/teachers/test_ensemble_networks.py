@@ -1,0 +1,228 @@
+"""Many networks asked together answer as each does by itself, fixed features computed once; weights come back whole."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import VisionTransformer
+
+from datamodules import ShardedRecords
+from datamodules.mapped import MappedRecords
+from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, logits_and_statistics
+from lightning_modules.teachers.ensemble_networks import (
+    NetworkStack,
+    in_threads,
+    restored,
+    solve_head,
+    solve_ridge,
+    stacked,
+    with_feature_extractor,
+    without_feature_extractor,
+)
+from lightning_modules.teachers.joint_training import JointTraining
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    monkeypatch.setattr("lightning_modules.teachers.ensemble_networks._IMAGES_AT_ONCE", 7)
+    return torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+class Edges(nn.Module):
+    """Fixed differences; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor([[[[0.0, -1.0], [1.0, 0.5]]]]), persistent=False)
+        self.asked = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.asked += 1
+        return F.conv2d(images, self.get_buffer("kernel"))
+
+
+class OnEdges(nn.Module):
+    """A small classifier with BatchNorm on a fixed feature extractor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_extractor = Edges()
+        self.norm = nn.BatchNorm1d(49)
+        self.head = nn.Linear(49, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.feature_extractor(images).flatten(1)))
+        return logits
+
+
+class Learning(OnEdges):
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_extractor.scale = nn.Parameter(torch.ones(()))
+
+
+class Kept(OnEdges):
+    """Its feature extractor has a buffer in its `state_dict`, so that it may differ between networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_extractor.register_buffer("shift", torch.zeros(()))
+
+
+small = partial(SmallCNN, image_shape=SHAPE, width=4, hidden=8)
+FACTORIES: list[Any] = [small, partial(DataLensClassifier, image_shape=SHAPE), OnEdges, Kept]
+FACTORIES += [partial(LinearOnFeatures, image_shape=SHAPE)]
+
+
+def networks(factory: Any = small, count: int = 5) -> list[nn.Module]:
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for number in range(count):
+        network = factory().train()
+        network(torch.randn(16, *SHAPE) * (number + 1))  # BatchNorm statistics of its own
+        made.append(network.eval().requires_grad_(False))
+    return made
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_networks_asked_together_or_restored_answer_as_each_by_itself(factory: Any, images: Tensor) -> None:
+    whole = networks(factory)
+    alone = torch.stack([network(images) for network in whole])
+    parts, extractors = zip(*map(without_feature_extractor, whole), strict=True)
+    template, extractor = without_feature_extractor(factory())
+    stack = NetworkStack(parts, feature_extractor=extractors[0])
+    again = NetworkStack(
+        restored(template, stacked([part.state_dict() for part in parts])), feature_extractor=extractor
+    )
+    for one in (stack, again):
+        found = one.logits(images)
+        assert found.shape == (5, 20, 10) and torch.allclose(found, alone, atol=1e-5)
+        assert not torch.allclose(found, alone.roll(1, dims=0), atol=1e-5)
+        assert torch.allclose(one.network(4)(images), alone[4], atol=1e-5)
+    if extractor is not None:  # another one is noticed
+        mutant = NetworkStack(parts, feature_extractor=nn.Sequential(nn.Tanh(), extractor))
+        assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
+
+
+def test_transformers_are_asked_and_trained_like_any_other_network() -> None:
+    """DGD's teachers of CIFAR10: torchvision has them."""
+    torch.manual_seed(0)
+    size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
+    many: list[nn.Module] = [VisionTransformer(**size, num_classes=10) for _ in range(3)]
+    for network in many:
+        nn.init.normal_(network.heads.head.weight)  # torchvision's own begins at zero
+    images, labels = torch.randn(3, 6, 3, 16, 16), torch.randint(10, (3, 6))
+    expected = [
+        float(F.cross_entropy(network.eval()(rows), own))
+        for network, rows, own in zip(many, images, labels, strict=True)
+    ]
+    shards = ShardedRecords(MappedRecords(images.flatten(0, 1), labels.flatten()), torch.tensor([0, 6, 12, 18]))
+    adam = partial(torch.optim.Adam, lr=1e-2)
+    training = JointTraining(many, records=shards, teachers=range(3), batch_size=6, make_optimizer=adam)
+    losses = [training.step(1.0) for _ in range(20)]
+    assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert bool((losses[-1] < 0.8 * losses[0]).all())
+
+
+def test_the_number_of_threads_does_not_change_a_bit(images: Tensor) -> None:
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        found.append(NetworkStack(networks()).logits(images))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: Tensor) -> None:
+    stack = NetworkStack(networks())
+    distances = [float(logits_and_statistics(stack.network(number), images)[1].detach()) for number in range(5)]
+    assert len(set(distances)) == 5
+
+
+def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 0:
+            raise ValueError("first")
+        time.sleep(0.01)
+        done.append(item)
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="first"):
+        in_threads(work, [0, 1, 2, 3], pool=pool)
+    assert sorted(done) == [1, 2, 3]
+
+
+def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor) -> None:
+    parts, (extractor, *_) = zip(*map(without_feature_extractor, networks(OnEdges)), strict=True)
+    extractor.asked = 0
+    NetworkStack(parts, feature_extractor=extractor).logits(images)
+    assert extractor.asked == 3  # a piece of seven each
+
+
+def test_taken_out_and_put_back(images: Tensor) -> None:
+    (network,) = networks(OnEdges, 1)
+    names, before = list(network.state_dict()), network(images)
+    part, extractor = without_feature_extractor(network)
+    assert isinstance(extractor, nn.Module) and without_feature_extractor(part) == (part, None)
+    whole = with_feature_extractor(part, extractor)
+    assert list(whole.state_dict()) == names and torch.equal(whole(images), before)
+    # The part stays what it was, and the weights are shared.
+    assert isinstance(part.feature_extractor, nn.Identity) and whole.head is part.head
+
+
+@pytest.mark.parametrize("factory", [Learning, Kept, small])
+def test_a_front_that_learns_or_has_a_state_stays(factory: Any) -> None:
+    network = factory()
+    before = list(network.state_dict())
+    assert without_feature_extractor(network) == (network, None) and list(network.state_dict()) == before
+
+
+# In closed form.
+
+
+@pytest.mark.parametrize("count", [1, 13, 200])
+@pytest.mark.parametrize("penalty", [0.1, 10.0])
+def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: int, penalty: float) -> None:
+    draw = torch.Generator().manual_seed(count)
+    rows, labels = torch.randn(count, 12, generator=draw) + 0.5, torch.randint(3, (count,), generator=draw)
+    weight, bias = solve_ridge(rows, labels, num_classes=3, penalty=penalty)
+    found = torch.cat([weight, bias[:, None]], dim=1).double()
+    padded = F.pad(rows.double(), (0, 1), value=1.0)
+    targets = F.one_hot(labels, 3).double() - 1 / 3
+    scale = penalty * float(padded.square().sum(dim=1).mean())
+
+    def ridge(alpha: float, targets: Tensor) -> Tensor:
+        solved = Ridge(alpha=alpha, fit_intercept=False).fit(padded.numpy(), targets.numpy()).coef_
+        return torch.from_numpy(solved).double().view(3, 13)
+
+    assert torch.allclose(found, ridge(scale, targets), atol=1e-5)
+    # Negative controls: labels that are not centred; twice the penalty.
+    assert not torch.allclose(found, ridge(scale, targets + 1 / 3), atol=1e-5)
+    assert not torch.allclose(found, ridge(2 * scale, targets), atol=1e-5)
+
+
+def test_a_head_is_set_on_the_networks_own_features() -> None:
+    network = LinearOnFeatures(image_shape=SHAPE, num_classes=3)
+    images, labels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    solve_head(network, images, labels, penalty=0.1)
+    weight, bias = solve_ridge(network.forward_features(images), labels, num_classes=3, penalty=0.1)
+    assert torch.equal(network.head.weight, 8 * weight) and torch.equal(network.head.bias, 8 * bias)
+    assert float((network(images).argmax(dim=1) == labels).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("network", [small(), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))])
+def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> None:
+    with pytest.raises(ValueError, match=f"linear head on fixed features.*got {type(network).__name__}"):
+        solve_head(network, torch.zeros(3, *SHAPE), torch.arange(3), penalty=0.1)
