@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.nn import functional
 
-from lightning_modules.callbacks import Curves, ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
+from lightning_modules.callbacks import ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
 from lightning_modules.images import NEVER_RESET, Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
@@ -190,7 +190,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
 
     def configure_callbacks(self) -> list[Callback]:
         """Returns the callbacks that every fit of such a method has, unless the trainer has its own."""
-        kinds = (Curves, SyntheticImages, PrivacyCallback, ForwardExceptions, PredictionWriter)
+        kinds = (SyntheticImages, PrivacyCallback, ForwardExceptions, PredictionWriter)
         return missing_callbacks(self.trainer, *kinds)
 
     def prepare_fit(self) -> None:

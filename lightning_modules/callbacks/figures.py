@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torchvision.utils import make_grid
 
@@ -22,7 +22,6 @@ if "matplotlib.pyplot" not in sys.modules:  # a notebook's own backend stays
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lightning_modules.callbacks.privacy import data_free
 from lightning_modules.training.run import is_dev_run, private_folder, public_folder
 
 
@@ -35,31 +34,29 @@ class SyntheticImages(Callback):
     def __init__(self) -> None:
         self._drawn = -1
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trained = data_free(pl_module).images.generator is not None
-        if trained and not trainer.sanity_checking and trainer.state.fn == "fit":
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.images.generator is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._draw(trainer, pl_module)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if data_free(pl_module).steps_done != self._drawn:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.steps_done != self._drawn:
             self._draw(trainer, pl_module)
 
-    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _draw(self, trainer: Trainer, pl_module: Any) -> None:
         if is_dev_run(trainer):
             return
-        module: Any = data_free(pl_module)
-        self._drawn = module.steps_done
+        self._drawn = pl_module.steps_done
         # In every process: layers that synchronise over processes wait for all.
-        images = module.synthetic_grid()
+        images = pl_module.synthetic_grid()
         if not trainer.is_global_zero or not len(images):
             return  # no images may be shown
-        figure = image_grid(images, title=f"synthetic images after {module.steps_done} steps")
+        figure = image_grid(images, title=f"synthetic images after {pl_module.steps_done} steps")
         # Next to the guarantee if it covers the images, otherwise in the private folder.
-        bounded = math.isfinite(module.session.account.epsilon(counts=module.session.covering()))
+        bounded = math.isfinite(pl_module.session.account.epsilon(counts=pl_module.session.covering()))
         folder = public_folder(trainer) if bounded else private_folder(trainer)
-        path = save_figure(figure, folder / "figures" / f"synthetic_{module.steps_done:06d}.png")
+        path = save_figure(figure, folder / "figures" / f"synthetic_{pl_module.steps_done:06d}.png")
         if bounded:
-            log_image(trainer, images, path, step=module.steps_done)
+            log_image(trainer, images, path, step=pl_module.steps_done)
 
 
 def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:

@@ -16,7 +16,7 @@ from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_
 from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.named_code import texts_in, unknown_code
 from lightning_modules.networks.network import named_network
-from lightning_modules.publishing import ExportError, check_options
+from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
 from lightning_modules.training.run import is_dev_run, run_folder
@@ -146,7 +146,7 @@ def distill(
     """
     options, settings = _parser().parse_known_args(list(args))
     to = Path(options.to)
-    check_options(to, onnx=options.onnx, force=options.force)
+    check_target(to, force=options.force)
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
@@ -167,7 +167,7 @@ def distill(
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
-    given = {name: getattr(options, name) for name in ("onnx", "unprotected", "force", "license_name")}
+    given = {name: getattr(options, name) for name in ("unprotected", "force", "license_name")}
     export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_modules.publishing import export_run
-from privacy.guarantee import Guarantee
 
 
 def export(args: Sequence[str]) -> None:
-    """The command `export RUN --to DIR [--onnx] [--unprotected] [--force]`.
+    """The command `export RUN --to DIR [--unprotected] [--force]`.
 
     Raises:
         ExportError: The run must not or cannot be exported as requested. Nothing was written.
@@ -33,7 +32,6 @@ def export(args: Sequence[str]) -> None:
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of an export, named as the arguments of `export_run`."""
-    parser.add_argument("--onnx", action="store_true", help="Write ONNX as well; needs the extra `onnx`.")
     parser.add_argument(
         "--unprotected",
         action="store_true",
@@ -49,7 +47,9 @@ def export_and_say(run: str | Path, **settings: Any) -> None:
     done = export_run(run, **settings)
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")
+    if done.without_onnx:
+        print(f"student.onnx was not written: {done.without_onnx}")
     if done.run.record is None:
         print("No record of a finished fit matches this checkpoint: the model card states no accuracy.")
-    print(f"{Guarantee.from_dict(done.run.guarantee).headline()} Unit: {done.run.stated['unit']}.")
+    print(f"{done.run.guarantee.headline()} Unit: {done.run.guarantee.unit}.")
     print(f"Read this before you publish it: {done.folder / 'README.md'}", flush=True)

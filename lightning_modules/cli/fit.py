@@ -28,7 +28,7 @@ from lightning.pytorch.utilities import rank_zero_info
 import lightning_modules
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.progress import ProgressLines
-from lightning_modules.callbacks.record import ResultRecord
+from lightning_modules.callbacks.results import ResultRecord
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
 from lightning_modules.cli.configs import find_configs
 from lightning_modules.cli.errors import explain

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_modules.callbacks.record import epsilon_of, role
+from lightning_modules.callbacks.results import epsilon_of, role
 from lightning_modules.named_code import unknown_code
 
 #: Methods whose networks no command publishes.

@@ -1,6 +1,6 @@
 """Publishes a finished run as a folder (weights, model card, guarantee, ONNX) and loads such folders."""
 
-from lightning_modules.publishing.export import Exported, check_options, export_run
-from lightning_modules.publishing.folder import ExportError, load_student
+from lightning_modules.publishing.export import Exported, export_run
+from lightning_modules.publishing.folder import ExportError, check_target, load_student
 
-__all__ = ["ExportError", "Exported", "check_options", "export_run", "load_student"]
+__all__ = ["ExportError", "Exported", "check_target", "export_run", "load_student"]

@@ -22,7 +22,7 @@ from lightning_modules.publishing.folder import (
     without_folders,
 )
 from lightning_modules.publishing.model_card import CARD, model_card
-from lightning_modules.publishing.onnx import ONNX, require_agreement, require_onnx, write_onnx
+from lightning_modules.publishing.onnx import ONNX, require_agreement, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.training.run import versions
 from privacy.exported import GUARANTEE, checksums
@@ -33,29 +33,23 @@ PREPROCESSING = {"layout": "NCHW", "dtype": "float32", "range": [-1.0, 1.0], "fr
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """An export's folder, with the largest difference between each written file's logits and the network's."""
+    """An export's folder.
+
+    Attributes:
+        differences: Largest difference between each written file's logits and the network's.
+        without_onnx: Why there is no ONNX file; empty if there is one.
+    """
 
     folder: Path
     run: FinishedRun
     differences: dict[str, float]
-
-
-def check_options(target: Path, *, onnx: bool, force: bool) -> None:
-    """Check the options that do not depend on the run.
-
-    Raises:
-        ExportError: The folder cannot or must not be replaced, or a package that writes ONNX is missing.
-    """
-    check_target(target, force=force)
-    if onnx:
-        require_onnx()
+    without_onnx: str
 
 
 def export_run(
     given: str | Path,
     *,
     to: str | Path,
-    onnx: bool = False,
     unprotected: bool = False,
     force: bool = False,
     license_name: str = "other",
@@ -68,28 +62,32 @@ def export_run(
         ExportError: The run must not or cannot be exported as requested. Nothing was written.
     """
     target = Path(to)
-    check_options(target, onnx=onnx, force=force)
+    check_target(target, force=force)
     run = read_run(given, network=network, named=named)
-    if math.isinf(run.epsilon) and not unprotected:
+    if math.isinf(run.guarantee.epsilon) and not unprotected:
         raise ExportError(
-            f"nothing bounds what this student reveals about a record of {run.stated['private_data']} (record-level "
+            f"nothing bounds what this student reveals about a record of {run.guarantee.private_data} (record-level "
             "epsilon is infinite). Add --unprotected to export it anyway: its model card will begin with that"
         )
     with staged(target) as folder:
         (folder / WEIGHTS).write_bytes(weights_of(run.network))
         _write_json(folder / CONFIG, _description(run))
-        (folder / "guarantee.md").write_text(run.page, encoding="utf-8")
+        (folder / "guarantee.md").write_text(run.guarantee.to_markdown(), encoding="utf-8")
         loaded = load_as(folder, run.architecture)  # `read_run` has checked the class
         shape = run.image_shape
         differences = {WEIGHTS: require_agreement(loaded, run.network, image_shape=shape, name=WEIGHTS)}
-        if onnx:
-            carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
+        carried = {"class_names": run.class_names, "image_shape": shape, "range": PREPROCESSING["range"]}
+        without_onnx = ""
+        try:
             differences[ONNX] = write_onnx(run.network, folder, image_shape=shape, metadata=carried)
+        except ExportError as error:
+            (folder / ONNX).unlink(missing_ok=True)
+            without_onnx = str(error)
         files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
         card = model_card(run, name=target.resolve().name or "student", license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")
-        _write_json(folder / GUARANTEE, {**run.guarantee, "files": checksums(folder)})
-    return Exported(folder=target, run=run, differences=differences)
+        _write_json(folder / GUARANTEE, {**run.guarantee.to_dict(), "files": checksums(folder)})
+    return Exported(folder=target, run=run, differences=differences, without_onnx=without_onnx)
 
 
 def _without_paths(architecture: Any) -> Any:

@@ -39,8 +39,8 @@ logits = session.run(["logits"], {{"images": images}})[0]  # numpy, float32
 Its logits were compared with the network's when it was written: they agree within {TOLERANCE:g}."""
 
 _WITHOUT_ONNX = (
-    f"Nothing here loads without it: `{WEIGHTS}` holds only weights, for which it builds the network. An export with "
-    "`--onnx` includes a file that loads without it."
+    f"Nothing here loads without it: `{WEIGHTS}` holds only weights, for which it builds the network. ONNX could not "
+    "be written when this was exported."
 )
 
 
@@ -71,10 +71,10 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         shape="×".join(map(str, run.image_shape)),
         classes=", ".join(map(inline, run.class_names[:20])) + (" …" if run.num_classes > 20 else ""),
         kind=name_of(run.architecture).rsplit(".", 1)[-1],
-        privacy=section_of(run.page),
+        privacy=section_of(run.guarantee.to_markdown()),
         accuracy=_accuracy(run),
-        data=_DATA[run.role].format(run.stated["private_data"]),
-        caution=_CAUTIONS[run.epsilon > MEANINGFUL_EPSILON],
+        data=_DATA[run.role].format(run.guarantee.private_data),
+        caution=_CAUTIONS[run.guarantee.epsilon > MEANINGFUL_EPSILON],
         sizes=", ".join(map(str, run.image_shape)),
         colours={1: "grey", 3: "RGB"}.get(run.image_shape[0], f"{run.image_shape[0]} channels"),
         trusted=", trust_code=True" if unknown_code(run.architecture) else "",
@@ -87,7 +87,7 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
     tags = ["image-classification", "pytorch"]
     tags += ["data-free-distillation", "knowledge-distillation"] if run.role == "student" else []
     # A tag is read without ε.
-    tags += ["differential-privacy"] if run.epsilon <= MEANINGFUL_EPSILON else []
+    tags += ["differential-privacy"] if run.guarantee.epsilon <= MEANINGFUL_EPSILON else []
     front: dict[str, Any] = {
         "license": license_name,
         "library_name": "pytorch",
@@ -107,16 +107,16 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
 
 
 def _warning(run: FinishedRun) -> str:
-    data = run.stated["private_data"]
-    if math.isinf(run.epsilon):
+    stated = run.guarantee
+    if math.isinf(stated.epsilon):
         said = (
-            f": nothing bounds what this model reveals about a single record of {data}** (record-level ε is infinite). "
-            "It was exported anyway, by explicit request."
+            f": nothing bounds what this model reveals about a single record of {stated.private_data}** (record-level "
+            "ε is infinite). It was exported anyway, by explicit request."
         )
-    elif run.epsilon > MEANINGFUL_EPSILON:
+    elif stated.epsilon > MEANINGFUL_EPSILON:
         said = (
-            f" in any meaningful sense: {run.level}-level ε = {round_up(run.epsilon)}** (δ = {run.stated['delta']:g}) "
-            f"bounds nothing that would matter to a {run.level} of {data}."
+            f" in any meaningful sense: {stated.level}-level ε = {round_up(stated.epsilon)}** (δ = {stated.delta:g}) "
+            f"bounds nothing that would matter to a {stated.level} of {stated.private_data}."
         )
     else:
         return ""

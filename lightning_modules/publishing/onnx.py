@@ -29,17 +29,6 @@ TOLERANCE = 1e-4
 _SIZES = (1, 2, 35)  # batch sizes, one of them larger than the pieces of a scattering transform
 
 
-def require_onnx() -> None:
-    """Check that the packages for ONNX are installed.
-
-    Raises:
-        ExportError: One is missing; the error says how to install it.
-    """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportError(f"--onnx needs {', '.join(missing)}: pip install 'private-model-transcription[onnx]'")
-
-
 def write_onnx(
     network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int], metadata: Mapping[str, Any] | None = None
 ) -> float:
@@ -51,7 +40,8 @@ def write_onnx(
     Raises:
         ExportError: A package is missing, the network cannot be exported, or its logits differ.
     """
-    require_onnx()
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'private-model-transcription[onnx]'")
     onnxruntime: Any = importlib.import_module("onnxruntime")
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -67,8 +57,7 @@ def write_onnx(
             )
     except Exception as error:
         raise ExportError(
-            f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]}). Leave "
-            "out --onnx to export the weights and config.json alone"
+            f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]})"
         ) from error
     finally:
         logger.setLevel(level)
@@ -127,31 +116,14 @@ def portable(network: nn.Module) -> nn.Module:
 
     Scattering is computed without complex numbers; scattering, patches and kernels process a batch in one piece.
     """
-    copied = copy.deepcopy(network).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
-    return _replaced(copied)
-
-
-def _replaced(module: nn.Module) -> nn.Module:
-    if isinstance(module, Scattering):
-        return PortableScattering(module).eval()
-    if isinstance(module, Patches | Kernels):
-        return InOnePiece(module).eval()
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child))
-    return module
-
-
-class InOnePiece(nn.Module):
-    """Patch features, or a convolutional kernel network, computed for any number of images in one piece."""
-
-    def __init__(self, features: Patches | Kernels) -> None:
-        super().__init__()
-        self.features = features
-        self.output_shape = features.output_shape
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, F)."""
-        return self.features.at_once(images)
+    whole = nn.Sequential(copy.deepcopy(network)).cpu().eval().requires_grad_(False)
+    for module in list(whole.modules()):
+        if isinstance(module, Patches | Kernels):
+            module.forward = module.at_once  # type: ignore[method-assign]
+        for name, child in module.named_children():
+            if isinstance(child, Scattering):
+                setattr(module, name, PortableScattering(child).eval())
+    return whole.to(memory_format=torch.contiguous_format)
 
 
 class PortableScattering(Scattering):

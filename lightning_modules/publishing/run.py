@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_modules.callbacks.record import epsilon_of
+from lightning_modules.callbacks.results import epsilon_of
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.named_code import require_known_code, texts_in
 from lightning_modules.networks import build_network, described
 from lightning_modules.networks.network import named_network
 from lightning_modules.publishing.folder import ExportError, name_of, without_folders
-from lightning_modules.training.run import LAST, LOCK, folder_of_checkpoint
+from lightning_modules.training.run import LAST, LOCK
 from privacy.accounting.composition import compose
 from privacy.events import Release
-from privacy.guarantee import level_of
+from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.plan import Charge
 
@@ -39,7 +39,7 @@ class FinishedRun:
         pictures: How the run's data prepared pictures: `resize` and `bits` of `Preparation`.
         role: `student` or `teacher`.
         method: Class that trained the network.
-        guarantee: The run's `guarantee.json`; `page` is `guarantee.md`.
+        guarantee: The run's, without folders of this machine.
         record: The run's `result.json`; None if there is none for the checkpoint's step.
     """
 
@@ -51,29 +51,13 @@ class FinishedRun:
     pictures: Mapping[str, Any]
     role: str
     method: str
-    guarantee: Mapping[str, Any]
-    page: str
+    guarantee: Guarantee
     record: Mapping[str, Any] | None
     steps: int
 
     @property
-    def stated(self) -> Mapping[str, Any]:
-        """The guarantee without the paper's claim."""
-        found: Mapping[str, Any] = self.guarantee["guarantee"]
-        return found
-
-    @property
-    def epsilon(self) -> float:
-        """ε for the stated unit; `inf` if nothing bounds it."""
-        return float(self.stated["epsilon"])
-
-    @property
-    def level(self) -> str:
-        return level_of(str(self.stated["unit"]))
-
-    @property
     def data(self) -> str:
-        return str(self.record["dataset"]) if self.record else str(self.stated["private_data"]).split("/")[0]
+        return str(self.record["dataset"]) if self.record else self.guarantee.private_data.split("/")[0]
 
 
 def read_run(given: str | Path, *, network: str | None = None, named: Collection[str] = ()) -> FinishedRun:
@@ -89,16 +73,14 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         ExportError: It is not a run, is of a private teacher, is still running, or continued after its guarantee.
     """
     checkpoint, folder = _places(Path(given))
-    content = _read(checkpoint)
-    folder = folder or folder_of_checkpoint(checkpoint)
-    role = _role(content, checkpoint)
+    content, role = _read(checkpoint)
     if folder is None:
         raise ExportError(f"{checkpoint} lies in no run's folder: give runs/NAME/version_0, or a checkpoint inside it")
     _refuse_running(folder)
-    guarantee, page = _guarantee(folder)
+    guarantee = _guarantee(folder)
     steps = int(content["distillation"]["steps_done"] if role == "student" else content["global_step"])
-    record = _record(folder, content, guarantee["guarantee"], steps=steps)
-    _refuse_uncovered(content, guarantee["guarantee"], role=role, folder=folder)
+    record = _record(folder, guarantee, steps=steps)
+    _refuse_uncovered(content, guarantee, role=role, folder=folder)
     settings = hyperparameters(content)
     num_classes = int(settings["num_classes"])
     of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": tuple(map(int, settings["image_shape"]))}
@@ -118,17 +100,16 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         role=role,
         method=str(settings.get("_class_path", "DPSGDTeacher" if role == "teacher" else "a script")).rsplit(".", 1)[-1],
         guarantee=guarantee,
-        page=page,
         record=record,
         steps=steps,
     )
 
 
 def _places(given: Path) -> tuple[Path, Path | None]:
-    """Return the checkpoint, and the run's folder if it is known without reading the checkpoint."""
+    """Return the checkpoint, and the folder of its run if it lies in one."""
     if given.is_file():
         beside = given.resolve().parent
-        return given, beside.parent if beside.name == "checkpoints" and (beside.parent / "public").is_dir() else None
+        return given, beside.parent if beside.name == "checkpoints" else None
     only = list((given / "checkpoints").glob("*.ckpt"))  # a script's, which Lightning's default names by step
     checkpoint = next(filter(Path.is_file, [given / LAST, *(only if len(only) == 1 else [])]), None)
     if checkpoint is None:
@@ -138,7 +119,8 @@ def _places(given: Path) -> tuple[Path, Path | None]:
     return checkpoint, given
 
 
-def _read(checkpoint: Path) -> dict[str, Any]:
+def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
+    """Return a checkpoint and the role of its network; refuse what is never published."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -148,16 +130,12 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict) or "state_dict" not in content:
         raise ExportError(f"{checkpoint} is no checkpoint of a run: give checkpoints/last.ckpt of a run's folder")
-    return content
-
-
-def _role(content: Mapping[str, Any], checkpoint: Path) -> str:
     if "distillation" in content:
-        return "student"
+        return content, "student"
     if "ensemble" in content:
         raise ExportError(f"{checkpoint} is of an ensemble of teachers, which is never exported: export a student")
     if "dp_sgd" in content:
-        return "teacher"
+        return content, "teacher"
     raise ExportError(
         f"{checkpoint} is of a private teacher, which is never exported: nothing bounds what it reveals about a "
         "record. Export a student of it, or train a teacher by DP-SGD (DPSGDTeacher), which may be published itself"
@@ -177,22 +155,19 @@ def _refuse_running(folder: Path) -> None:
         os.close(handle)
 
 
-def _guarantee(folder: Path) -> tuple[dict[str, Any], str]:
+def _guarantee(folder: Path) -> Guarantee:
     public = folder / "public"
     try:
         values = json.loads((public / "guarantee.json").read_text(encoding="utf-8"))
-        page = (public / "guarantee.md").read_text(encoding="utf-8")
-        float(values["guarantee"]["epsilon"])
+        return Guarantee.from_dict(without_folders(values))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(
             f"{public} holds no guarantee that can be read ({error}), without which nothing is exported: a fit writes "
             "it when it ends. Resume the fit to its end"
         ) from error
-    plain: dict[str, Any] = without_folders(values)
-    return plain, str(without_folders(page))
 
 
-def _refuse_uncovered(content: Mapping[str, Any], stated: Mapping[str, Any], *, role: str, folder: Path) -> None:
+def _refuse_uncovered(content: Mapping[str, Any], stated: Guarantee, *, role: str, folder: Path) -> None:
     """Refuse a guarantee that is of another run, or older than the checkpoint."""
     if role == "student":
         state = content["distillation"]
@@ -203,24 +178,24 @@ def _refuse_uncovered(content: Mapping[str, Any], stated: Mapping[str, Any], *, 
         training, state, queries = Training.from_dict(content["training"]), content["dp_sgd"], 0
         if training.releases is None:
             raise ExportError("the teacher's checkpoint does not say what its training released: nothing bounds it")
-        identity, least = training.id, compose(training.releases, float(stated["delta"])).epsilon
+        identity, least = training.id, compose(training.releases, stated.delta).epsilon
     noted = all(
-        any(without_folders(access) in text for text in stated["assumptions"]) for access in state["uncharged_queries"]
+        any(without_folders(access) in text for text in stated.assumptions) for access in state["uncharged_queries"]
     )
-    if queries > int(stated["queries_of_run"]) or least > float(stated["epsilon"]) * (1 + 1e-9) or not noted:
+    if queries > stated.queries_of_run or least > stated.epsilon * (1 + 1e-9) or not noted:
         raise ExportError(
             f"the checkpoint's fit went on after {folder / 'public/guarantee.json'} was written and did not come to "
             "its end: what that states does not cover it. Resume the fit to its end"
         )
-    if stated.get("run") != identity:
+    if stated.run != identity:
         raise ExportError(
-            f"the guarantee in {folder / 'public'} is of run {stated.get('run')}, and the checkpoint is of {identity}"
+            f"the guarantee in {folder / 'public'} is of run {stated.run}, and the checkpoint is of {identity}"
         )
-    if role == "teacher" and math.isinf(float(stated["epsilon"])):
+    if role == "teacher" and math.isinf(stated.epsilon):
         raise ExportError("nothing bounds what this teacher reveals (its noise may be known): it is never exported")
 
 
-def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float:
+def _least_epsilon(state: Mapping[str, Any], stated: Guarantee) -> float:
     """Lower bound on ε from the checkpoint's charges about its teacher alone.
 
     It catches a branch of the run that the guarantee does not know and that made as many queries with less noise.
@@ -230,7 +205,7 @@ def _least_epsilon(state: Mapping[str, Any], stated: Mapping[str, Any]) -> float
         charge = Charge.from_dict(values)
         if charge.training is not None and charge.training == state.get("training"):
             releases[charge.release] += int(count)
-    return min(compose(releases, float(stated["delta"])).epsilon, float(stated["teacher_epsilon"]))
+    return min(compose(releases, stated.delta).epsilon, stated.teacher_epsilon)
 
 
 def _architecture(
@@ -279,16 +254,12 @@ def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return _innermost(settings["dataset"]) if settings.get("dataset") else settings
 
 
-def _record(
-    folder: Path, content: Mapping[str, Any], stated: Mapping[str, Any], *, steps: int
-) -> Mapping[str, Any] | None:
+def _record(folder: Path, stated: Guarantee, *, steps: int) -> Mapping[str, Any] | None:
     """Read `result.json` if it was measured at the checkpoint's step."""
-    seed = content.get("distillation", {}).get("draw_seed")
     try:
         record: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        same = record["steps"] == steps and epsilon_of(record) == float(stated["epsilon"])
         # Another run may have written into the same folder.
-        same = same and record["run"] == stated["run"] and seed in (None, record["seed"])
+        same = record["steps"] == steps and epsilon_of(record) == stated.epsilon and record["run"] == stated.run
         float(record["accuracy"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from datamodules import ShardedRecords, Shards
-from lightning_modules.callbacks.predictions import PredictionWriter
+from lightning_modules.callbacks.results import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import (

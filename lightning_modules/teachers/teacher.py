@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from lightning_modules.callbacks.predictions import PredictionWriter
+from lightning_modules.callbacks.results import PredictionWriter
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names

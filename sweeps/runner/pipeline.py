@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from lightning_modules.callbacks.figures import save_figure
-from lightning_modules.callbacks.record import role
+from lightning_modules.callbacks.results import role
 from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import comparison

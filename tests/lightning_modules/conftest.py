@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from support.ensembles import ensemble_file
-from support.fixtures import folder, here, quick_figures, quick_whitening, trained_teacher
+from support.fixtures import folder, here, quick_exports, quick_figures, quick_whitening, trained_teacher, with_onnx
 from support.runs import SMALL
 
-__all__ = ["folder", "here", "quick_figures", "quick_whitening", "trained_teacher"]
+__all__ = ["folder", "here", "quick_exports", "quick_figures", "quick_whitening", "trained_teacher", "with_onnx"]
 
 
 @pytest.fixture(scope="session")

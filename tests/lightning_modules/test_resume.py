@@ -71,7 +71,9 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path, step: int) -> Non
     assert resumed.steps_done == STEPS * EPOCHS
     assert sum(resumed.session.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
     # Accuracy was measured after each epoch, that of the interruption too.
-    curve = next(callback for callback in resumed.trainer.callbacks if type(callback).__name__ == "Curves").history
+    curve = next(
+        callback for callback in resumed.trainer.callbacks if type(callback).__name__ == "ResultRecord"
+    ).history
     assert [point["steps"] for point in curve] == [STEPS, 2 * STEPS]
 
 

@@ -78,6 +78,18 @@ def quick_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("lightning_modules.callbacks.figures.save_figure", touch)
 
 
+@pytest.fixture(autouse=True)
+def quick_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ONNX, as without its extra: it takes seconds. Tests of it ask for `with_onnx`."""
+    monkeypatch.setattr("lightning_modules.publishing.onnx._PACKAGES", ("left_out_of_most_tests",))
+
+
+@pytest.fixture
+def with_onnx(quick_exports: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports with ONNX."""
+    monkeypatch.setattr("lightning_modules.publishing.onnx._PACKAGES", ("onnx", "onnxscript", "onnxruntime"))
+
+
 @pytest.fixture
 def folder(tmp_path: Path, trained_teacher: Path) -> Path:
     """An empty working folder with the teacher in `teachers/digits.ckpt`, and a ledger that knows of its training."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, configuration, distil, fit, result
+from support.runs import configuration, distil, fit, result
 
 from lightning_modules.cli import main
 from privacy.checks import round_up
@@ -104,20 +104,6 @@ def test_an_accuracy_on_what_is_kept_apart_is_called_val(folder: Path) -> None:
     assert record["config"]["data"]["init_args"]["evaluation"] == "selection"
 
 
-@pytest.mark.slow
-def test_wandb_offline_keeps_each_run_in_a_folder_of_its_own(folder: Path) -> None:
-    logger = {
-        "class_path": "WandbLogger",
-        "init_args": {"offline": True, "save_dir": "wb", "project": "p", "id": "one"},
-    }
-    distil(trainer={"logger": logger}, steps=2)
-    import wandb
-
-    wandb.finish()
-    assert {path.name for path in Path("wb/p/one").iterdir()} >= {"config.yaml", "public", "result.json", "checkpoints"}
-    assert list(Path("wb/wandb").glob("offline-run-*/run-one.wandb"))
-
-
 def test_fast_dev_run_leaves_no_litter(folder: Path) -> None:
     distil("run", "--trainer.fast_dev_run=true")
     assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
@@ -141,12 +127,10 @@ def test_test_and_validate_need_no_teacher_and_keep_the_curves(folder: Path) -> 
     assert not cli.model.trainer.fast_dev_run
 
 
-def test_a_teachers_record_promises_nothing(folder: Path) -> None:
-    small = ["--trainer.max_epochs=1", "--trainer.default_root_dir=t"]
-    main(["fit", "--config", "sweeps/teacher_digits.yaml", *small, *QUIET])
-    record = json.loads(Path("t/result.json").read_text())
+def test_a_teachers_record_promises_nothing(trained_teacher: Path) -> None:
+    (file,) = trained_teacher.parents[1].rglob("result.json")
+    record = json.loads(file.read_text())
     assert record["epsilon_record"] == "inf" and "epsilon_published" not in record
-    assert not Path("t/public/guarantee.json").exists()
-    content: dict[str, Any] = torch.load("teachers/digits.ckpt", weights_only=True)
+    assert not (file.parent / "public" / "guarantee.json").exists()
+    content: dict[str, Any] = torch.load(trained_teacher, weights_only=True)
     assert content["private_data"] == "Digits/train" and content["num_records"] == 1435
-    assert content["hyper_parameters"]["network"]["class_path"] == "lightning_modules.networks.SmallCNN"

@@ -112,9 +112,9 @@ def of_student() -> None:
     export()
 
 
-def evaluated(command: str) -> None:
+def evaluated() -> None:
     changed(STUDENT, _class_path="theirs.DPDFD")
-    main([command, "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
+    main(["test", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
 
 
 def loaded() -> None:
@@ -157,8 +157,7 @@ def distilled() -> None:
 
 WAYS: dict[str, Callable[[], None]] = {
     "export": of_student,
-    "test": lambda: evaluated("test"),
-    "predict": lambda: evaluated("predict"),
+    "test": evaluated,
     "load_from_checkpoint": loaded,
     "load_from_checkpoint, another section": under_another_section,
     "teacher": taught,

@@ -14,7 +14,8 @@ from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, S
 from lightning_modules.publishing import ExportError
 from lightning_modules.publishing.onnx import TOLERANCE, PortableScattering, require_agreement, write_onnx
 
-GREY, COLOUR = (1, 8, 8), (3, 12, 10)
+pytestmark = pytest.mark.usefixtures("with_onnx")
+GREY = (1, 8, 8)
 
 
 #: Each kind of features, plain or whitened.

@@ -17,7 +17,7 @@ from lightning_modules.cli import main
 PAGE = Path(__file__).parents[3] / "docs" / "use_your_student.md"
 
 
-def test_the_page_runs(runs: Path) -> None:
+def test_the_page_runs(runs: Path, with_onnx: None) -> None:
     Path("runs/my_run").mkdir(parents=True)
     shutil.copytree("generated", "runs/my_run/version_0")
     picture(np.zeros((12, 16), dtype=np.uint8), Path("new-pictures/1.png"))

@@ -12,9 +12,8 @@ import torch
 from lightning import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from sklearn.metrics import roc_auc_score
-from support.runs import QUIET, distil, result
+from support.runs import distil, result
 
-from lightning_modules.cli import main
 from lightning_modules.training.evaluation import AreaUnderCurve, measured_on, require_monitored, validation_names
 
 
@@ -102,32 +101,3 @@ def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks
     if asks:
         assert tested["test/auroc"] == pytest.approx(result()["auroc"], abs=1e-4)
         assert float(logged["test_split/auroc"]) == pytest.approx(tested["test/auroc"], abs=1e-4)
-
-
-TEACHERS = {
-    "Teacher": ["--model", "Teacher", "--data", "DATA"],
-    "DPSGDTeacher": [
-        *("--model", "DPSGDTeacher", "--model.target_epsilon", "5", "--data", "PoissonSampled"),
-        *("--model.network", "SmallCNN", "--model.network.init_args.norm", "group"),
-        *("--model.network.init_args.activation", "tanh"),
-        *("--data.dataset", "DATA", "--data.batch_size", "50", "--data.steps_per_epoch", "2"),
-    ],
-    "TeacherEnsemble": [
-        *("--model", "TeacherEnsemble", "--model.steps", "5", "--data", "Shards", "--data.dataset", "DATA"),
-        *("--data.num_teachers", "3", "--data.batch_size", "8", "--data.steps_per_epoch", "5"),
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", TEACHERS)
-def test_a_teacher_s_area_is_logged(kind: str) -> None:
-    arguments = ["support.variants.AskingTwoClasses" if argument == "DATA" else argument for argument in TEACHERS[kind]]
-    epochs = "-1" if kind == "TeacherEnsemble" else "1"
-    cli = main(["fit", *arguments, f"--trainer.max_epochs={epochs}", "--trainer.default_root_dir=run", *QUIET])
-    assert cli is not None
-    logged = cli.trainer.callback_metrics
-    name = "val/auroc" if kind == "Teacher" else "test_split/auroc"
-    assert 0 <= float(logged[name]) <= 1
-    tested = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)[0]
-    assert tested["test/auroc"] == pytest.approx(result()["auroc"], abs=1e-4)
-    assert not any("auroc" in key for key in cli.model.state_dict())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lightning import Trainer
 
-from lightning_modules.callbacks import Curves, PrivacyCallback
+from lightning_modules.callbacks import PrivacyCallback, ResultRecord
 from lightning_modules.training.run import LOCK, RunFolderError, missing_callbacks, own_folder
 
 
@@ -52,6 +52,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_trainer_keeps_the_callbacks_that_it_has() -> None:
     """Lightning would replace them, with the curve of the fit before."""
-    trainer = Trainer(callbacks=[own := Curves()], logger=False, accelerator="cpu", enable_checkpointing=False)
-    assert [type(one) for one in missing_callbacks(trainer, Curves, PrivacyCallback)] == [PrivacyCallback]
+    trainer = Trainer(callbacks=[own := ResultRecord()], logger=False, accelerator="cpu", enable_checkpointing=False)
+    assert [type(one) for one in missing_callbacks(trainer, ResultRecord, PrivacyCallback)] == [PrivacyCallback]
     assert own in trainer.callbacks  # type: ignore[attr-defined]
