@@ -40,7 +40,7 @@ from lightning_modules.networks import SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.training.run import commit, hardware, versions
+from lightning_modules.training.run import provenance
 from privacy import Budget
 from privacy.journal import write_atomically
 from privacy.mechanisms import NoisyGradients, NoisyLabels
@@ -217,7 +217,7 @@ def main(args: list[str] | None = None) -> None:
     with one_thread(), tempfile.TemporaryDirectory() as temporary:
         methods = measure(size, folder=Path(temporary))
     measured = {**size._asdict(), "threads": 1, "classes": CLASSES, "methods": methods}
-    result = {**measured, "hardware": hardware(), "versions": versions(), "commit": commit()}
+    result = {**measured, **provenance()}
     print(table(result))
     write_atomically(options.output, json.dumps(result, indent=2) + "\n")
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli import main as command
 from lightning_modules.networks.feature_cache import feature_memory
-from lightning_modules.training.run import hardware, versions
+from lightning_modules.training.run import provenance
 from privacy.attacks import MEMBERSHIP
 from privacy.journal import write_atomically
 from sweeps.attacking.shadows import AttackError
@@ -54,8 +54,7 @@ def main(args: list[str] | None = None) -> None:
         "data": measured["dataset"],
         "shadows": found["shadows"],
         "runs": runs,
-        "hardware": hardware(),
-        "versions": versions(),
+        **provenance(),
         "commit": ", ".join(sorted(commits)),
     }
     write_atomically(options.results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")

@@ -30,7 +30,7 @@ from lightning_modules.training.run import (
     datamodule_of,
     missing_callbacks,
     state_of_run,
-    steps_ahead,
+    steps_of_run,
     write_statement,
 )
 from privacy.account import Budget
@@ -227,7 +227,7 @@ class DirectTraining(Teacher):
     def _calls_ahead(self) -> int | None:
         if isinstance(self.mechanism, DirectLabels):
             return 1 if self.noisy_labels is None else 0
-        ahead = steps_ahead(self.trainer, self.trainer.num_training_batches)
+        ahead = steps_of_run(self.trainer)
         return 10**7 if ahead is None and self.session.budget.target_epsilon is not None else ahead
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

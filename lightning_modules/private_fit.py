@@ -26,7 +26,7 @@ from lightning_modules.training.run import (
     clear,
     datamodule_of,
     is_dev_run,
-    public_folder,
+    run_folder,
     state_of_run,
     steps_of_run,
     take_back_unfinished_step,
@@ -218,7 +218,7 @@ class LearnsFromTeacher(ManualOptimization):
         warn_of_changed_noise(self.session)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             # Images beside it will be of more than it covers.
-            for page in public_folder(self.trainer).glob("guarantee.*"):
+            for page in (run_folder(self.trainer) / "public").glob("guarantee.*"):
                 page.unlink()
         self.begun = True
 

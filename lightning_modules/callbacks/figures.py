@@ -22,7 +22,7 @@ if "matplotlib.pyplot" not in sys.modules:  # a notebook's own backend stays
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lightning_modules.training.run import is_dev_run, private_folder, public_folder
+from lightning_modules.training.run import is_dev_run, run_folder
 
 
 class SyntheticImages(Callback):
@@ -53,7 +53,7 @@ class SyntheticImages(Callback):
         figure = image_grid(images, title=f"synthetic images after {pl_module.steps_done} steps")
         # Next to the guarantee if it covers the images, otherwise in the private folder.
         bounded = math.isfinite(pl_module.session.account.epsilon(counts=pl_module.session.covering()))
-        folder = public_folder(trainer) if bounded else private_folder(trainer)
+        folder = run_folder(trainer) / ("public" if bounded else "private")
         path = save_figure(figure, folder / "figures" / f"synthetic_{pl_module.steps_done:06d}.png")
         if bounded:
             log_image(trainer, images, path, step=pl_module.steps_done)

@@ -22,13 +22,11 @@ from lightning_modules.training.evaluation import asks_for_auroc, measured_on, v
 from lightning_modules.training.processes import processes_of
 from lightning_modules.training.run import (
     callbacks_of,
-    commit,
     datamodule_of,
     folder_of_checkpoint,
-    hardware,
     is_dev_run,
+    provenance,
     run_folder,
-    versions,
 )
 from privacy.checks import json_number
 from privacy.guarantee import Guarantee
@@ -113,9 +111,7 @@ class ResultRecord(Callback):
             **_stated(guarantee),
             "steps": steps,
             "seed": seed,
-            "hardware": hardware(),
-            "versions": versions(),
-            "commit": commit(),
+            **provenance(),
             "config": next((one.values for one in callbacks_of(trainer) if isinstance(one, SaveConfig)), None),
         }
         write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")

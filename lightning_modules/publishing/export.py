@@ -24,7 +24,7 @@ from lightning_modules.publishing.folder import (
 from lightning_modules.publishing.model_card import CARD, model_card
 from lightning_modules.publishing.onnx import ONNX, require_agreement, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
-from lightning_modules.training.run import versions
+from lightning_modules.training.run import provenance
 from privacy.exported import GUARANTEE, checksums
 
 PREPROCESSING = {"layout": "NCHW", "dtype": "float32", "range": [-1.0, 1.0], "from_0_to_1": "2 * x - 1"}
@@ -108,7 +108,7 @@ def _description(run: FinishedRun) -> dict[str, Any]:
         "outputs": "logits",
         "role": run.role,
         "method": run.method,
-        "versions": {**versions(), **(dict(run.record["versions"]) if run.record else {})},
+        "versions": {**provenance()["versions"], **(dict(run.record["versions"]) if run.record else {})},
     }
 
 

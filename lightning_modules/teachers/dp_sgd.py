@@ -30,7 +30,7 @@ from lightning_modules.training.run import (
     datamodule_as,
     is_dev_run,
     missing_callbacks,
-    steps_ahead,
+    steps_of_run,
     write_statement,
 )
 from privacy.account import Budget, PrivacyAccount
@@ -207,7 +207,7 @@ class DPSGDTeacher(Teacher):
             LedgerError: The ledger cannot be written: no step may be taken.
         """
         self._require_as_charged()
-        ahead = steps_ahead(self.trainer, len(self._poisson.train_dataloader()))
+        ahead = steps_of_run(self.trainer, length=len(self._poisson.train_dataloader()))
         by_all(self.processes, lambda: self.steps.fix_plan(self._step, ahead))
         self.own_training.register(self.releases)
         self.own_training.renew_token()

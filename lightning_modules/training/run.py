@@ -13,9 +13,9 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -47,16 +47,11 @@ def run_folder(trainer: Trainer) -> Path:
     For process 0, which writes all files of a run; others may count another version. `trainer.log_dir` would
     communicate, and a process that calls it alone would wait forever.
     """
-    return _folder(trainer.logger, trainer.default_root_dir)
+    return folder_of(trainer.logger, trainer.default_root_dir)
 
 
-def fixed_folder(logger: Logger | None, root: str | Path) -> Path | None:
-    """Return the folder of every run with this logger; None if each run gets one of its own when it begins."""
-    version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
-    return None if version is None else _folder(logger, root)
-
-
-def _folder(logger: Logger | None, root: str | Path) -> Path:
+def folder_of(logger: Logger | None, root: str | Path) -> Path:
+    """Return the folder of a run with this logger, whose version is known."""
     if isinstance(logger, WandbLogger):
         return Path(logger.save_dir or root) / str(logger.name or "wandb") / str(logger.version)
     if isinstance(logger, (CSVLogger, TensorBoardLogger)):
@@ -101,37 +96,29 @@ def is_dev_run(trainer: Trainer) -> bool:
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
-def hardware() -> str:
-    """Describe the processor and its threads, or the GPUs."""
+def provenance() -> dict[str, Any]:
+    """What a result depends on besides its configuration.
+
+    Returns:
+        `hardware` (the processor and its threads, or the GPUs), `versions` of Python and of packages, and the `commit`
+        of the running code, with `-dirty` if it was changed since; "unknown" outside a checkout.
+    """
     if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    name = next(names, platform.processor() or platform.machine())
-    return f"CPU {name}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and the packages that results depend on."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
+        hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    else:
+        told = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").is_file() else ""
+        named = re.search(r"^model name\s*: (.*)", told, re.MULTILINE)
+        name = named[1] if named else platform.processor() or platform.machine()
+        hardware = f"CPU {name}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
+    versions, commit = {"python": platform.python_version()}, ""
+    for package in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def commit() -> str:
-    """Commit of the running code, with `-dirty` if it was changed since; "unknown" outside a checkout."""
-    here = Path(sys.modules[__name__].__file__ or ".").resolve().parent
-    try:
-        head = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here, capture_output=True, text=True, timeout=20, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return head.stdout.strip() or "unknown"
+            versions[package] = metadata.version(package)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        settings: dict[str, Any] = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "timeout": 20}
+        commit = subprocess.check_output(described, text=True, **settings).strip()
+    return {"hardware": hardware, "versions": versions, "commit": commit or "unknown"}
 
 
 class RunFolderError(RuntimeError):
@@ -180,16 +167,6 @@ def folder_of_checkpoint(checkpoint: Path) -> Path | None:
 # --- what of it is public ---
 
 
-def public_folder(trainer: Trainer) -> Path:
-    """Folder of the guarantee and of what it covers."""
-    return run_folder(trainer) / "public"
-
-
-def private_folder(trainer: Trainer) -> Path:
-    """Folder of figures from non-private accesses, for which nothing was charged."""
-    return run_folder(trainer) / "private"
-
-
 def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
     """Removes files of an earlier fit in the same folder, unless they belong to the run to be `resumed`.
 
@@ -197,73 +174,70 @@ def clear(trainer: Trainer, *, resumed: str | None = None) -> None:
     """
     if not trainer.is_global_zero or is_dev_run(trainer):
         return
+    folder = run_folder(trainer)
     try:
-        found = json.loads((public_folder(trainer) / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
+        found = json.loads((folder / "public" / "guarantee.json").read_text(encoding="utf-8"))["guarantee"]["run"]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if resumed and found == resumed:
         return
-    for folder in (public_folder(trainer), private_folder(trainer), *run_folder(trainer).glob("clients/*")):
+    for part in (folder / "public", folder / "private", *folder.glob("clients/*")):
         for pattern in ("guarantee.*", "*.pt", "figures/*.png", "attack/attack.*"):
-            for file in folder.glob(pattern):
+            for file in part.glob(pattern):
                 file.unlink(missing_ok=True)
 
 
 def write_statement(
     trainer: Trainer, guarantee: Guarantee, networks: Mapping[str, nn.Module], *, ledger: Path | None = None
 ) -> None:
-    """Writes a guarantee with the networks that it covers, and explains its figures in words; for process 0."""
-    where = ""
-    if not is_dev_run(trainer):  # such a run has no folder, but what it released is charged
-        where = f"\nThe whole statement: {_write_covered(public_folder(trainer), guarantee, networks)}"
-        if ledger is not None:
-            where += f"\nKeep {ledger}: it counts what every run has asked about these private data"
-    claim = ""
+    """Writes a guarantee and the plain weights that it covers, and explains its figures in words; for process 0.
+
+    No weights are written if ε is infinite, and none in a `fast_dev_run`, which has no folder.
+    """
+    said = [guarantee.headline()]
     if guarantee.claimed_source and math.isfinite(guarantee.claimed_epsilon):
-        claim = (
-            f"\nPublished epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
+        said.append(
+            f"Published epsilon = {round_up(guarantee.claimed_epsilon)} at delta = {guarantee.delta:g} "
             f"({guarantee.claimed_source}): the figure that the paper's tables are indexed by, a claim that bounds "
             "no record."
         )
-    rank_zero_info(f"\n{guarantee.headline()}{claim}{where}")
-
-
-def _write_covered(folder: Path, guarantee: Guarantee, networks: Mapping[str, nn.Module]) -> Path:
-    """Writes the guarantee and, next to it, the plain weights that it covers: none if ε is infinite.
-
-    Returns:
-        Path of the guarantee's page.
-    """
-    _, page = guarantee.write(folder)
-    covered = {} if math.isinf(guarantee.epsilon) else networks
-    if not covered:
-        # These were drawn while a bound still held.
-        for picture in (folder / "figures").glob("*.png"):
+    if not is_dev_run(trainer):
+        folder = run_folder(trainer) / "public"
+        said.append(f"The whole statement: {guarantee.write(folder)[1]}")
+        if ledger is not None:
+            said.append(f"Keep {ledger}: it counts what every run has asked about these private data")
+        covered = {} if math.isinf(guarantee.epsilon) else networks
+        for picture in () if covered else (folder / "figures").glob("*.png"):  # drawn while a bound still held
             kept = folder.parent / "private" / "figures" / picture.name
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(picture, kept)
-    for stale in folder.glob("*.pt"):
-        if stale.stem not in covered:
-            stale.unlink()
-    for name, network in covered.items():
-        state = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        write_atomically(folder / f"{name}.pt", buffer.getvalue())
-    return page
+        for stale in folder.glob("*.pt"):
+            if stale.stem not in covered:
+                stale.unlink()
+        for name, network in covered.items():
+            weights, buffer = network.state_dict(), io.BytesIO()
+            torch.save({key: value.detach().cpu().clone() for key, value in weights.items()}, buffer)
+            write_atomically(folder / f"{name}.pt", buffer.getvalue())
+    rank_zero_info("\n".join(["", *said]))
 
 
 # --- its length ---
 
 
-def steps_ahead(trainer: Trainer, length: float) -> int | None:
-    """Number of steps left in a fit with epochs of `length` steps; None if its end is unknown.
+def steps_of_run(trainer: Trainer, *, done: int = 0, length: float | None = None) -> int | None:
+    """Number of steps of a run of which `done` are made: these, and what is left of its fit; None without a known end.
 
     Finished epochs count as finished, whatever their length was.
+
+    Args:
+        trainer: The trainer, when the fit begins.
+        done: Number of steps that are made; without it the number of those that are left is returned.
+        length: Number of steps of an epoch; None for that of the trainer's loader.
 
     Raises:
         ValueError: The end is unknown and `EarlyStopping` chooses it by results, so ε of the steps taken does not hold.
     """
+    length = trainer.num_training_batches if length is None else length
     if trainer.max_epochs in (None, -1) or not math.isfinite(length):
         if any(isinstance(callback, EarlyStopping) for callback in callbacks_of(trainer)):
             raise ValueError(
@@ -275,7 +249,8 @@ def steps_ahead(trainer: Trainer, length: float) -> int | None:
     epochs, steps = loop.epoch_progress.current, int(length)
     # Not `completed`: a step is not repeated if the fit was interrupted after it.
     steps_of_epoch = loop.epoch_loop.batch_progress.current.processed if epochs.ready > epochs.processed else 0
-    return max(0, (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(steps_of_epoch)))
+    left = (int(trainer.max_epochs or 0) - int(epochs.processed)) * steps - min(steps, int(steps_of_epoch))
+    return done + max(0, left)
 
 
 def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
@@ -288,12 +263,6 @@ def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
     limit = trainer.limit_train_batches
     length = max(1, min(length, limit) if isinstance(limit, int) else int(length * limit))
     return length * (math.inf if trainer.max_epochs in (None, -1) else int(trainer.max_epochs or 0))
-
-
-def steps_of_run(trainer: Trainer, *, done: int) -> int | None:
-    """Total number of steps of a run of which `done` are made; None if its end is unknown."""
-    ahead = steps_ahead(trainer, trainer.num_training_batches)
-    return None if ahead is None else done + ahead
 
 
 # --- its checkpoints ---

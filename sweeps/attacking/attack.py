@@ -29,7 +29,7 @@ from lightning_modules import priors
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli.distill import PRIORS
 from lightning_modules.networks.feature_cache import feature_memory
-from lightning_modules.training.run import commit, versions
+from lightning_modules.training.run import provenance
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import (
@@ -79,7 +79,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     guarantee = _guarantee(place)
     facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
     leaks: list[MembershipResult] = []
-    commits = {commit()}
+    commits, versions = {provenance()["commit"]}, provenance()["versions"]
     with feature_memory():
         if membership:
             pipelines.train(options.shadows, run, asked)
@@ -95,7 +95,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         "inversions": [one.to_dict() for one in inverted],
         "recipe": pipelines.recipe,
         "commits": sorted(commits),
-        "versions": versions(),
+        "versions": versions,
     }
     if inverted:
         save_figure(figure(inverted), folder / "attack.png")

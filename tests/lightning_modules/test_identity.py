@@ -473,6 +473,6 @@ def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="target_epsilon=3 was what the noise was calibrated to, and 10 steps"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)
     # Beyond a plan that was wrong, no step is taken that the target does not allow.
-    monkeypatch.setattr(dp_sgd, "steps_ahead", lambda *_: 0)
+    monkeypatch.setattr(dp_sgd, "steps_of_run", lambda *_, **__: 0)
     with pytest.raises(ValueError, match="and 7 steps in all"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)

@@ -88,7 +88,7 @@ def test_no_page_of_an_earlier_fit_lies_beside_images_of_a_later_one(
 
     monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", note)
     if broken:
-        monkeypatch.setattr("lightning_modules.private_fit.public_folder", lambda trainer: Path("elsewhere"))
+        monkeypatch.setattr("lightning_modules.private_fit.run_folder", lambda trainer: Path("elsewhere"))
     distil("run", "--ckpt_path=run/checkpoints/last.ckpt", steps=3, epochs=3)
     assert len(beside) == 2 and all((stated == of_first < spent) is broken for stated, spent in beside)
     assert json.loads(page.read_text())["guarantee"]["epsilon"] == pytest.approx(beside[-1][1])
