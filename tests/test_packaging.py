@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import re
 import shutil
 import subprocess
 import sys
@@ -115,29 +114,6 @@ def test_the_console_script_runs_the_command_line() -> None:
 
 def test_lower_bounds_are_the_versions_that_test_lowest_installs() -> None:
     assert bounds_not_tested((ROOT / "constraints-lowest.txt").read_text()) == []
-
-
-def test_help_is_the_default_target_and_lists_every_target() -> None:
-    targets = set(re.findall(r"(?m)^\.PHONY: (\S+)$", (ROOT / "Makefile").read_text()))
-    assert {"demo", "test", "test-slow", "lint", "types", "format", "all-checks", "clean", "venv"} <= targets
-    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert targets == set(re.findall(r"(?m)^  (\S+) +\S", shown))
-
-
-@pytest.mark.parametrize("old", [True, False])
-def test_an_old_or_missing_python_is_refused_by_name(tmp_path: Path, old: bool) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    python = tmp_path / "python3.9"
-    if old:  # stands in for Python 3.9: fails the version check and reports its version
-        python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.18" && exit 0\nexit 1\n')
-        python.chmod(0o755)
-    done = subprocess.run(
-        ["make", "venv", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode != 0 and not (tmp_path / ".venv").exists()
-    assert f"Python 3.10 or newer is needed, but '{python}'" in done.stderr
-    assert ("Python 3.9.18" in done.stderr) is old
 
 
 def test_version_is_the_same_everywhere() -> None:

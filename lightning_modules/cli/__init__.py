@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from lightning_modules.cli.configs import check_files
 from lightning_modules.cli.errors import expected, message_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         _of_process()
         return None
     command = next((argument for argument in args if not argument.startswith("-")), None)
+    if args[:1] == [command]:
+        check_files(args)
     if command is not None and command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.

@@ -1,12 +1,21 @@
-"""Finds configuration files, including those of the installed package."""
+"""Configuration files and the settings that a command line gives; imports neither Lightning nor torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader
+
+from privacy.identity import CheckpointError
 
 _CONFIG = ("--config", "-c")
+_load = get_loader("yaml")
+"""As the parser reads numbers: to PyYAML 1e-6 is a text."""
 
 
 def find_config(path: str) -> str:
@@ -19,19 +28,107 @@ def find_config(path: str) -> str:
 
 
 def find_configs(args: Sequence[str]) -> list[str]:
-    """Replace the values of `--config` in command-line arguments by `find_config`.
+    """Replace a run by its configuration and checkpoint, `fit --resume RUN` or `test RUN`, and values of `--config`.
 
     Raises:
         ValueError: A file does not exist.
+        CheckpointError: There is no such run.
     """
     found = list(args)
-    for position, argument in enumerate(args):
+    run = None
+    if "--resume" in found[1:-1]:
+        run = found.pop(found.index("--resume") + 1)
+        found.remove("--resume")
+    elif found[1:] and found[0] in ("validate", "test", "predict") and not found[1].startswith("-"):
+        run = found.pop(1)
+    if run is not None:
+        checkpoint = Path(run) if run.endswith(".ckpt") else Path(run, "checkpoints", "last.ckpt")
+        config = checkpoint.parent.parent / "config.yaml"
+        if missing := [file for file in (config, checkpoint) if not file.is_file()]:
+            raise CheckpointError(f"{run} is not the folder of a run, or a checkpoint in it: there is no {missing[0]}")
+        found[1:1] = ["--config", str(config), "--ckpt_path", str(checkpoint)]
+    for position, argument in enumerate(found):
         option, equals, value = argument.partition("=")
-        if option not in _CONFIG or not (equals or position + 1 < len(args)):
+        if option not in _CONFIG or not (equals or position + 1 < len(found)):
             continue
-        position, value = (position, value) if equals else (position + 1, args[position + 1])
+        position, value = (position, value) if equals else (position + 1, found[position + 1])
         if value.endswith((".yaml", ".yml", ".json")) and "{" not in value:
             if not Path(file := find_config(value)).exists():
                 raise ValueError(f"{option} {value}: there is no such file")
             found[position] = f"{option}={file}" if equals else file
     return found
+
+
+def missing_teacher(file: str | Path) -> str:
+    """Say that a teacher's file does not exist, and how to make it."""
+    stem = Path(file).stem
+    name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
+    packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
+    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml')}"
+    return (
+        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}` (those of "
+        "ensembles are in sweeps/methods), or give your own"
+    )
+
+
+def check_files(args: Sequence[str]) -> None:
+    """Refuses files that are missing or are not YAML, within a second: importing Lightning takes several.
+
+    Raises:
+        ValueError: A configuration or the teacher cannot be read.
+        CheckpointError: The checkpoint of a command, or a run, is missing.
+    """
+    command, given = args[0], dict[str, Any]()
+    for one in given_in(find_configs(args)):
+        given |= one
+    teacher, checkpoint = given.get("model.teacher.path" if command == "fit" else "teacher"), given.get("ckpt_path")
+    alone = not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys()  # what one process lacks is said by all together
+    if command in ("fit", "distill") and alone and isinstance(teacher, str) and not Path(teacher).exists():
+        raise ValueError(missing_teacher(teacher))
+    if isinstance(checkpoint, str) and checkpoint != "last" and not Path(checkpoint).is_file():
+        raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {checkpoint} is not a file")
+
+
+def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Settings of each configuration and option of a command line, in their order, by dotted names."""
+    left = list(args)
+    while left:
+        option, equals, value = left.pop(0).partition("=")
+        if not option.startswith("-"):
+            continue
+        if not equals:
+            value = left.pop(0) if left and not left[0].startswith("--") else ""
+        is_file = option in _CONFIG and not value.lstrip().startswith("{")
+        try:
+            content = _load(Path(value).read_text(encoding="utf-8") if is_file else value)
+        except yaml.MarkedYAMLError as error:
+            if is_file:
+                mark, tab = error.problem_mark, "cannot start any token" in str(error.problem)
+                place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+                raise ValueError(
+                    f"{value} is not YAML: {place}{error.problem}{' (indent with spaces)' * tab}"
+                ) from error
+            content = value
+        except (OSError, ValueError, yaml.YAMLError):
+            content = value  # a text, or what the parser refuses
+        if option not in _CONFIG:
+            content = {option.lstrip("-").replace(".init_args", "").removesuffix(".class_path"): content}
+        yield flat(content) if isinstance(content, Mapping) else {}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names, as in options; classes are reduced to their names without modules."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
+            found |= flat(value, key)
+        elif not str(name).startswith("_"):
+            found[key] = str(value).rpartition(".")[2] if name == "class_path" else _listed(value)
+    return found
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [flat(item) if isinstance(item, Mapping) else _listed(item) for item in value]
+    return value

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-from jsonargparse import get_loader, set_parsing_settings
+import torch
+from jsonargparse import set_parsing_settings
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
@@ -30,25 +30,17 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.results import ResultRecord
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
-from lightning_modules.cli.configs import find_configs
+from lightning_modules.cli.configs import find_configs, flat, given_in
 from lightning_modules.cli.errors import explain
-from lightning_modules.cli.outcome import how_to_resume, outcome, say_how_to_resume
+from lightning_modules.cli.outcome import outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import look_in_current_folder, texts_in
-from lightning_modules.training.hyperparameters import flat
-from lightning_modules.training.processes import (
-    allow_tensor_cores,
-    check_kind_of_strategy,
-    check_launcher,
-    check_strategy,
-)
-from lightning_modules.training.run import LAST, first_process, fixed_folder, own_folder, run_folder
-from privacy.mechanisms import DirectLabels, NoisyLabels, NoisyMeanResponse
+from lightning_modules.training.processes import check_strategy
+from lightning_modules.training.run import LAST, first_process, folder_of, own_folder, run_folder
+from privacy.mechanisms.base import Mechanism
 
-# Written with their class, by which jsonargparse tells them from a method's other mechanism.
-_SECOND = (NoisyLabels, NoisyMeanResponse, DirectLabels)
-set_parsing_settings(subclasses_enabled=list(_SECOND))
+set_parsing_settings(subclasses_enabled=[Mechanism])  # a method may have a choice of them, by their class
 
 PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
 """Weights are float32, like images and the mechanisms' arithmetic; autocast is allowed."""
@@ -58,9 +50,6 @@ _MODEL = ("model", "model.mechanism", "model.budget")
 
 _GROUPS = {"model.teacher": "path", "model.student": "network", "model.images": "source"}
 """Groups of settings, and the one of each that is most often meant by a text."""
-
-_load = get_loader("yaml")
-"""As the parser reads numbers: to PyYAML 1e-6 is a text."""
 
 
 class UsageParser(LightningArgumentParser):
@@ -127,21 +116,6 @@ class TranscriptionCLI(LightningCLI):
         if plain != args:
             parser.parse_args(args)
         self.config = parsed
-        self._mechanisms = [settings["model.mechanism"] for settings in given if "model.mechanism" in settings]
-
-    def instantiate_classes(self) -> None:
-        """Build the objects, and refuse a mechanism of another class than the one that was named.
-
-        Raises:
-            ValueError: jsonargparse took the settings for another mechanism's.
-        """
-        super().instantiate_classes()
-        built = type(getattr(self.model, "mechanism", None)).__name__
-        if self._mechanisms and isinstance(named := self._mechanisms[-1], str) and named != built:
-            raise ValueError(
-                f"model.mechanism names {named}, and {built} was made of its settings: in the file of {named} call "
-                f"jsonargparse.set_parsing_settings(subclasses_enabled=[{named}]), by which the two are told apart"
-            )
 
     def _parse_ckpt_path(self) -> None:
         """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
@@ -154,13 +128,12 @@ class TranscriptionCLI(LightningCLI):
             return
         config = self.config[command]
         folder = _place(config.trainer)
-        last = None if folder is None else folder / LAST
+        last = folder and folder / LAST
         if command == "fit" and not config.get("ckpt_path"):
             if last is not None and last.is_file():
                 rank_zero_info(f"Replaces {last} of an earlier fit; --ckpt_path {last} would go on from it.")
             return
-        saves = config.trainer.enable_checkpointing is not False
-        path = find_checkpoint(config.get("ckpt_path"), command=command, last=last, saves=saves)
+        path = find_checkpoint(config.get("ckpt_path"), command=command, last=last)
         config["ckpt_path"] = None if path is None else str(path)
         if path is None:
             return
@@ -179,8 +152,14 @@ class TranscriptionCLI(LightningCLI):
         command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
         name = f"{command}{type(self.model).__name__}_{dataset}".lower()
         if settings.logger is None:
-            folder = _place(settings)
-            kwargs["logger"] = self._csv_logger(folder) if folder else CSVLogger("runs", name=name)
+            kwargs["logger"] = CSVLogger("runs", name=name)
+            if folder := _place(settings):
+                kwargs["logger"] = CSVLogger(folder, name="", version=command.rstrip("_"))
+                metrics = folder / "metrics.csv"
+                # Lightning would delete the rows of an earlier attempt.
+                resumes = self.subcommand == "fit" and self.config_init["fit"].get("ckpt_path")
+                if resumes and metrics.is_file() and first_process():
+                    metrics.replace(folder / f"metrics_{len(list(folder.glob('metrics*.csv')))}.csv")
         else:
             describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
         if self.subcommand == "fit" and not settings.fast_dev_run:
@@ -207,24 +186,14 @@ class TranscriptionCLI(LightningCLI):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
         if isinstance(self.model, DataFreeDistillation) and str(settings.precision) not in ("None", *PRECISIONS):
             raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {settings.precision}")
-        # Also checked in the modules, but here before processes are started and data are read.
-        check_kind_of_strategy(settings.strategy)
         if settings.devices == settings.strategy == "auto":
             kwargs["devices"] = 1  # more devices must be chosen: they need a batch size that they can share
         trainer = super().instantiate_trainer(**kwargs)
-        check_launcher(trainer)
-        allow_tensor_cores(trainer.strategy.root_device)
+        # Also checked in the modules, but here before processes are started and data are read.
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
+        if trainer.strategy.root_device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
+            torch.set_float32_matmul_precision("high")  # TF32, unless configured otherwise
         return trainer
-
-    def _csv_logger(self, folder: Path) -> CSVLogger:
-        """Make Lightning's logger, which deletes existing rows, after moving those of an earlier attempt elsewhere."""
-        if self.subcommand != "fit":
-            return CSVLogger(folder, name="", version=str(self.subcommand))
-        metrics = folder / "metrics.csv"
-        if self.config_init["fit"].get("ckpt_path") and metrics.is_file() and first_process():
-            metrics.replace(folder / f"metrics_{len(list(folder.glob('metrics*.csv')))}.csv")
-        return CSVLogger(folder, name="", version="")
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
@@ -241,18 +210,14 @@ class TranscriptionCLI(LightningCLI):
             try:
                 super()._run_subcommand("fit")
             except BaseException as error:
-                last = self._saved() or self.config["fit"].get("ckpt_path")
-                if last and Path(last).is_file():
-                    say_how_to_resume(error, how_to_resume(run_folder(self.trainer), Path(last)))
+                saved = getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+                last = saved or self.config["fit"].get("ckpt_path") or ""
+                say_how_to_resume(error, folder=run_folder(self.trainer), checkpoint=last)
                 raise
-        recorder = next(one for one in self.trainer.callbacks if isinstance(one, ResultRecord))  # type: ignore[attr-defined]
-        if (written := recorder.file_of(self.trainer)).is_file():
-            record = json.loads(written.read_text(encoding="utf-8"))
-            saved = self._saved()
-            rank_zero_info(outcome(record, folder=run_folder(self.trainer), checkpoint=Path(saved) if saved else None))
-
-    def _saved(self) -> str:
-        return getattr(self.trainer.checkpoint_callback, "_last_checkpoint_saved", "")
+        folder = run_folder(self.trainer)
+        if (written := folder / "result.json").is_file():
+            record, last = json.loads(written.read_text(encoding="utf-8")), folder / LAST
+            rank_zero_info(outcome(record, folder=folder, checkpoint=last if last.is_file() else None))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -306,26 +271,6 @@ def say_changes(sources: Iterable[Mapping[str, Any]], parsed: Mapping[str, Any])
         raise ValueError(f"{', '.join(lost)} would be lost beside settings of another class: leave out one of them")
 
 
-def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Settings of each configuration and option of a command line, in their order, by dotted names."""
-    left = list(args)
-    while left:
-        option, equals, value = left.pop(0).partition("=")
-        if not option.startswith("-"):
-            continue
-        if not equals:
-            value = left.pop(0) if left and not left[0].startswith("--") else ""
-        is_file = option in ("--config", "-c")
-        try:
-            in_place = not is_file or value.lstrip().startswith("{")
-            content = _load(value if in_place else Path(value).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            content = value  # a text, or what the parser refuses
-        if not is_file:
-            content = {option.lstrip("-").replace(".init_args", "").removesuffix(".class_path"): content}
-        yield flat(content) if isinstance(content, Mapping) else {}
-
-
 def _class(value: Any) -> Any:
     return value.rpartition(".")[2] if isinstance(value, str) else value
 
@@ -346,29 +291,26 @@ def _place(settings: Any) -> Path | None:
     if not settings.logger:
         return Path(root) if root else None
     first = _listed(settings.logger)[0]  # `true` is Lightning's own logger, which counts versions
-    return None if first is True else fixed_folder(instantiate_class((), first.as_dict()), root or Path.cwd())
+    if first is True:
+        return None
+    logger = instantiate_class((), first.as_dict())
+    version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
+    return None if version is None else folder_of(logger, root or Path.cwd())
 
 
 def show_settings(args: Sequence[str]) -> bool:
-    """Prints every setting of a model, with those of the mechanisms that it has a choice of: `--model NAME --help`.
+    """Prints every setting of a model and of the mechanisms that it has a choice of, for `--model NAME --help`.
 
     Returns:
         Whether the arguments ask for that.
     """
-    after = zip(args, [*args[1:], ""], strict=True)
-    models = [
-        value if one == "--model" else one[len("--model=") :]
-        for one, value in after
-        if f"{one}=".startswith("--model=")
-    ]
+    models = [str(given["model"]) for given in given_in(args) if given.keys() == {"model"}]
     if not models or not {"--help", "-h"} & {*args}:
         return False
-    model = models[-1]
     # A name with a dot is of somebody else's class.
-    kinds = getattr(getattr(lightning_modules, model, None), "mechanisms", ()) if model.isidentifier() else ()
-    chosen = [kind for kind in kinds if len(kinds) > 1 or kind in _SECOND]
-    mechanisms = [[f"--model={model}", f"--model.mechanism.help={kind.__name__}"] for kind in chosen]
-    for options in ([f"--model.help={model}"], *mechanisms):
+    kind = getattr(lightning_modules, models[-1], None) if models[-1].isidentifier() else None
+    named = [f"--model.mechanism.help={one.__name__}" for one in getattr(kind, "mechanisms", ())]
+    for options in ([f"--model.help={models[-1]}"], *([f"--model={models[-1]}", one] for one in named)):
         with suppress(SystemExit):
             copy_context().run(TranscriptionCLI, [args[0], *options])
     return True

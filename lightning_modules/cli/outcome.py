@@ -14,6 +14,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.callbacks.results import epsilon_of, role
 from lightning_modules.named_code import unknown_code
+from lightning_modules.training.run import LAST
+from privacy.account import BudgetExceeded
 
 #: Methods whose networks no command publishes.
 _NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
@@ -31,13 +33,9 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     if record["method"] in _TEACHERS:
         lines.append(record.get("statement") or _PRIVATE)
     if checkpoint is not None:
-        lines.append(f"checkpoint: {checkpoint}")
-        config = folder / "config.yaml"
-        if config.is_file():
-            lines.append(f"test:    {_command('test', '--config', config, '--ckpt_path', checkpoint)}")
-            if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
-                more = _command("fit", "--config", config, "--ckpt_path", checkpoint)
-                lines.append(f"resume:  {more} --trainer.max_epochs N")
+        lines += [f"checkpoint: {checkpoint}", f"test:    {_command('test', folder)}"]
+        if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
+            lines.append(f"resume:  {_command('fit', '--resume', folder)} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
             unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
             settings = record["config"]["model"]["init_args"]
@@ -66,16 +64,16 @@ def exit_status(error: BaseException) -> int | str | None:
     return error.code if isinstance(error, SystemExit) else 1
 
 
-def how_to_resume(folder: Path | None, checkpoint: Path) -> str:
-    """Return one line for the user, with the command that resumes from a checkpoint."""
-    config = None if folder is None else folder / "config.yaml"
-    if config is None or not config.is_file():
-        return f"To resume from {checkpoint}: the same command with --ckpt_path {shlex.quote(str(checkpoint))}"
-    return f"To resume: {_command('fit', '--config', config, '--ckpt_path', checkpoint)}"
+def say_how_to_resume(error: BaseException, *, folder: Path, checkpoint: str) -> None:
+    """Prints the command that resumes a fit last, below the traceback if there is one.
 
-
-def say_how_to_resume(error: BaseException, line: str) -> None:
-    """Prints the line last, below the traceback if there is one."""
+    Nothing is said of what would end the same fit again: a setting that is refused, or a budget that is spent.
+    """
+    if isinstance(error, (ValueError, TypeError, BudgetExceeded)) or not Path(checkpoint).is_file():
+        return
+    line = f"To resume: {_command('fit', '--resume', folder)}"
+    if Path(checkpoint).resolve() != (folder / LAST).resolve():
+        line = f"To resume: the same command with --ckpt_path {shlex.quote(checkpoint)}"
     if isinstance(error, (SystemExit, KeyboardInterrupt)) or not hasattr(error, "add_note"):
         rank_zero_info(line)
     else:

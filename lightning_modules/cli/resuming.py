@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
-from lightning_modules.training.hyperparameters import flat, require_known_checkpoint
+from lightning_modules.cli.configs import flat
+from lightning_modules.training.hyperparameters import require_known_checkpoint
 from privacy.identity import CheckpointError
 
 MAY_CHANGE = {
@@ -36,6 +37,8 @@ MAY_CHANGE = {
 _OF_DATA = ("root", "download", "verify", "num_workers", "batch_size", "eval_batch_size")
 """Locations and sizes of a data set, which may change as well: of the data, of those that they wrap, and of a pool."""
 
+_CHANGED = "a run cannot be resumed with this changed"
+
 
 def may_change(name: str) -> bool:
     """Whether a resumed fit may change a setting."""
@@ -44,20 +47,18 @@ def may_change(name: str) -> bool:
     return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
 
 
-def find_checkpoint(given: str | None, *, command: str, last: Path | None, saves: bool) -> Path | None:
+def find_checkpoint(given: str | None, *, command: str, last: Path | None) -> Path | None:
     """Find the file that `--ckpt_path` means, for `last` the one in the run's folder; None for a new fit.
 
     Raises:
-        CheckpointError: The file does not exist, a command that needs one got none, or a fit would not save one.
+        CheckpointError: The file does not exist, or a command that needs one got none.
     """
     if given is None:
         raise CheckpointError(
-            f"{command} needs a checkpoint, and none was given: add --ckpt_path, for example "
-            f"--ckpt_path {last or 'runs/dpdfd_digits/version_0/checkpoints/last.ckpt'}"
+            f"{command} needs a run, and none was given: LightningCLI {command} runs/dpdfd_digits/version_0, or add "
+            "--ckpt_path"
         )
     if given != "last":
-        if not Path(given).is_file():
-            raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {given} is not a file")
         return Path(given)
     if last is None:
         raise CheckpointError(
@@ -69,8 +70,6 @@ def find_checkpoint(given: str | None, *, command: str, last: Path | None, saves
         return last
     if command != "fit":
         raise CheckpointError(f"ckpt_path last: there is no {last}")
-    if not saves:
-        raise CheckpointError("ckpt_path last needs trainer.enable_checkpointing, got false: there is no file")
     rank_zero_info(f"ckpt_path last: there is no {last} yet: the fit begins.")
     return None
 
@@ -103,25 +102,19 @@ def require_same(
         classes = before["model"]["class_path"], now["model"]["class_path"]
         raise CheckpointError("{} is of {}, and the configuration is for {}".format(path, *classes))
     differing = differences(before, now)
-    fixed = {name: values for name, values in differing.items() if not may_change(name)}
+    epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    planned = now["trainer"]["max_epochs"] if command == "fit" else None
+    done = ("model.mechanism.", "model.budget.") if epochs == planned else ()  # no release is left to apply it to
+    fixed = {name: values for name, values in differing.items() if name.startswith(done) or not may_change(name)}
     if command != "fit":
         options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in arguments}
         given = {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)}
         refuse(given, path, why=f"{command} measures what was trained, and that is not it", otherwise="")
         require_known_checkpoint(content, where=str(path), named=named)
         return trained
-    refuse(fixed, path)
-    epochs, planned = (
-        content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
-        now["trainer"]["max_epochs"],
-    )
+    refuse(fixed, path, why="the fit is done, and this would change nothing of it" if done else _CHANGED)
     if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
         raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
-    if epochs == planned:
-        released = {
-            name: differing[name] for name in differing if name.startswith(("model.mechanism.", "model.budget."))
-        }
-        refuse(released, path, why="the fit is done, and this would change nothing of it")
     if differing:
         rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
     return trained
@@ -161,7 +154,7 @@ def refuse(
     differing: Mapping[str, tuple[Any, Any]],
     checkpoint: Path,
     *,
-    why: str = "a run cannot be resumed with this changed",
+    why: str = _CHANGED,
     otherwise: str = ", or start a new run: without --ckpt_path, or for `distill` with another --folder",
 ) -> None:
     """Refuse changed settings, if there are any.

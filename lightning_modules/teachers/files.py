@@ -8,13 +8,14 @@ reads ONNX graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+
+from lightning_modules.cli.configs import missing_teacher
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
 _Weights = Mapping[str, torch.Tensor]
@@ -39,13 +40,7 @@ def require_file(file: Path) -> None:
         return
     if file.is_dir():
         raise TeacherError(f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt")
-    name = f"dp_teacher_{file.stem[:-3]}.yaml" if file.stem.endswith("_dp") else f"teacher_{file.stem}.yaml"
-    packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
-    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml')}"
-    raise TeacherError(
-        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}` (those of "
-        "ensembles are in sweeps/methods), or give your own"
-    )
+    raise TeacherError(missing_teacher(file))
 
 
 def read_file(file: Path) -> Any:

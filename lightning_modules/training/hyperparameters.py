@@ -135,21 +135,3 @@ def _plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_plain(item) for item in value)
     return value is None or type(value) in (bool, int, float, str)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names, as in options; classes are reduced to their names without modules."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = prefix if name in ("init_args", "dict_kwargs", "class_path") else f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Mapping) and name != "arguments":  # these have no defaults, so a missing one differs
-            found |= flat(value, key)
-        elif not str(name).startswith("_"):
-            found[key] = str(value).rpartition(".")[2] if name == "class_path" else _listed(value)
-    return found
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [flat(item) if isinstance(item, Mapping) else _listed(item) for item in value]
-    return value

@@ -51,7 +51,8 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     decide alike.
 
     Raises:
-        ProcessesError: The strategy is refused; the error says what to set instead.
+        ProcessesError: The strategy is refused, or torchrun has started other processes than the trainer is for, each
+            of which would make the whole run, in one folder and one ledger; the error says what to set.
         ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
             `GradientAccumulationScheduler`.
     """
@@ -60,56 +61,25 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
         if isinstance(callback, GradientAccumulationScheduler):
             raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
-    check_kind_of_strategy(trainer.strategy)
-
-
-def check_kind_of_strategy(strategy: Strategy | str) -> None:
-    """Refuses a strategy by its kind, before a trainer is built with it, which may fail for other reasons.
-
-    Raises:
-        ProcessesError: The strategy is refused; the error says what to set instead.
-    """
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__
-    if isinstance(strategy, str):
-        known = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused_parameters")
-    elif isinstance(strategy, DDPStrategy):
-        # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
-        known = type(strategy) is DDPStrategy and strategy._start_method == "popen"
-    else:
-        known = isinstance(strategy, SingleDeviceStrategy)
-    if not known:
-        # Every process builds its trainer from the same settings.
+    strategy = trainer.strategy
+    # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
+    ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"
+    if not ddp and not isinstance(strategy, SingleDeviceStrategy):
         raise everywhere(
             ProcessesError(
-                f"trainer.strategy {name} is not supported: docs/processes.md has the reasons. Set --trainer.strategy "
-                "ddp (a process per device, on one machine or on several), or --trainer.devices 1 --trainer.strategy "
-                "auto"
+                f"trainer.strategy {type(strategy).__name__} is not supported: docs/processes.md has the reasons. Set "
+                "--trainer.strategy ddp (a process per device, on one machine or on several), or --trainer.devices 1 "
+                "--trainer.strategy auto"
             )
         )
-
-
-def check_launcher(trainer: Trainer) -> None:
-    """Refuses torchrun processes that would each make the whole run, in one folder and one ledger.
-
-    Raises:
-        ProcessesError: The numbers of processes differ; the error says what to set.
-    """
-    if not torch.distributed.is_torchelastic_launched():
-        return
     started, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if trainer.world_size != started:
+    if torch.distributed.is_torchelastic_launched() and trainer.world_size != started:
         raise everywhere(
             ProcessesError(
                 f"torchrun has started {started} processes, and this trainer is for {trainer.world_size}: set "
                 f"--trainer.strategy ddp --trainer.devices {here} --trainer.num_nodes {started // here}"
             )
         )
-
-
-def allow_tensor_cores(device: torch.device) -> None:
-    """Lets an NVIDIA GPU multiply float32 matrices as TF32, unless configured otherwise; a CPU is left as it is."""
-    if device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
-        torch.set_float32_matmul_precision("high")
 
 
 def share_of(rows: int, processes: Processes) -> slice:

@@ -26,11 +26,10 @@ from torch import Tensor
 from datamodules.records import ImageDataset, id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
-from lightning_modules.cli.configs import find_config
+from lightning_modules.cli.configs import find_config, flat
 from lightning_modules.cli.resuming import differences, read_checkpoint
 from lightning_modules.networks.feature_cache import bytes_of
-from lightning_modules.training.hyperparameters import flat
-from lightning_modules.training.run import commit, folder_of_checkpoint, versions
+from lightning_modules.training.run import folder_of_checkpoint, provenance
 from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.identity import CheckpointError
 from privacy.journal import write_atomically
@@ -114,7 +113,7 @@ class Pipelines:
         """Store of one role's shadows, one per combination of settings, records and library versions."""
         # Commits do not count: most change nothing here, and `attack.json` names those of all shadows.
         configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
-        return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, versions()])[:16])
+        return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, provenance()["versions"]])[:16])
 
     def shadowed(self, number: int) -> dict[str, Any]:
         """Configuration of one shadow's fit on private data."""
@@ -166,7 +165,7 @@ class Pipelines:
             if role != first:  # teachers' weights are kept for later students
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             np.savez(folder / "answers.npz", confidences=answers.confidences, correct=answers.correct)
-            store.finish(name, claim=_claim_of(folder), commit=commit())
+            store.finish(name, claim=_claim_of(folder), commit=provenance()["commit"])
         del model
         collect()  # see sweeps.runner.plan
         return True

@@ -100,7 +100,7 @@ def test_the_agent_runs_the_real_command(mnist: Path) -> None:
     config = run.config.as_dict()
     assert "mechanism" not in config  # the model's settings stand under `model`, once
     model = config["model"]["init_args"]
-    assert model["mechanism"]["noise_multiplier"] == 50.0 and model["gradient_targets"]["gamma"] is None
+    assert model["mechanism"]["init_args"]["noise_multiplier"] == 50.0 and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
     end_wandb_run()
     (folder,) = Path().rglob("offline-run-*")

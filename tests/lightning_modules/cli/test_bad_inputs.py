@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,8 +50,6 @@ BAD: list[Bad] = [
     ("δ above one in the number of records", (*FIT, f"{BUDGET}.delta=0.01"), None,
      "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train"),
     ("ε of 0", (*FIT, f"{BUDGET}.target_epsilon=0"), None, "target_epsilon must be above 0 or null, got 0.0"),
-    ("ε that is no number", (*FIT, f"{BUDGET}.target_epsilon=low"), None,
-     "model.budget.target_epsilon must be float, got low"),
     ("an ε too small for one step", (*FIT, f"{BUDGET}.target_epsilon=1e-6"), None,
      "target_epsilon=1e-06 (published accounting"),
     ("a number that is none", (*FIT, "--trainer.max_epochs=many"), None, "trainer.max_epochs must be int, got many"),
@@ -78,7 +78,11 @@ BAD: list[Bad] = [
      "model.images.source must be one of 'generator'"),
     ("a configuration that is missing", ("fit", "--config", "sweeps/missing.yaml"), None,
      "--config sweeps/missing.yaml: there is no such file"),
-    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml, "Problems parsing config"),
+    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml,
+     "broken.yaml is not YAML: line 2, column 8: did not find expected"),
+    ("a tab in a configuration", ("fit", "--config", "tab.yaml"),
+     lambda: Path("tab.yaml").write_text("model:\n\tclass_path: DPDFD\n") and None,
+     "tab.yaml is not YAML: line 2, column 1: found character that cannot start any token (indent with spaces)"),
     ("a teacher that is missing", (*FIT, "--model.teacher.path=teachers/missing.ckpt"), None,
      "teacher checkpoint teachers/missing.ckpt does not exist"),
     ("a teacher of another network",
@@ -162,3 +166,15 @@ def test_no_command_takes_an_option_cut_short(
         main(arguments)
     assert end.value.code == 2 and "error: " in capsys.readouterr().err
     assert {path.name for path in Path.cwd().iterdir()} <= {"teachers", "ledgers"}
+
+
+def test_what_needs_no_lightning_is_refused_before_it_is_imported(folder: Path) -> None:
+    """A missing file took eight seconds, of which Lightning's import took seven."""
+    said = (
+        "import sys; from lightning_modules.cli import main\ntry: main({})\nexcept ValueError as error: print(error)\n"
+    )
+    for arguments in ((*FIT, "--model.teacher.path=no.ckpt"), ("fit", "--config=no.yaml"), ("test", "no"), ("fti",)):
+        command = [sys.executable, "-c", f"{said.format(list(arguments))}assert 'torch' not in sys.modules"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+        assert re.search(r"no\.ckpt does not exist|no such|not the folder of a run|no command", done.stdout)

@@ -9,9 +9,9 @@ import yaml
 from support.runs import QUIET, configuration, fit
 
 from lightning_modules import cli as command_line
-from lightning_modules.callbacks import PrivacyCallback
 from lightning_modules.cli import main
 from lightning_modules.cli.configs import find_config, find_configs
+from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import SmallCNN, Whitening
 from lightning_modules.teachers.files import TeacherError
 from privacy.account import BudgetExceeded
@@ -40,8 +40,12 @@ def test_short_names_and_short_options(folder: Path) -> None:
     assert run.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
     made = Path("runs/dpdfd_digits/version_0")
     assert (made / "result.json").is_file()
-    main(["test", "--config", str(made / "config.yaml"), "--ckpt_path", str(made / "checkpoints/last.ckpt")])
+    main(["test", str(made)])
     assert list(made.parent.iterdir()) == [made]  # the newest version is the newest fit
+    with pytest.raises(ValueError, match=r"teachers is not the folder of a run, .*there is no teachers/config\.yaml"):
+        main(["test", "teachers"])
+    more = main(["fit", "--resume", str(made), "--trainer.max_epochs", "2"])
+    assert more is not None and more.model.steps_done == 2
 
 
 def test_later_files_and_options_override_earlier_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,16 +73,10 @@ def test_an_option_or_a_file_for_a_part_of_a_networks_arguments_leaves_the_other
     line = ["fit", "--config", "net.yaml", *(f"--model.network.init_args.{option}" for option in options), *QUIET]
     Path("more.yaml").write_text("model: {init_args: {network: {init_args: {whitening: {shifts: 1}, prior: null}}}}")
     line[3:3] = ["--config", "more.yaml"]
-    line += ["--data.dataset=Digits", "--data.batch_size=512", "--trainer.default_root_dir=out"]
-    run = main([*line, "--trainer.max_epochs=1"])
-    assert run is not None
-    extractor = run.model.network.feature_extractor
+    line += ["--data.dataset=Digits", "--data.batch_size=512"]
+    extractor = TranscriptionCLI(line[1:], run=False).model.network.feature_extractor
     assert extractor.whitening == Whitening(power=0.5, images=30, mirrored=True, shifts=1)
     assert extractor.plain.filters.shape == (10, 1, 3, 3)
-    written = yaml.safe_load(Path("out/config.yaml").read_text())["model"]["init_args"]["network"]["init_args"]
-    assert written["whitening"] == {"power": 0.5, "images": 30, "mirrored": True, "shifts": 1}
-    assert written["prior"] is None
-    assert main([*line, "--trainer.max_epochs=1", "--ckpt_path=last"]) is not None  # of the same settings
 
 
 def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
@@ -96,17 +94,6 @@ def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
     with pytest.raises(ValueError, match=r"no command fits; commands are .*predict"):
         main(["fits"])
     assert list(fit(configuration(steps=1)).subcommands()) == ["fit"]
-
-
-def test_callbacks_of_the_users_own(folder: Path) -> None:
-    alone = fit(configuration(steps=1), "--trainer.callbacks=RichModelSummary")
-    names = [type(callback).__name__ for callback in alone.trainer.callbacks]
-    assert {"RichModelSummary", "PrivacyCallback", "LastCheckpoint", "ResultRecord"} <= set(names)
-    config = configuration(
-        "two", steps=1, trainer={"callbacks": [{"class_path": "lightning_modules.callbacks.PrivacyCallback"}]}
-    )
-    both = fit(config)
-    assert sum(isinstance(callback, PrivacyCallback) for callback in both.trainer.callbacks) == 1
 
 
 def test_sweeps_are_found_from_anywhere() -> None:

@@ -64,7 +64,7 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_pictures_model")
     assert re.search(r"Keep \S*pictures-\w+\.jsonl: it counts", caplog.text)
-    main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")])
+    main(["predict", str(run)])
     with (run / "predictions.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert rows and list(rows[0])[:3] == ["id", "file", "class"] and len({row["file"] for row in rows}) == len(rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 import subprocess
 import sys
 import warnings
@@ -106,23 +105,6 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
     assert bounded["statement"] in text and "export" in text and "stay private" not in text
-
-
-def test_lines_where_nobody_watches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = configuration(steps=1, epochs=3)
-    del config["trainer"]["enable_progress_bar"], config["trainer"]["enable_model_summary"]
-    fit(config)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
-    # The two before took no time.
-    assert len(lines) == 1 and re.match(r"epoch 3/3, \d+ s: .*privacy/epsilon \d", lines[0])
-
-
-def test_what_lightning_says_of_itself_is_left_out_and_what_matters_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    with caplog.at_level(logging.INFO):
-        for text in ("GPU available: False, used: False", "Tip: For seamless cloud logging", "a figure that counts"):
-            logger.info(text)
-    assert [one.message for one in caplog.records] == ["a figure that counts"]
 
 
 def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:
