@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.files import DOWNLOAD_ERRORS, missing_data, require_md5
-from datamodules.records import ClassChoice, ImageDataset, id_fraction, keep_batch
+from datamodules.records import ImageDataset, id_fraction, keep_batch, positions_of
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
 from privacy.processes import share_size
@@ -31,6 +33,9 @@ _STAGE_SPLITS: dict[str, tuple[Part, ...]] = {
 }
 
 Batches = DataLoader[tuple[Tensor, Tensor]]
+
+#: Number of chosen classes up to which their names stand in the data set's.
+_SPELLED_OUT = 4
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
@@ -77,6 +82,7 @@ class ImageDataModule(LightningDataModule, ABC):
         states_bound: Whether `num_records` is a bound stated by a user, so that N itself is not public.
         label_decides: Whether a record's label affects its id, its position or its participation, as it does if folders
             are classes or some classes are left out: a bound for labels does not hold for such data.
+        kept_classes: Official positions of the classes that `classes` keeps, in its order; None keeps all.
         subfolder: Subfolder of `root` in which the files are expected.
         site: Where the files are available, for messages.
         downloadable: Whether `download` can fetch them.
@@ -140,13 +146,19 @@ class ImageDataModule(LightningDataModule, ABC):
         self.name = getattr(self, "name", None) or type(self).__name__
         self._private_name = self.private_name or self.name
         self.official_classes = len(self.class_names)
-        self._choice: ClassChoice | None = None
+        self.kept_classes: tuple[int, ...] | None = None
         if classes is not None:
-            choice = ClassChoice.of(classes, names=self.class_names, aliases=self.class_aliases, dataset=self.name)
-            self._choice, self.num_classes, self.class_names = choice, len(choice.kept), choice.names
-            self.class_aliases = ()
+            names = self.class_names
+            kept = positions_of(classes, names=names, aliases=self.class_aliases, dataset=self.name)
+            if len(kept) <= _SPELLED_OUT:
+                label = "-".join(re.sub(r"\W+", "_", names[one]) for one in sorted(kept))
+            else:
+                digest = hashlib.blake2b(repr(sorted(kept)).encode(), digest_size=4).hexdigest()
+                label = f"{len(kept)}of{len(names)}-{digest}"
+            self.kept_classes, self.num_classes = kept, len(kept)
+            self.class_names, self.class_aliases = tuple(names[one] for one in kept), ()
             self.label_decides = True
-            self.name = f"{self.name}-{choice.label}"
+            self.name = f"{self.name}-{label}"
         self._splits: dict[Part, ImageDataset] = {}
         self._numbered = False
 
@@ -167,11 +179,13 @@ class ImageDataModule(LightningDataModule, ABC):
         the chosen classes and every setting of a derived class that is not known to have no effect on the partition;
         `share`, for a client's data: the partition into clients and this client's number.
         """
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
-        taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+        taken: set[str] = set()
+        for kind in type(self).__mro__:
+            if issubclass(kind, ImageDataModule):
+                taken |= inspect.signature(kind.__init__).parameters.keys()
         settings = {name: getattr(self, name, None) for name in sorted(taken - _NOT_OF_PARTITION)}
-        settings["classes"] = None if self._choice is None else sorted(self._choice.names)
-        plain: dict[str, Any] = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
+        settings["classes"] = None if self.kept_classes is None else sorted(self.class_names)
+        plain = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
         classes = list(self.class_names)
         return {"data": self._private_name, "place": None, "class_names": classes, "settings": plain, "share": None}
 
@@ -179,11 +193,6 @@ class ImageDataModule(LightningDataModule, ABC):
     def home(self) -> DataHome | None:
         """What leads from the data to their ledger, if they are a user's own; None for the public data sets here."""
         return None if type(self).__module__.startswith("datamodules.") else DataHome(name=self.private_data)
-
-    @property
-    def kept_classes(self) -> tuple[int, ...] | None:
-        """Official positions of the classes that `classes` keeps, in its order; None keeps all."""
-        return None if self._choice is None else self._choice.kept
 
     @abstractmethod
     def read(self, part: Part) -> ImageDataset:
@@ -208,7 +217,14 @@ class ImageDataModule(LightningDataModule, ABC):
             ValueError: It has no record of the chosen classes.
         """
         records = self.read(part)
-        return records if self._choice is None else self._choice.of_records(records, dataset=self.name, part=part)
+        if self.kept_classes is None:
+            return records
+        labels = torch.full_like(records.labels, -1)
+        for new, old in enumerate(self.kept_classes):
+            labels[records.labels == old] = new
+        if not (mask := labels >= 0).any():
+            raise ValueError(f"classes={list(self.class_names)} leaves the {part} part of {self.name} empty")
+        return records.select(mask).relabelled(labels[mask])
 
     def read_private(self) -> ImageDataset:
         """Reads the official training part, on whose size a guarantee relies.
@@ -374,12 +390,8 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that contain `splits`; train and validation may share one."""
-        parts: list[Part] = []
-        for split in splits:
-            part: Part = "train" if split == "validation" and not self.official_validation else split
-            if part not in parts:
-                parts.append(part)
-        return parts
+        shared: dict[str, Part] = {} if self.official_validation else {"validation": "train"}
+        return list(dict.fromkeys(shared.get(split, split) for split in splits))
 
     def _opened(self, split: Part, *, stage: str) -> ImageDataset:
         if split not in self._splits:

@@ -22,7 +22,7 @@ from datamodules.pictures import (
     alike_files,
     class_folders,
     pictures_below,
-    pictures_of,
+    pictures_in,
     same_files,
     sizes_and_channels,
     subfolders,
@@ -115,10 +115,26 @@ class ImageFolder(PictureDataModule):
         allowed = f"a private picture that is also in the public test part of {self.name} may be known"
         self.assumptions = look_up("duplicates", duplicates, {"refuse": (), "allow": (allowed,)})
         self._layout = self._layout_of(place)
-        self.class_names = self._classes_of(place)
+        folders = [place] if self._layout == "classes" else [place / part for part in _PARTS if (place / part).is_dir()]
+        self.class_names = self._official = class_folders(folders)
         self.num_classes = len(self.class_names)
-        self.num_records = self._bound(place, num_records)
+        #: Pictures of all classes, whichever are chosen, by part.
+        self._listed: dict[Part, list[Picture]]
+        if self._layout == "classes":
+            first = pictures_in(place, self.class_names)
+            self._listed = self._divided(first)
+        else:
+            parts = [part for part in _PARTS if place / part in folders]
+            self._listed = {part: pictures_in(place / part, self.class_names) for part in parts}
+            first = self._listed[parts[0]]
+        empty = sorted({*range(self.num_classes)} - {picture.label for picture in first})
+        if empty:
+            raise ValueError(
+                f"{folders[0] / self.class_names[empty[0]]} holds no pictures ({', '.join(sorted(SUFFIXES))})"
+            )
         self.states_bound = num_records is not None
+        bound = None if folders[0].name == "test" and self._layout == "parts" else len(first)
+        self.num_records = bound if num_records is None else check_count("num_records", num_records, minimum=1)
         if size is None or channels is None:
             size, channels = self._size_and_channels(place, size, channels)
         preparation = Preparation(size=size, channels=channels, resize=resize, bits=bits)
@@ -133,61 +149,58 @@ class ImageFolder(PictureDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""
-        pictures = self._pictures(part)
+        if part not in self._listed:
+            raise missing_data(self, [f"{part}/"], folder=self.root)
+        kept = self.kept_labels
+        pictures = [picture for picture in self._listed[part] if picture.label in kept]
         if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
         other = (self.root / ("test" if part == "train" else "train")).resolve()
         for picture in pictures if self._layout == "parts" else ():
             if other in picture.file.resolve().parents:
                 raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
-        published = self._test_files() if part == "train" else []
-        if same := same_files([picture.file for picture in pictures], published):
+        identities = self._identities(pictures)
+        if part == "test":
+            if unseen := [
+                name
+                for label, name in enumerate(self._official)
+                if label in kept and label not in {one.label for one in pictures}
+            ]:
+                rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
+            if self.preparation.bits == 16:
+                warn_of_dark([picture.file for picture in pictures[:20]])
+            return self.records_of(pictures, identities=identities)
+        public = self._listed.get("test", [])
+        if same := same_files([picture.file for picture in pictures], published := [one.file for one in public]):
             said = f"{len(same)} private pictures of {self.name} are also in its public test part, like {same[0][0]}"
             if self.duplicates == "refuse":
                 raise ValueError(f"{said} in {same[0][1]}: take them out of one, or set duplicates to allow")
             rank_zero_warn(said)
-        identities = self._identities(pictures)
-        if part == "train" and identities is not None and self._layout == "parts" and (self.root / "test").is_dir():
-            public = self._identities(self._pictures("test"))
-            if public is not None and (shared := torch.isin(identities, public)).any():
-                raise ValueError(
-                    f"the person of {pictures[int(shared.nonzero()[0])].file} has pictures in test as well, which are "
-                    "public: all pictures of a person belong in either train or test"
-                )
-        if part == "test":
-            known, shown = self._official, {picture.label for picture in pictures}
-            if unseen := [known[label] for label in self.kept_labels(known) if label not in shown]:
-                rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
-            if self.preparation.bits == 16:
-                warn_of_dark([picture.file for picture in pictures[:20]])
+        known = self._identities(public)
+        if identities is not None and known is not None and (shared := torch.isin(identities, known)).any():
+            raise ValueError(
+                f"the person of {pictures[int(shared.nonzero()[0])].file} has pictures in test as well, which are "
+                "public: all pictures of a person belong in either train or test"
+            )
         records = self.records_of(pictures, identities=identities)
         try:
-            if published and (alike := list(alike_files(published, records.images, self.preparation))):
+            if alike := list(alike_files(published, records.images, self.preparation)):
                 said = f"{alike[0][0]} like {pictures[alike[0][1]].file}: take copies out of one of the parts"
                 rank_zero_warn(f"{len(alike)} public test pictures of {self.name} look like private ones, {said}")
         except ValueError as error:
             rank_zero_warn(f"public test pictures were not searched for copies of private ones: {error}")
         return records
 
-    def _test_files(self) -> list[Path]:
-        """The test pictures that are there, of all classes if these have folders of their own."""
-        if self._layout == "parts":
-            return pictures_below(self.root / "test")
-        return [picture.file for picture in self._pictures("test")]
-
-    def _pictures(self, part: Part) -> list[Picture]:
-        if self._layout == "parts":
-            folder = self.root / part
-            if not folder.is_dir():
-                raise missing_data(self, [f"{part}/"], folder=self.root)
-            return pictures_of(self._folders(folder), relative_to=folder)
-        everything = pictures_of(self._folders(self.root), relative_to=self.root)
-        assert self.test_fraction is not None
+    def _divided(self, everything: list[Picture]) -> dict[Part, list[Picture]]:
+        """Divides the pictures by `test_fraction`: by the hash of each one's path, or its person."""
         deciding = self._identities(everything)
         deciding = ids_of_names([picture.name for picture in everything]) if deciding is None else deciding
-        fractions = id_fraction(deciding, purpose="folder-test")
-        is_test = (fractions < self.test_fraction).tolist()
-        return [picture for picture, test in zip(everything, is_test, strict=True) if test == (part == "test")]
+        assert self.test_fraction is not None
+        is_test = (id_fraction(deciding, purpose="folder-test") < self.test_fraction).tolist()
+        parts: dict[Part, list[Picture]] = {"train": [], "test": []}
+        for picture, test in zip(everything, is_test, strict=True):
+            parts["test" if test else "train"].append(picture)
+        return parts
 
     def _identities(self, pictures: Sequence[Picture]) -> Tensor | None:
         """Hashes (N,) int64 of the persons that `person_pattern` finds; None without a pattern."""
@@ -215,7 +228,7 @@ class ImageFolder(PictureDataModule):
                 "size and channels must be given with test_fraction: a teacher may have used another fraction, so that "
                 "no picture is known to be public (--data.size 64 --data.channels 3)"
             )
-        files = [file for name in self._official for file in pictures_below(place / "test" / name)]
+        files = [picture.file for picture in self._listed.get("test", [])]
         sizes, found = sizes_and_channels(files)
         if not files or (size is None and len(sizes) > 1):
             most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))
@@ -225,11 +238,6 @@ class ImageFolder(PictureDataModule):
                 + " (--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
             )
         return min(next(iter(sizes))) if size is None else size, channels or found
-
-    def _folders(self, folder: Path) -> list[tuple[int, Path]]:
-        official = self._official
-        kept = [(label, folder / official[label]) for label in self.kept_labels(official)]
-        return [(label, place) for label, place in kept if place.is_dir()]
 
     def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
         if not place.is_dir():
@@ -249,23 +257,6 @@ class ImageFolder(PictureDataModule):
         if set(found) <= {*_PARTS, "val", "valid", "validation"} and has_parts:
             raise ValueError(f"{place} has folders for its parts ({_some(found)}): leave test_fraction out")
         return "classes"
-
-    def _classes_of(self, place: Path) -> tuple[str, ...]:
-        folders = [place] if self._layout == "classes" else [place / part for part in _PARTS if (place / part).is_dir()]
-        classes = class_folders(folders)
-        for name in classes:
-            if not pictures_below(folders[0] / name):
-                raise ValueError(f"{folders[0] / name} holds no pictures ({', '.join(sorted(SUFFIXES))})")
-        self._official = classes
-        return classes
-
-    def _bound(self, place: Path, stated: int | None) -> int | None:
-        if stated is not None:
-            return check_count("num_records", stated, minimum=1)
-        private = place if self._layout == "classes" else place / "train"
-        if not private.is_dir():
-            return None
-        return sum(len(pictures_below(private / name)) for name in self._official)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -17,8 +17,7 @@ from datamodules.records import ImageDataset
 
 #: Number of images per call.
 PIECE = 512
-#: Seconds between two lines of progress.
-_SECONDS = 20
+_WORTH_A_BAR = 10  # calls
 
 
 @contextmanager
@@ -81,22 +80,19 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
         inputs[: len(first)] = first
 
-        told = time.monotonic()
-
         def fill(rows: Tensor) -> None:
-            nonlocal told
             if len(rows):
                 inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
-                if time.monotonic() > told + _SECONDS:  # minutes of silence would look like a hanging fit
-                    told = time.monotonic()
-                    rank_zero_info(f"{int(rows[-1]) + 1:,} of {len(records):,} images are done.")
 
+        # Minutes of silence would look like a hanging fit.
+        shown = partial(
+            track, description="Computing features", total=len(parts) - 1, disable=len(parts) < _WORTH_A_BAR
+        )
         if workers == 1:
-            for rows in parts[1:]:
-                fill(rows)
+            deque(map(fill, shown(parts[1:])), maxlen=0)
             return cls(inputs, records.labels)
         with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            deque(pool.map(fill, parts[1:]), maxlen=0)  # reraises a thread's error
+            deque(shown(pool.map(fill, parts[1:])), maxlen=0)  # reraises a thread's error
         return cls(inputs, records.labels)
 
     def __len__(self) -> int:

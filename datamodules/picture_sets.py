@@ -12,7 +12,7 @@ from torchvision import datasets
 
 from datamodules.base import Part
 from datamodules.files import missing_data, reading
-from datamodules.pictures import PictureDataModule, Preparation, class_folders, pictures_of, read_pictures
+from datamodules.pictures import PictureDataModule, Preparation, class_folders, pictures_in, read_pictures
 from datamodules.records import ImageDataset, id_fraction, ids_of_names
 
 _PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
@@ -172,13 +172,10 @@ class ImageNet(PictureDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part and of the chosen classes only, in threads."""
-        kept = self.kept_labels(self.wnids)
         place = self.folder / _FOLDERS[part]
-        missing = [self.wnids[label] for label in kept if not (place / self.wnids[label]).is_dir()]
-        if missing:
+        if missing := [self.wnids[label] for label in self.kept_labels if not (place / self.wnids[label]).is_dir()]:
             raise missing_data(self, [f"{wnid}/" for wnid in missing], folder=place)
-        pictures = pictures_of([(label, place / self.wnids[label]) for label in kept], relative_to=place)
-        return self.records_of(pictures)
+        return self.records_of(pictures_in(place, self.wnids, labels=self.kept_labels))
 
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
@@ -232,12 +229,11 @@ class COVIDx(PictureDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part and of the chosen classes only, in threads."""
-        official = type(self).class_names
-        folders = [(label, self.folder / official[label] / "images") for label in self.kept_labels(official)]
-        missing = [f"{place.parent.name}/images/" for _, place in folders if not place.is_dir()]
-        if missing:
+        folders = [f"{name}/images/" for name in type(self).class_names]
+        if missing := [folders[label] for label in self.kept_labels if not (self.folder / folders[label]).is_dir()]:
             raise missing_data(self, missing)
-        found = [one._replace(name=one.file.name) for one in pictures_of(folders, relative_to=self.folder)]
+        listed = pictures_in(self.folder, folders, labels=self.kept_labels)
+        found = [one._replace(name=one.file.name) for one in listed]
         is_test = id_fraction(ids_of_names([one.name for one in found]), purpose="covidx-test") < _COVIDX_TEST_FRACTION
         kept = [one for one, test in zip(found, is_test.tolist(), strict=True) if test == (part == "test")]
         return self.records_of(kept)

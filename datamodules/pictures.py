@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -264,12 +264,12 @@ class Picture(NamedTuple):
     name: str
 
 
-def pictures_of(folders: Sequence[tuple[int, Path]], *, relative_to: Path) -> list[Picture]:
-    """Lists the pictures in and below folders given with their labels; names are paths from `relative_to`."""
+def pictures_in(place: Path, classes: Sequence[str], *, labels: Iterable[int] | None = None) -> list[Picture]:
+    """Lists the pictures in and below the folders of classes, of some labels or all; names are paths from `place`."""
     return [
-        Picture(file, label, file.relative_to(relative_to).as_posix())
-        for label, folder in folders
-        for file in pictures_below(folder)
+        Picture(file, label, file.relative_to(place).as_posix())
+        for label in (range(len(classes)) if labels is None else labels)
+        for file in pictures_below(place / classes[label])
     ]
 
 
@@ -298,6 +298,7 @@ class PictureDataModule(ImageDataModule):
             names=names,
         )
 
-    def kept_labels(self, classes: Sequence[str]) -> list[int]:
+    @property
+    def kept_labels(self) -> list[int]:
         """Official labels of the kept classes, in order."""
-        return sorted(range(len(classes)) if self.kept_classes is None else self.kept_classes)
+        return sorted(range(self.official_classes) if self.kept_classes is None else self.kept_classes)

@@ -11,18 +11,15 @@ with another name and in another folder are assumed to share no private record w
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-
-_SPELLED_OUT = 4
-"""Number of chosen classes up to which their names stand in the data set's."""
 
 Batch = TypeVar("Batch")
 
@@ -61,9 +58,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         if images.dim() != 4 or images.dtype != torch.uint8:
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
         for name, values in (("labels", labels), ("ids", ids), ("identities", identities)):
-            if values is None:
-                continue
-            if values.shape != (len(images),) or values.dtype != torch.int64:
+            if values is not None and (values.shape != (len(images),) or values.dtype != torch.int64):
                 raise ValueError(
                     f"{name} must be ({len(images)},) int64 for {len(images)} images, "
                     f"got {tuple(values.shape)} of {values.dtype}"
@@ -150,14 +145,10 @@ def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:
     """
     if ids.dim() != 1 or ids.dtype != torch.int64:
         raise ValueError(f"ids must be a one-dimensional int64 tensor, got {tuple(ids.shape)} of {ids.dtype}")
-    person = purpose.encode("ascii")
-
-    def fraction(record: int) -> float:
-        digest = hashlib.blake2b(record.to_bytes(8, "little", signed=True), digest_size=8, person=person).digest()
-        # float64 holds 53 bits exactly; with all 64 the largest hashes would round up to 1.
-        return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
-
-    return torch.tensor([fraction(record) for record in ids.tolist()], dtype=torch.float64)
+    hashed = partial(hashlib.blake2b, digest_size=8, person=purpose.encode("ascii"))
+    digests = [hashed(record.to_bytes(8, "little", signed=True)).digest() for record in ids.tolist()]
+    # float64 holds 53 bits exactly; with all 64 the largest hashes would round up to 1.
+    return torch.from_numpy((np.frombuffer(b"".join(digests), "<u8") >> 11) * 2.0**-53)
 
 
 def ids_of_names(names: Sequence[str]) -> Tensor:
@@ -200,81 +191,38 @@ Partition: TypeAlias = Mapping[str, Any]
 _ABSENT = "no such setting"
 
 
-@dataclass(frozen=True)
-class ClassChoice:
-    """The classes to keep, in the order of their new labels.
+def positions_of(
+    classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
+) -> tuple[int, ...]:
+    """Finds classes by name, alias or position; names take precedence, even those made of digits.
 
-    Attributes:
-        kept: official labels of the classes.
-        names: names of the classes.
-        label: suffix for the data set's name, equal for the same classes in any order.
+    `names` and `aliases`, if any, are those of all classes, in the order of their labels.
+
+    Raises:
+        ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer than
+            two classes.
     """
-
-    kept: tuple[int, ...]
-    names: tuple[str, ...]
-    label: str
-
-    @classmethod
-    def of(
-        cls, classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
-    ) -> ClassChoice:
-        """Finds classes by name, alias or position; names take precedence, even those made of digits.
-
-        `names` and `aliases`, if any, are those of all classes, in the order of their labels.
-
-        Raises:
-            ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer
-                than two classes.
-        """
-        if isinstance(classes, (str, int)):
-            raise ValueError(f"classes must be a list of names or positions, got {classes!r}")
-        kept = [_position(one, names, aliases, dataset) for one in classes]
-        if len(kept) < 2:
-            raise ValueError(f"classes must keep at least 2 classes of {dataset}, got {list(classes)}")
-        repeated = next((one for one in kept if kept.count(one) > 1), None)
-        if repeated is not None:
-            raise ValueError(f"classes must name each class once, got {names[repeated]!r} of {dataset} twice")
-        ordered = sorted(kept)
-        if len(kept) <= _SPELLED_OUT:
-            label = "-".join(re.sub(r"\W+", "_", names[one]) for one in ordered)
-        else:
-            digest = hashlib.blake2b(repr(ordered).encode(), digest_size=4).hexdigest()
-            label = f"{len(kept)}of{len(names)}-{digest}"
-        return cls(kept=tuple(kept), names=tuple(names[one] for one in kept), label=label)
-
-    def of_records(self, records: ImageDataset, *, dataset: str, part: str) -> ImageDataset:
-        """Returns the records of the kept classes with their new labels, ids as they were.
-
-        Raises:
-            ValueError: There are none.
-        """
-        labels = torch.full_like(records.labels, -1)
-        for new, old in enumerate(self.kept):
-            labels[records.labels == old] = new
-        mask = labels >= 0
-        if not mask.any():
-            raise ValueError(f"classes={list(self.names)} leaves the {part} part of {dataset} empty")
-        return records.select(mask).relabelled(labels[mask])
-
-
-def _position(wanted: int | str, names: Sequence[str], aliases: Sequence[str], dataset: str) -> int:
-    text = str(wanted)
-    for known in (names, aliases):
-        found = [position for position, name in enumerate(known) if name == text]
+    if isinstance(classes, (str, int)):
+        raise ValueError(f"classes must be a list of names or positions, got {classes!r}")
+    known = {str(position): [position] for position in range(len(names))}
+    for titles in (aliases, names):
+        known |= {title: [place for place, other in enumerate(titles) if other == title] for title in titles}
+    kept = []
+    for one in classes:
+        found = known.get(str(one), [])
         if len(found) > 1:
+            places = ", ".join(map(str, found))
+            raise ValueError(f"classes: {dataset} has several named {one!r}, at positions {places}: give the position")
+        if not found:
+            listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             raise ValueError(
-                f"classes: {dataset} has {len(found)} classes named {text!r}, at positions "
-                f"{', '.join(map(str, found))}: give the position"
+                f"classes must be names or positions from 0 to {len(names) - 1} of {dataset}'s classes ({listed}), "
+                f"got {one!r}"
             )
-        if found:
-            return found[0]
-    if text.isdecimal() and int(text) < len(names):
-        return int(text)
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise ValueError(
-        f"classes must be names or positions from 0 to {len(names) - 1} of {dataset}'s classes ({listed}), "
-        f"got {wanted!r}"
-    )
+        kept += found
+    if len(kept) < 2 or len(set(kept)) < len(kept):
+        raise ValueError(f"classes must name at least 2 classes of {dataset}, each once, got {list(classes)}")
+    return tuple(kept)
 
 
 class PartitionError(ValueError):

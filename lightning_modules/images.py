@@ -78,6 +78,7 @@ class Images:
         if self.prior is not None and not isinstance(self.prior, ImagePrior):
             raise ValueError(f"images.prior must be an ImagePrior, got {self.prior!r}")
         check_choice("images.source", self.source, get_args(_Source))
+        check_choice("images.pool_part", self.pool_part, ("test", "train"))
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
@@ -91,10 +92,8 @@ class Images:
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
         """Build the source, for images (C, H, W) in batches of `batch_size`."""
-        if self.pool is not None:
-            drawn: dict[str, Any] = {"part": self.pool_part, "varied": self.pool_varied}
-            return PoolSource(self.pool, **drawn, image_shape=image_shape, batch_size=batch_size)
-        return SyntheticSource(self, image_shape=image_shape, batch_size=batch_size)
+        kind = SyntheticSource if self.pool is None else PoolSource
+        return kind(self, image_shape=image_shape, batch_size=batch_size)
 
 
 class ImageSource(ABC):
@@ -181,23 +180,12 @@ class SyntheticSource(ImageSource):
             raise ValueError(f"images.source='both' needs a batch_size of 2 or more, got {batch_size}")
         self.kind = settings.source
         self.image_shape = image_shape
-        self.batch_size = self.rows = batch_size
+        self.rows = batch_size
         self._settings = settings
-        self._public_prior = settings.prior or StrokePrior()
-        self.prior = self._public_prior if self.kind != "generator" else None
-        self.generator = self._build_generator()
+        self.prior: ImagePrior = settings.prior or StrokePrior()
+        self.generator = None if self.kind == "prior" else self._scaled(self._built())
         self.reset_every = settings.reset_every
         self.covered = (*(["generator"] if self.generator is not None else []), "synthetic images")
-
-    def _build_generator(self) -> nn.Module | None:
-        """Build and check the generator; scale its images to the prior's statistics if it is `standardised`."""
-        if self.kind == "prior":
-            return None
-        generator = self._built()
-        if generator.standardised:
-            mean, std = self._prior_statistics()
-            return ScaledOutput(generator, scale=std, shift=mean).to(memory_format=torch.channels_last)
-        return generator.to(memory_format=torch.channels_last)
 
     def _built(self) -> ImageGenerator:
         factory = network_of(self._settings.generator, GeneratorCallable)
@@ -206,45 +194,47 @@ class SyntheticSource(ImageSource):
             raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")
         return generator
 
-    def _prior_statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of the prior's pixels per channel, the same in every run."""
-        draw = stream(0, 0, 0, "statistics")
-        images = self._prior_images(_STATISTICS_IMAGES, draw, torch.device("cpu")).double()
-        std = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)
-        return images.mean(dim=(0, 2, 3)).tolist(), std.tolist()
+    def _scaled(self, generator: ImageGenerator) -> nn.Module:
+        """Gives a `standardised` generator the statistics of the prior's images, the same in every run."""
+        made: nn.Module = generator
+        if generator.standardised:
+            images = self._drawn(_STATISTICS_IMAGES, None, stream(0, 0, 0, "statistics"), torch.device("cpu")).double()
+            std, mean = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD), images.mean(dim=(0, 2, 3))
+            made = ScaledOutput(generator, scale=std.tolist(), shift=mean.tolist())
+        return made.to(memory_format=torch.channels_last)
 
     @property
     def generated(self) -> int:
-        if self.generator is None:
-            return 0
-        return self.rows // 2 if self.kind == "both" else self.rows
+        return self._generated_of(self.rows)
+
+    def _generated_of(self, count: int) -> int:
+        return 0 if self.generator is None else count // 2 if self.kind == "both" else count
 
     def latents(self, step: int, draws: Draws) -> Tensor | None:
         """Draw z, shape (n, latent_dim), where n is `generated`; None without a generator."""
         if self.generator is None:
             return None
-        return self._latents(self.generated, draws.stream(step, "latents"), draws.device)
+        draw = draws.stream(step, "latents")
+        return torch.randn(self.generated, self.latent_dim, generator=draw).to(draws.device)
 
     def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
-        parts = []
-        if self.generator is not None and latents is not None:
-            parts.append(self.generator(latents).float())
-        left = self.rows - sum(len(part) for part in parts)
-        if left:
-            parts.append(self._prior_images(left, draws.stream(step, "prior"), draws.device))
-        return torch.cat(parts)
+        return self._drawn(self.rows, latents, draws.stream(step, "prior"), draws.device)
 
+    @torch.no_grad()
     def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
         """Draw images for display, shape (count, C, H, W), from the same latents each time."""
         draw = stream(seed, 0, 0, "grid")
-        parts = []
-        if self.generator is not None:
-            latents = self._latents(count // 2 if self.kind == "both" else count, draw, device)
-            with torch.no_grad(), frozen_statistics(self.generator):
-                parts.append(self.generator(latents).float())
-        left = count - sum(len(part) for part in parts)
-        if left:
-            parts.append(self._prior_images(left, draw, device))
+        if self.generator is None:
+            return self._drawn(count, None, draw, device)
+        latents = torch.randn(self._generated_of(count), self.latent_dim, generator=draw).to(device)
+        with frozen_statistics(self.generator):
+            return self._drawn(count, latents, draw, device)
+
+    def _drawn(self, count: int, latents: Tensor | None, draw: torch.Generator, device: torch.device) -> Tensor:
+        """Images of the generator from latents, if any, and the prior's for the rest."""
+        parts = [] if latents is None else [self.generate(latents).float()]
+        if left := count - sum(map(len, parts)):
+            parts.append(self.prior.sample(left, image_shape=self.image_shape, generator=draw, device=device))
         return torch.cat(parts)
 
     def reset(self, step: int, draws: Draws) -> None:
@@ -258,15 +248,9 @@ class SyntheticSource(ImageSource):
 
     def assumptions(self) -> list[str]:
         """State the assumption that priors from outside this project do not depend on private records."""
-        parts = {type(part) for part in _parts(self._public_prior)}
-        external = sorted(kind.__qualname__ for kind in parts if not kind.__module__.startswith("lightning_modules."))
-        return [f"images of {name} depend on no private record" for name in external]
-
-    def _latents(self, count: int, draw: torch.Generator, device: torch.device) -> Tensor:
-        return torch.randn(count, self.latent_dim, generator=draw).to(device)
-
-    def _prior_images(self, count: int, draw: torch.Generator, device: torch.device) -> Tensor:
-        return self._public_prior.sample(count, image_shape=self.image_shape, generator=draw, device=device)
+        kinds = map(type, _parts(self.prior))
+        external = {kind.__qualname__ for kind in kinds if not kind.__module__.startswith("lightning_modules.")}
+        return [f"images of {name} depend on no private record" for name in sorted(external)]
 
 
 def _parts(prior: ImagePrior) -> Iterator[ImagePrior]:
@@ -280,7 +264,7 @@ class PoolSource(ImageSource):
     """Batches drawn with replacement from a public pool, whose labels are never read; for the settings see `Images`.
 
     Raises:
-        ValueError: The part is neither `test` nor `train`, or the pool's images have another shape.
+        ValueError: The pool's images have another shape.
 
     Attributes:
         pixels: All images, shape (N, C, H, W); empty until `open`.
@@ -289,21 +273,11 @@ class PoolSource(ImageSource):
 
     kind = "pool"
 
-    def __init__(
-        self,
-        pool: ImageDataModule | str,
-        *,
-        part: Literal["test", "train"],
-        image_shape: tuple[int, int, int],
-        batch_size: int,
-        varied: bool = False,
-    ) -> None:
-        check_choice("images.pool_part", part, ("test", "train"))
-        if isinstance(pool, ImageDataModule) and tuple(pool.image_shape) != image_shape:
+    def __init__(self, settings: Images, *, image_shape: tuple[int, int, int], batch_size: int) -> None:
+        assert settings.pool is not None
+        self.pool, self.part, self.varied = settings.pool, settings.pool_part, settings.pool_varied
+        if isinstance(pool := self.pool, ImageDataModule) and tuple(pool.image_shape) != image_shape:
             raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
-        self.pool = pool
-        self.part = part
-        self.varied = varied
         self.rows = batch_size
         self.pixels = torch.empty(0, *image_shape)
         self.is_judged = False

@@ -1,6 +1,6 @@
 """Procedural priors: images drawn from a random generator alone, which cost no privacy."""
 
-from lightning_modules.priors.base import ImagePrior, NoisePrior, check_sample
+from lightning_modules.priors.base import ImagePrior, NoisePrior
 from lightning_modules.priors.mixture import MixturePrior
 from lightning_modules.priors.photographs import DeadLeavesPrior, FractalPrior
 from lightning_modules.priors.silhouettes import SilhouettePrior
@@ -15,5 +15,4 @@ __all__ = [
     "NoisePrior",
     "SilhouettePrior",
     "StrokePrior",
-    "check_sample",
 ]

@@ -7,6 +7,7 @@ every image is sharp from the first step on.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -44,16 +45,16 @@ class RowPrior(ImagePrior):
 
     The first images of a batch therefore do not depend on its size, and a CPU generator gives the same images on every
     device up to rounding.
+
+    Attributes:
+        seeds: Number of additional generators, whose seeds are drawn before the rows.
     """
+
+    seeds: int = 0
 
     @abstractmethod
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         """Number of random numbers per image."""
-
-    @property
-    def seeds(self) -> int:
-        """Number of additional generators, whose seeds are drawn before the rows."""
-        return 0
 
     @abstractmethod
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
@@ -67,12 +68,7 @@ class RowPrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`.
-
-        Raises:
-            ValueError: if `batch_size` or a size in `image_shape` is not positive.
-        """
-        check_sample(batch_size, image_shape)
+        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`."""
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
             where = generator.device
             # Seeds come first: their number does not depend on the batch size.
@@ -82,18 +78,6 @@ class RowPrior(ImagePrior):
             drawn = self.draw(rows, image_shape).clamp(-1, 1)
             images = drawn if drawn.dim() == 4 else drawn[:, None].expand(batch_size, *image_shape)
             return images.contiguous()
-
-
-def check_sample(batch_size: int, image_shape: tuple[int, int, int]) -> None:
-    """Check the arguments that every prior takes.
-
-    Raises:
-        ValueError: if `batch_size` or a size in `image_shape` is not positive.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
 
 
 def between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
@@ -109,17 +93,16 @@ class RandomRows:
     Args:
         uniform: (B, N), values in [0, 1).
         own: the prior's additional generators, see `RowPrior.seeds`; kept as an attribute.
+
+    Attributes:
+        device: Device of the numbers.
     """
 
     def __init__(self, uniform: Tensor, own: Sequence[torch.Generator] = ()) -> None:
         self.own = own
+        self.device = uniform.device
         self._numbers = uniform
         self._next = 0
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the numbers."""
-        return self._numbers.device
 
     def only(self, chosen: Tensor) -> RandomRows:
         """Select the rows at positions (n,), which continue with the same column."""
@@ -128,18 +111,9 @@ class RandomRows:
         return rows
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Return uniform numbers (B, *shape) between two values.
-
-        Raises:
-            ValueError: if fewer numbers are left than requested.
-        """
-        count = 1
-        for size in shape:
-            count *= size
-        if self._next + count > self._numbers.shape[1]:
-            raise ValueError(f"{count} random numbers requested, {self._numbers.shape[1] - self._next} are left")
-        taken = self._numbers[:, self._next : self._next + count]
-        self._next += count
+        """Return uniform numbers (B, *shape) between two values."""
+        begin, self._next = self._next, self._next + math.prod(shape)
+        taken = self._numbers[:, begin : self._next]
         return low + (high - low) * taken.reshape(len(taken), *shape)
 
     def normal(self, *shape: int) -> Tensor:
@@ -160,6 +134,5 @@ class NoisePrior(ImagePrior):
         device: torch.device | str,
     ) -> torch.Tensor:
         """Draws `batch_size` images (B, C, H, W); see `ImagePrior.sample`."""
-        check_sample(batch_size, image_shape)
         drawn = torch.randn(batch_size, *image_shape, generator=generator, device=generator.device)
         return drawn.clamp_(-1, 1).to(device)

@@ -55,10 +55,7 @@ class MixturePrior(RowPrior):
         self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)
         self.jitter = float(jitter)
-
-    @property
-    def seeds(self) -> int:
-        return len(self.priors) * (2 if self.blend_probability else 1)
+        self.seeds = len(priors) * (2 if blend_probability else 1)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         return 9

@@ -205,7 +205,7 @@ def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, mo
     # Links that the private folder itself is made of are known where it is at hand.
     data = SyntheticSteps(dataset=linked) if kind == "own links" else None
     stated = linked.partition if kind == "own links" else stated
-    pool = PoolSource(given[kind], part="train", image_shape=SHAPE, batch_size=4)
+    pool = PoolSource(Images(source="pool", pool=given[kind], pool_part="train"), image_shape=SHAPE, batch_size=4)
     with pytest.raises(PartitionError, match=r"outside of the folder of (pictures|shared), which holds private"):
         pool.open(private=set(), partitions=[stated], data=data)
     monkeypatch.setattr(images_module, "require_outside", lambda *given, **named: None)
@@ -216,7 +216,7 @@ def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, mo
 @pytest.mark.parametrize(("resize", "mean"), [("crop", 1.0), ("stretch", 0.0)])
 def test_pictures_are_prepared_as_those_of_the_data(resize: Any, mean: float, tmp_path: Path) -> None:
     own = ImageFolder(root=write_folders(tmp_path / "own"), size=8, channels=1, test_fraction=0.5, resize=resize)
-    pool = PoolSource(str(tmp_path / "public"), part="test", image_shape=SHAPE, batch_size=4)
+    pool = PoolSource(Images(source="pool", pool=str(tmp_path / "public")), image_shape=SHAPE, batch_size=4)
     with pytest.raises(ValueError, match=r"pictures for square images: .* has 0"):
         pool.open(private=set(), partitions=[])
     (tmp_path / "public").mkdir()

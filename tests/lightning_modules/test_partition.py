@@ -22,7 +22,7 @@ from datamodules.records import PartitionError, require_partition
 from lightning_modules import Teacher
 from lightning_modules import images as pools
 from lightning_modules.cli import main
-from lightning_modules.images import PoolSource
+from lightning_modules.images import Images, PoolSource
 from lightning_modules.teachers import own_training
 from lightning_modules.training import evaluation
 from privacy import LedgerError
@@ -230,7 +230,7 @@ def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch
 def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> None:
     folder = ImageFolder(**pictures(name="others")["init_args"])
     stated = ImageFolder(**pictures()["init_args"]).partition
-    pool = PoolSource(folder, part="train", image_shape=(1, 8, 8), batch_size=4)
+    pool = PoolSource(Images(source="pool", pool=folder, pool_part="train"), image_shape=(1, 8, 8), batch_size=4)
     for partitions, known in (([stated], True), ([], False)):
         pool.open(private={"insects/train"}, partitions=partitions)
         assert pool.is_private is known

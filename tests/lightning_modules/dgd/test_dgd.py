@@ -29,7 +29,7 @@ from torch import nn
 from datamodules import Digits
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
-from lightning_modules.images import PoolSource
+from lightning_modules.images import Images, PoolSource
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.account import BudgetExceeded
@@ -354,7 +354,8 @@ def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
 
 @pytest.mark.parametrize("named", ["Digits/train", "Others/train"])
 def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
-    pool = PoolSource(Digits(classes=[7, 8]), part="train", image_shape=(1, 8, 8), batch_size=4)
+    settings = Images(source="pool", pool=Digits(classes=[7, 8]), pool_part="train")
+    pool = PoolSource(settings, image_shape=(1, 8, 8), batch_size=4)
     pool.open(private={named}, partitions=[])
     assert pool.is_private is named.startswith("Digits")
 

@@ -23,7 +23,6 @@ from lightning_modules.priors import (
     SilhouettePrior,
     StrokePrior,
 )
-from lightning_modules.priors.base import RandomRows
 from lightning_modules.training.randomness import full_float32
 
 DRAWINGS: list[ImagePrior] = [StrokePrior(), GlyphPrior(), SilhouettePrior()]
@@ -115,13 +114,6 @@ def test_nothing_is_read(prior: ImagePrior, monkeypatch: pytest.MonkeyPatch) -> 
     draw(prior, rows=2)
 
 
-@each_prior
-@pytest.mark.parametrize(("rows", "shape", "named"), [(0, (1, 8, 8), "batch_size"), (1, (1, 0, 8), "image_shape")])
-def test_bad_requests_are_named(prior: ImagePrior, rows: int, shape: tuple[int, int, int], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        draw(prior, rows=rows, shape=shape)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @each_prior
 def test_a_cpu_generator_draws_the_same_images_on_a_gpu(prior: ImagePrior) -> None:
@@ -147,13 +139,6 @@ def test_a_cpu_generator_draws_the_same_images_on_a_gpu(prior: ImagePrior) -> No
 def test_bad_settings_are_named(kind: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         kind(**settings)
-
-
-def test_a_row_that_is_used_up_is_refused() -> None:
-    rows = RandomRows(torch.rand(2, 5))
-    rows.uniform(2, 2)
-    with pytest.raises(ValueError, match="2 random numbers requested, 1 are left"):
-        rows.normal(2)
 
 
 def allowed_digits() -> tuple[str, bool]:
