@@ -58,7 +58,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
     ("weights are published with a finite epsilon only", "lightning_modules/training/run.py",
      "{} if math.isinf(guarantee.epsilon) else networks", "networks", f"{MODULES}/test_identity.py -k in_public"),
     ("splits depend on the id alone", "datamodules/records.py",
-     "for record in ids.tolist()]", "for record in range(len(ids))]", f"{TESTS}/datamodules/test_splits.py"),
+     "for record in ids.tolist()]", "for record in range(len(ids))]", f"{TESTS}/datamodules/test_records.py"),
     ("nothing is unpickled", "lightning_modules/teachers/files.py",
      'map_location="cpu", weights_only=True)', 'map_location="cpu", weights_only=False)',
      f"{MODULES}/teachers/test_files.py -k run_code"),

@@ -6,13 +6,11 @@ import ast
 import builtins
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modules.priors import (
     DeadLeavesPrior,
@@ -23,7 +21,7 @@ from lightning_modules.priors import (
     SilhouettePrior,
     StrokePrior,
 )
-from lightning_modules.training.randomness import full_float32
+from lightning_modules.priors.base import RandomRows, RowPrior
 
 DRAWINGS: list[ImagePrior] = [StrokePrior(), GlyphPrior(), SilhouettePrior()]
 PHOTOGRAPHS: list[ImagePrior] = [DeadLeavesPrior(), FractalPrior()]
@@ -141,42 +139,25 @@ def test_bad_settings_are_named(kind: Any, settings: dict[str, Any], named: str)
         kind(**settings)
 
 
-def allowed_digits() -> tuple[str, bool]:
-    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+class Noting(RowPrior):
+    """Notes which digits are allowed while it draws."""
+
+    def numbers(self, image_shape: tuple[int, int, int]) -> int:
+        return 1
+
+    def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
+        self.seen = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        return rows.uniform(*image_shape[1:])
 
 
-class Products(TorchDispatchMode):
-    """Notes what was allowed at each matrix product and convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, bool]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().startswith(("aten::bmm", "aten::baddbmm", "aten::mm", "aten::convolution")):
-            self.seen.append(allowed_digits())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def run_allows_tf32() -> Iterator[None]:
-    before = allowed_digits()
+def test_draws_have_all_digits_where_a_run_allows_a_gpu_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, prior = torch.get_float32_matmul_precision(), Noting()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    yield
-    torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
-
-
-@pytest.mark.usefixtures("run_allows_tf32")
-@pytest.mark.parametrize("prior", [FractalPrior(), MIXTURES[1]], ids=_name)
-def test_all_products_have_all_digits_where_a_run_allows_a_gpu_fewer(prior: ImagePrior) -> None:
-    with Products() as products:
-        draw(prior, rows=8, shape=(3, 16, 16))
-    assert len(products.seen) > 1 and set(products.seen) == {("highest", False)}
-    # The notes show what a run allows, which is back after an error.
-    with Products() as products, pytest.raises(RuntimeError, match="shapes cannot be multiplied"), full_float32():
-        torch.ones(2, 2) @ torch.ones(3, 3)
-    with products:
-        torch.ones(2, 2) @ torch.ones(2, 2)
-    assert products.seen[-1] == ("high", True)
+    try:
+        with pytest.raises(RuntimeError, match="shape"):
+            draw(prior)  # one number is not enough for an image
+        assert prior.seen == ("highest", False)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+    finally:
+        torch.set_float32_matmul_precision(before)
