@@ -25,7 +25,7 @@ class ImageGenerator(nn.Module):
 
 
 class DAFLGenerator(ImageGenerator):
-    """The generator of DAFL (Chen et al. 2019), which the papers use.
+    """The generator of DAFL (Chen et al. 2019). None of the four papers describes its own.
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
     LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
