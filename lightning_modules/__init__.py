@@ -9,64 +9,51 @@ from typing import TYPE_CHECKING, Any
 from lightning_modules.quiet import quiet
 
 if TYPE_CHECKING:
-    from lightning_modules.base import DataFreeDistillation
-    from lightning_modules.dgd import DGD
-    from lightning_modules.direct_training import DirectTraining
-    from lightning_modules.distillation import Distillation
-    from lightning_modules.dp_merf import DPMERF
-    from lightning_modules.dpdfd import DPDFD
-    from lightning_modules.dpsd import DPSD
-    from lightning_modules.federated import FedAvg, FedDistillation, FedDPSD
-    from lightning_modules.images import Images
-    from lightning_modules.labeldp import LabelDP
-    from lightning_modules.publishing import load_student
-    from lightning_modules.student import StudentConfig
-    from lightning_modules.teachers.config import TeacherConfig
-    from lightning_modules.teachers.dp_sgd import DPSGDTeacher
-    from lightning_modules.teachers.ensemble import TeacherEnsemble
-    from lightning_modules.teachers.record_clipping import Clipping
-    from lightning_modules.teachers.teacher import Teacher
-
-__all__ = [
-    "DGD",
-    "DPDFD",
-    "DPMERF",
-    "DPSD",
-    "Clipping",
-    "DPSGDTeacher",
-    "DataFreeDistillation",
-    "DirectTraining",
-    "Distillation",
-    "FedAvg",
-    "FedDPSD",
-    "FedDistillation",
-    "Images",
-    "LabelDP",
-    "StudentConfig",
-    "Teacher",
-    "TeacherConfig",
-    "TeacherEnsemble",
-    "load_student",
-]
+    from lightning_modules.base import DataFreeDistillation as DataFreeDistillation
+    from lightning_modules.dgd import DGD as DGD
+    from lightning_modules.direct_training import DirectTraining as DirectTraining
+    from lightning_modules.distillation import Distillation as Distillation
+    from lightning_modules.dp_merf import DPMERF as DPMERF
+    from lightning_modules.dpdfd import DPDFD as DPDFD
+    from lightning_modules.dpsd import DPSD as DPSD
+    from lightning_modules.federated import FedAvg as FedAvg
+    from lightning_modules.federated import FedDistillation as FedDistillation
+    from lightning_modules.federated import FedDPSD as FedDPSD
+    from lightning_modules.images import Images as Images
+    from lightning_modules.labeldp import LabelDP as LabelDP
+    from lightning_modules.publishing import load_student as load_student
+    from lightning_modules.student import StudentConfig as StudentConfig
+    from lightning_modules.teachers.config import TeacherConfig as TeacherConfig
+    from lightning_modules.teachers.dp_sgd import DPSGDTeacher as DPSGDTeacher
+    from lightning_modules.teachers.ensemble import TeacherEnsemble as TeacherEnsemble
+    from lightning_modules.teachers.record_clipping import Clipping as Clipping
+    from lightning_modules.teachers.teacher import Teacher as Teacher
 
 quiet()
 
-# Lightning takes seconds to import, and the command line's help and its answer to a mistyped command do not need it.
+#: Modules of what the package exports, imported on use: Lightning takes seconds, and a command's help needs none of it.
 _MODULES = {
-    "DataFreeDistillation": "base",
+    "DGD": "dgd",
+    "DPDFD": "dpdfd",
     "DPMERF": "dp_merf",
-    **dict.fromkeys(("FedAvg", "FedDPSD", "FedDistillation"), "federated"),
-    **{name: name.lower() for name in ("DGD", "DPDFD", "DPSD", "Distillation", "LabelDP")},
-    "DirectTraining": "direct_training",
-    "load_student": "publishing",
-    "Images": "images",
-    "StudentConfig": "student",
-    "DPSGDTeacher": "teachers.dp_sgd",
-    "Teacher": "teachers.teacher",
-    "TeacherEnsemble": "teachers.ensemble",
-    "TeacherConfig": "teachers.config",
+    "DPSD": "dpsd",
     "Clipping": "teachers.record_clipping",
+    "DPSGDTeacher": "teachers.dp_sgd",
+    "DataFreeDistillation": "base",
+    "DirectTraining": "direct_training",
+    "Distillation": "distillation",
+    "FedAvg": "federated",
+    "FedDPSD": "federated",
+    "FedDistillation": "federated",
+    "Images": "images",
+    "LabelDP": "labeldp",
+    "StudentConfig": "student",
+    "Teacher": "teachers.teacher",
+    "TeacherConfig": "teachers.config",
+    "TeacherEnsemble": "teachers.ensemble",
+    "load_student": "publishing",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

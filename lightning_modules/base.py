@@ -186,6 +186,10 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
+    def unprotected_teacher(self, reason: str, *, teacher: int = 0) -> nn.Module:
+        """A network of the teacher itself; see `PrivateModel.unprotected`."""
+        return self.teacher.unprotected(self.session, reason=reason, teacher=teacher).to(self.device)
+
     # --- fit hooks ---
 
     def configure_callbacks(self) -> list[Callback]:

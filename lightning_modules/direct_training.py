@@ -14,8 +14,7 @@ from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
 from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.functional import output_gradients
-from lightning_modules.losses.labels import annotation_of_labels
-from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, annotation_of_labels
 from lightning_modules.private_fit import (
     open_session,
     require_first_step,
@@ -133,7 +132,7 @@ class DirectTraining(Teacher):
             labels = self._labels()[records.cpu()].to(records.device)
             gradients = output_gradients(outputs, lambda free: F.cross_entropy(free, labels, reduction="none"))
             released = self.session.release(mechanism, gradients, records)
-            return self.gradient_targets.annotation(outputs, released, norm_bound=mechanism.norm_bound)
+            return self.gradient_targets.annotation(outputs, released, mechanism)
         if self.noisy_labels is None:
             self.noisy_labels = self.session.release(mechanism, self._labels())
         every_class = torch.ones_like(outputs, dtype=torch.bool)

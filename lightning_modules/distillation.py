@@ -280,12 +280,12 @@ class Distillation(DataFreeDistillation):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Also saves the noisy answers, which a resumed run must not pay for again."""
         super().on_save_checkpoint(checkpoint)
-        noisy = {"answers": self.noisy_answers, "deviation": self.answer_deviation, **self._settings_of_images}
+        noisy = {"answers": self.noisy_answers, "deviation": self.answer_deviation, **self._about_images()}
         checkpoint["noisy_answers"] = None if self.noisy_answers is None else noisy
 
-    @property
-    def _settings_of_images(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior"))}
+    def _about_images(self) -> dict[str, Any]:
+        queries = self.charged_calls * self.batch_size if self.of_ensemble else 0
+        return {"batch_size": self.batch_size, "prior": repr(self.hparams.get("prior")), "queries": queries}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Inverse of `on_save_checkpoint`.
@@ -297,10 +297,8 @@ class Distillation(DataFreeDistillation):
         noisy = checkpoint.get("noisy_answers")
         if noisy is None:
             return
-        queries = self.charged_calls * self.batch_size if self.of_ensemble else 0
-        before = {**noisy, "queries": len(noisy["answers"])}
-        for name, value in {**self._settings_of_images, "queries": queries}.items():
-            if before[name] != value:
-                was = f"{name} was {before[name]} for the queries"
+        for name, value in self._about_images().items():
+            if noisy[name] != value:
+                was = f"{name} was {noisy[name]} for the queries"
                 raise CheckpointError(f"{was} and is {value} now: resume with the same")
         self.noisy_answers, self.answer_deviation = noisy["answers"], float(noisy["deviation"])

@@ -90,7 +90,7 @@ class DPMERF(DataFreeDistillation):
             rank_zero_warn(f"this run has {steps} steps, none of them the student's: lower model.generator_steps")
 
     def _embedding(self) -> MeanEmbedding:
-        return cast(MeanEmbedding, self.teacher.unprotected(self.session, reason=_REASON).to(self.device))
+        return cast(MeanEmbedding, self.unprotected_teacher(_REASON))
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """Makes a step of the generator, or later of the student. `batch` is a step index, without a data set."""

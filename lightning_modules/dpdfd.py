@@ -77,9 +77,7 @@ class DPDFD(DataFreeDistillation):
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 5 to 10: y_s, shape (B, c)."""
         released = self.session.release(self.mechanism, self.output_gradients(outputs, images))
-        return self.gradient_targets.annotation(
-            outputs, released, norm_bound=self.mechanism.norm_bound, stability=self.mechanism.stability
-        )
+        return self.gradient_targets.annotation(outputs, released, self.mechanism)
 
     def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until released.
@@ -91,4 +89,4 @@ class DPDFD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G of Eq. 5 with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""
-        return self.generator_criterion.against(self.student, self.student, images, targets)
+        return self.generator_criterion(self.student, images, self.student, targets)

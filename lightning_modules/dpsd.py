@@ -9,13 +9,11 @@ from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
-from lightning_modules.losses.labels import LabelTargets, LinearCandidates, class_shares
-from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, class_shares
 from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.mechanisms.noisy_labels import top_k_candidates
 
 _RATE, _FORGOTTEN = 0.5, 0.01
 """Of `balanced_answers`: the offset of a class whose share stays at s converges to 50·(s - 1/c)."""
@@ -80,7 +78,6 @@ class DPSD(DataFreeDistillation):
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.gradient_targets.require(self.mechanism)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
-        self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         if balanced_answers and getattr(self.mechanism, "smallest", None) != num_classes:
             raise ValueError(
@@ -115,12 +112,8 @@ class DPSD(DataFreeDistillation):
         mechanism = self.mechanism
         if isinstance(mechanism, NoisyGradients):
             released = self.session.release(mechanism, self.output_gradients(outputs, images))
-            return self.gradient_targets.annotation(
-                outputs, released, norm_bound=mechanism.norm_bound, stability=mechanism.stability
-            )
-        candidates = self.candidates(outputs)
-        # One size for all: it depends only on the step.
-        size = int(candidates[0].sum()) if self.schedule.fixed_beforehand else None
+            return self.gradient_targets.annotation(outputs, released, mechanism)
+        candidates, size = self.candidates(outputs)
         logits = self.teacher.logits(images)
         balanced = logits if self.offsets is None else logits - self.offsets
         labels = self.session.release(mechanism, balanced, candidates, size=size)
@@ -134,14 +127,12 @@ class DPSD(DataFreeDistillation):
         shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.mechanism.epsilon)
         self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
 
-    def candidates(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Candidate set I of each image, shape (B, c), bool, from the student's `outputs` and the step only."""
+    def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+        """See `LabelTargets.candidates`: sets I, from the student's `outputs` and the step only."""
         assert isinstance(self.mechanism, NoisyLabels)
-        sizes = self.schedule.sizes(
-            outputs.float().softmax(dim=1), step=self.steps_done, smallest=self.mechanism.smallest
-        )
-        self.log_in_step("train/candidates", sizes.float().mean())
-        return top_k_candidates(outputs, k=sizes)
+        found = self.label_targets.candidates(outputs, step=self.steps_done, smallest=self.mechanism.smallest)
+        self.log_in_step("train/candidates", found[0].sum(dim=1).float().mean())
+        return found
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
@@ -154,12 +145,10 @@ class DPSD(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight per term, plus L_s if it has one; see `DataFreeDistillation`."""
-        discriminator = self.student
-        if self.discriminator == "teacher":
-            discriminator = self.teacher.unprotected(
-                self.session, reason="the generator was trained against the private teacher (DPSD-T)"
-            ).to(images.device)
-        return self.generator_criterion.against(discriminator, self.student, images, targets)
+        of_teacher = self.discriminator == "teacher"
+        reason = "the generator was trained against the private teacher (DPSD-T)"
+        discriminator = self.unprotected_teacher(reason) if of_teacher else self.student
+        return self.generator_criterion(discriminator, images, self.student, targets)
 
     def logged_names(self) -> set[str]:
         return super().logged_names() | ({"train/candidates"} if isinstance(self.mechanism, NoisyLabels) else set())

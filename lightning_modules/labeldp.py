@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
-from lightning_modules.losses.labels import annotation_of_labels
-from lightning_modules.losses.targets import Annotation
+from lightning_modules.losses.targets import Annotation, annotation_of_labels
 from lightning_modules.networks.batchnorm import distance_to_statistics, evaluating
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number, settings_of
 from lightning_modules.training.manual_optimization import joined
@@ -71,14 +69,6 @@ class GeneratorTraining(GeneratorLoss):
         check_number("generator_training.statistics_weight", self.statistics_weight, least=0)
         check_number("generator_training.student_loss_weight", self.student_loss_weight, least=0, most=0)
 
-    def __call__(self, discriminator: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `GeneratorLoss`; adds the distance to the teacher's BatchNorm statistics."""
-        if not self.statistics_weight or self.discriminator == "student":
-            return super().__call__(discriminator, images)
-        with distance_to_statistics(discriminator) as distance:
-            loss, logits = super().__call__(discriminator, images)
-        return loss + self.statistics_weight * distance(), logits
-
 
 class LabelDP(DataFreeDistillation):
     """Liu et al., *Privacy-Preserving Student Learning with Differentially Private Data-Free Distillation*, Alg. 1.
@@ -135,8 +125,7 @@ class LabelDP(DataFreeDistillation):
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One step of a stage of Algorithm 1; the stage's data are made before its first step."""
         with self.draws.seeded(self.steps_done):
-            against_teacher = self.generator is not None and self.generator_training.discriminator == "teacher"
-            if self.steps_done == 0 and against_teacher:
+            if self.steps_done == 0 and self._against_teacher:
                 self.pretrain_generator()  # line 1
             if self.steps_done >= self.stage_end:
                 self.begin_stage()  # line 2, a to c
@@ -152,7 +141,7 @@ class LabelDP(DataFreeDistillation):
     def reset_generator(self) -> None:
         """See `DataFreeDistillation.reset_generator`; also pretrains the new generator."""
         super().reset_generator()
-        if self.generator_training.discriminator == "teacher":
+        if self._against_teacher:
             with self.draws.seeded(self.steps_done):
                 self.pretrain_generator()
 
@@ -197,9 +186,12 @@ class LabelDP(DataFreeDistillation):
         return int(batches) if math.isfinite(batches) else max(1, self.stage_end - self.stage_begin)
 
     @property
+    def _against_teacher(self) -> bool:
+        return self.generator is not None and self.generator_training.discriminator == "teacher"
+
+    @property
     def needs_gradients_of_teacher(self) -> str | None:
-        against = self.generator is not None and self.generator_training.discriminator == "teacher"
-        return "generator_training.discriminator is teacher" if against else None
+        return "generator_training.discriminator is teacher" if self._against_teacher else None
 
     @property
     def next_calls(self) -> int:
@@ -239,12 +231,15 @@ class LabelDP(DataFreeDistillation):
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""
-        discriminator = self.student
-        if self.generator_training.discriminator == "teacher":
-            discriminator = self.teacher.unprotected(
-                self.session, reason="the generator was trained against the private teacher"
-            ).to(images.device)
-        return self.generator_training(discriminator, images)[0]
+        terms = self.generator_training
+        if not self._against_teacher:
+            return terms(self.student, images)
+        teacher = self.unprotected_teacher("the generator was trained against the private teacher")
+        if not terms.statistics_weight:
+            return terms(teacher, images)
+        with distance_to_statistics(teacher) as distance:
+            loss = terms(teacher, images)
+        return loss + terms.statistics_weight * distance()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Also saves the stage's images and labels, which a resumed run must not draw again."""

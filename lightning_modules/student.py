@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_modules.losses.labels import label_posterior
-from lightning_modules.losses.targets import Annotation
+from lightning_modules.losses.targets import Annotation, label_posterior
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.setting_checks import check_number, check_whole_number, settings_of
 from privacy.identity import CheckpointError

@@ -43,11 +43,8 @@ def _links(text: str) -> str:
 
 def _reference(package: str) -> str:
     module = ast.parse((_ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
-    exported = next(
-        ast.literal_eval(one.value)
-        for one in module.body
-        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
-    )
+    values = {ast.unparse(one.targets[0]): one.value for one in module.body if isinstance(one, ast.Assign)}
+    exported = ast.literal_eval(values.get("_MODULES", values["__all__"]))
     parts = [f"# {package}", ast.get_docstring(module) or "", *(f"::: {package}.{name}" for name in exported)]
     return "\n\n".join(parts) + "\n"
 

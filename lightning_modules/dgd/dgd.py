@@ -183,7 +183,7 @@ class DGD(DataFreeDistillation):
         """See `DataFreeDistillation.generator_loss`; uses no targets."""
         # The baseline is charged already, when the fit began, once per run.
         against = self.student if self._baseline is None else self._unprotected_baseline().to(images.device)
-        return self.generator_phase(against, images)[0]
+        return self.generator_phase(against, images)
 
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
@@ -14,15 +12,20 @@ from datamodules.records import Partition
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
-from privacy.accounting.composition import compose
-from privacy.checks import check_count, round_up
-from privacy.events import Gaussian, Release
+from privacy.checks import check_count
+from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
-from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
+from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.noise import NoiseSource
 from privacy.session import PrivacySession
 from privacy.statement import guarantee_of
+
+_TRUSTED_SERVER = (
+    "the server, which receives this client's gradients without noise: against it nothing bounds anything but the "
+    "teacher's own training. Against everybody else the guarantee of that server's run holds, if the server is honest, "
+    "adds the noise it states before anything leaves it and keeps what it was sent to itself"
+)
 
 
 class ClientRefusal(ValueError):
@@ -58,30 +61,24 @@ class Terms:
 
     Attributes:
         run: Identity of the server's run, by which clients' ledgers count.
-        switch: What clients answer: gradients (`data`) or classes (`label`).
-        noise_by: Who adds the noise: each client to its answers, or a trusted server to their sum. For labels it is
-            always the clients.
+        mechanism: What clients answer with, gradients or labels. A client takes its settings, and never its source of
+            noise. Without noise, for a server that adds it to the sum, a client must trust the server.
+        delta: δ of a client's guarantee if its owner has set none.
         calls: Number of questions that the run plans; None if it has no planned end.
         batch_size: B, the number of images in a question.
         num_classes: c.
         image_shape: (C, H, W).
-        mechanism: Settings of the client's mechanism and its delta, see `FederatedClient`.
-        loss: Settings of the `GradientTargets` whose gradient is queried; empty for labels.
-        server_mu: μ of each of the `calls` releases if the server adds the noise (their root mean square if its noise
-            was changed), from which a client states its guarantee against everyone but the server. None if clients
-            add the noise.
+        gradient_targets: The loss whose gradient is queried; not used for labels.
     """
 
     run: str
-    switch: Literal["data", "label"]
-    noise_by: Literal["client", "server"]
+    mechanism: NoisyGradients | NoisyLabels
+    delta: float
     calls: int | None
     batch_size: int
     num_classes: int
     image_shape: tuple[int, int, int]
-    mechanism: Mapping[str, Any] = field(default_factory=dict)
-    loss: Mapping[str, Any] = field(default_factory=dict)
-    server_mu: float | None = None
+    gradient_targets: GradientTargets = GradientTargets()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,6 @@ class Question:
     """One round's question (Algorithm 2, line 6): synthetic images and the student's outputs for them.
 
     Attributes:
-        number: Number of the round, from 0.
         images: Shape (B, C, H, W), float32.
         outputs: The student's logits, shape (B, c), float32.
         candidates: For labels, the classes to choose from, shape (B, c), bool, determined by the student's outputs
@@ -97,7 +93,6 @@ class Question:
         features: The images' features, if all teachers in this process share a fixed feature extractor.
     """
 
-    number: int
     images: torch.Tensor
     outputs: torch.Tensor
     candidates: torch.Tensor | None = None
@@ -113,13 +108,6 @@ class Absence:
     """
 
     reason: str
-
-
-# Settings that a server may choose, besides delta. Target, ledger, accounting and noise source are the client's own.
-OF_SERVER: dict[type[Mechanism], tuple[str, ...]] = {
-    NoisyLabels: ("epsilon", "smallest"),
-    NoisyGradients: ("release", "noise_multiplier", "norm_bound", "bounding", "stability", "top_k"),
-}
 
 
 class FederatedClient:
@@ -170,7 +158,6 @@ class FederatedClient:
         self.num_records = num_records or teacher.num_records
         self.folder: Path | None = None
         self._run: tuple[Terms, PrivacySession] | None = None
-        self._loss = GradientTargets()
         self._answered = 0
 
     def introduction(self) -> Introduction:
@@ -196,9 +183,8 @@ class FederatedClient:
             BudgetExceeded: Not even one answer fits into the target.
         """
         self._run = None
-        session, self._loss = self._session_for(terms), GradientTargets(**terms.loss)
-        noiseless = isinstance(session.mechanism, NoisyGradients) and not session.mechanism.noise_multiplier
-        if (terms.noise_by == "server" or noiseless) and not self.trusts_server:
+        session = self._session_for(terms)
+        if _noiseless(session) and not self.trusts_server:
             raise ClientRefusal(
                 f"{self.name} does not send gradients without noise: its owner has not set trusts_server. Take "
                 "mechanism.release: per_sample_full, whose noise each client adds itself, and noise_multiplier above 0"
@@ -227,22 +213,21 @@ class FederatedClient:
             self._write_guarantee()
 
     def _session_for(self, terms: Terms) -> PrivacySession:
-        kind: type[Mechanism] = NoisyLabels if terms.switch == "label" else NoisyGradients
-        if others := sorted(set(terms.mechanism) - {*OF_SERVER[kind], "delta"}):
-            raise ClientRefusal(f"{', '.join(others)} of {self.name} is for its owner to set, and no server's")
-        if terms.switch == "data" and terms.mechanism.get("release") not in ("per_sample_full", "per_sample"):
+        asked = terms.mechanism
+        if isinstance(asked, NoisyGradients) and asked.release not in ("per_sample_full", "per_sample"):
             raise ClientRefusal(
-                f"{self.name} answers with release per_sample_full or per_sample, and was asked for "
-                f"{terms.mechanism.get('release')!r}"
+                f"{self.name} answers with release per_sample_full or per_sample, and was asked for {asked.release!r}"
             )
-        settings = dict(terms.mechanism)
-        stated = settings.pop("delta", Budget.delta)
-        delta = stated if self.delta is None else self.delta
+        kind: type[NoisyGradients | NoisyLabels] = NoisyLabels if isinstance(asked, NoisyLabels) else NoisyGradients
+        settings = {one.name: getattr(asked, one.name) for one in fields(kind)}
         budget = Budget(
-            target_epsilon=self.target_epsilon, delta=delta, ledger=self.ledger, fully_adaptive=self.fully_adaptive
+            target_epsilon=self.target_epsilon,
+            delta=terms.delta if self.delta is None else self.delta,
+            ledger=self.ledger,
+            fully_adaptive=self.fully_adaptive,
         )
         shape = Shape(terms.batch_size, terms.num_classes, "DPSD")
-        return PrivacySession(kind(**settings, noise=self.noise), shape, budget=budget)
+        return PrivacySession(kind(**{**settings, "noise": self.noise}), shape, budget=budget)
 
     @property
     def agreed(self) -> tuple[Terms, PrivacySession]:
@@ -279,18 +264,20 @@ class FederatedClient:
         shapes = [
             tuple(one.shape) for one in (question.images, question.outputs, question.candidates) if one is not None
         ]
-        wanted = [(terms.batch_size, *terms.image_shape), outputs, *([outputs] if terms.switch == "label" else [])]
+        of_labels = isinstance(session.mechanism, NoisyLabels)
+        wanted = [(terms.batch_size, *terms.image_shape), outputs, *([outputs] if of_labels else [])]
         if shapes != wanted:
             raise ClientRefusal(f"the tensors of a question must have shapes {wanted}, got {shapes}")
         self._answered += 1
         teacher, features = self.teacher, question.features
         logits = teacher.logits(question.images) if features is None else teacher.logits_of_extracted(features)
-        if isinstance(session.mechanism, NoisyLabels):
+        if of_labels:
             assert question.candidates is not None
             # Charged as for the smallest set, whatever the size: composition with fixed parameters would not cover
             # sizes that a server chose by earlier answers.
             return session.release(session.mechanism, logits, question.candidates).cpu()
-        return session.release(session.mechanism, self._loss.gradients(question.outputs, logits)).float().cpu()
+        gradients = terms.gradient_targets.gradients(question.outputs, logits)
+        return session.release(session.mechanism, gradients).float().cpu()
 
     def guarantee(self) -> Guarantee:
         """State what left this client and bound it, whatever the server does within a run.
@@ -298,7 +285,7 @@ class FederatedClient:
         Several runs compose if the server did not choose one by the answers of another, unless `fully_adaptive`.
         """
         terms, session = self.agreed
-        answers = "noisy classes" if terms.switch == "label" else "bounded gradients"
+        answers = "noisy classes" if isinstance(session.mechanism, NoisyLabels) else "bounded gradients"
         said = guarantee_of(
             session,
             artefacts=(
@@ -309,28 +296,9 @@ class FederatedClient:
                 "this client's teacher was trained on this client's records alone, and left it in no other way",
                 *self.teacher.assumptions,
             ],
-            not_covered=[self._of_trusted_server()] if terms.noise_by == "server" else [],
+            not_covered=[_TRUSTED_SERVER] if _noiseless(session) else [],
         )
         return said if said.level == "person" else replace(said, unit="one training record of this client")
-
-    def _of_trusted_server(self) -> str:
-        """State the guarantee against everyone but the server that adds the noise."""
-        terms, session = self.agreed
-        delta = session.budget.delta
-        text = (
-            "the server, which receives this client's gradients without noise: against it nothing bounds anything but "
-            "the teacher's own training"
-        )
-        if terms.server_mu is None or terms.calls is None or not math.isfinite(terms.server_mu):
-            return text
-        rounds = max(terms.calls, session.calls_made())
-        epsilon = compose({Gaussian(terms.server_mu): rounds}, delta).epsilon
-        return (
-            f"{text}. Against everybody else, if that server is honest, adds the noise it states before anything "
-            f"leaves it and keeps what it was sent to itself, epsilon = {round_up(epsilon)} at delta = {delta:g} for "
-            f"one record of this client, or all of them ({rounds:,} planned rounds, mu = {terms.server_mu:.4g} "
-            "each), by this run alone: earlier ones add to it"
-        )
 
     def _write_guarantee(self) -> None:
         """Write `guarantee.json` and `guarantee.md` into the client's folder."""
@@ -342,3 +310,7 @@ class FederatedClient:
         if self._run is not None:
             self._run[1].close()
             self._write_guarantee()
+
+
+def _noiseless(session: PrivacySession) -> bool:
+    return isinstance(session.mechanism, NoisyGradients) and not session.mechanism.noise_multiplier

@@ -15,7 +15,6 @@ from torch import nn
 
 from datamodules.records import disjoint
 from lightning_modules.federated.client import Absence, ClientRefusal, FederatedClient, Introduction, Question, Terms
-from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, require_own_weights
@@ -98,13 +97,11 @@ class LocalClients(ClientConnection):
     Args:
         teachers: One file per client, or the file of a `TeacherEnsemble` that was trained on `Clients`; networks in a
             script.
-        names: Names of the clients, in the order of their teachers. Default: client-0, client-1, ...
-        teacher_network: Builds the teachers if their files hold only weights.
         target_epsilon: ε, for the unit of its guarantee, that each client lets all runs spend; null for no limit.
         noise: Returns a client's noise source, given its index; null is the operating system's generator.
 
     Raises:
-        ValueError: There are no teachers, or names are not one per teacher.
+        ValueError: There are no teachers.
         TeacherError: Networks share a trainable weight, or all of their weights.
     """
 
@@ -112,8 +109,6 @@ class LocalClients(ClientConnection):
         self,
         *,
         teachers: str | Sequence[str] | Sequence[nn.Module],
-        names: Sequence[str] | None = None,
-        teacher_network: NetworkCallable | None = None,
         target_epsilon: float | None = None,
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:
@@ -124,14 +119,13 @@ class LocalClients(ClientConnection):
         every: Sequence[Any] = [teachers] if isinstance(teachers, str) else teachers
         require_own_weights(given for given in every if isinstance(given, nn.Module))
         configs = [
-            TeacherConfig(path=given, network=teacher_network)
+            TeacherConfig(path=given)
             if isinstance(given, str)
             else TeacherConfig(path=given, private_data=f"training data of client {index} of a script").held()
             for index, given in enumerate(every)
         ]
         # In a function, see `PrivateTeacher`.
         self._configs: Callable[[], list[TeacherConfig]] = lambda: list(configs)
-        self.names = names
         self.target_epsilon = target_epsilon
         self.noise = noise
         self.clients: list[FederatedClient] = []
@@ -140,10 +134,13 @@ class LocalClients(ClientConnection):
 
     def introductions(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[Introduction]:
         if not self.clients:
-            teachers = self._teachers(num_classes=num_classes, image_shape=image_shape)
-            names = self.names or [f"client-{index}" for index in range(len(teachers))]
-            if len(set(names)) != len(names) or len(names) != len(teachers):
-                raise ValueError(f"names must be one for each of {len(teachers)} teachers, got {list(names)}")
+            shape: Any = {"num_classes": num_classes, "image_shape": image_shape}
+            if self._of_ensemble:
+                self.ensemble = self._configs()[0].load_ensemble(**shape)
+                teachers = self.ensemble.per_client()
+            else:
+                teachers = [config.load(**shape) for config in self._configs()]
+            names = [f"client-{index}" for index in range(len(teachers))]
             _require_apart(names, teachers)
             self.clients = [
                 FederatedClient(
@@ -158,12 +155,6 @@ class LocalClients(ClientConnection):
             ]
             self._share_features = all(teacher.shares_features(teachers[0]) for teacher in teachers)
         return [client.introduction() for client in self.clients]
-
-    def _teachers(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> list[PrivateTeacher]:
-        if self._of_ensemble:
-            self.ensemble = self._configs()[0].load_ensemble(num_classes=num_classes, image_shape=image_shape)
-            return self.ensemble.per_client()
-        return [config.load(num_classes=num_classes, image_shape=image_shape) for config in self._configs()]
 
     def reached(self) -> Mapping[str, Any]:
         return {client.name: client for client in self.clients}

@@ -202,10 +202,7 @@ class FedDistillation(DataFreeDistillation):
 
     def _clients(self) -> list[nn.Module]:
         """Return all clients' networks, in evaluation mode; charged once per run as an unbounded release."""
-        return [
-            self.teacher.unprotected(self.session, reason=_REASON, teacher=client).to(self.device)
-            for client in range(self.teacher.num_teachers)
-        ]
+        return [self.unprotected_teacher(_REASON, teacher=client) for client in range(self.teacher.num_teachers)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Softmax of the clients' mean logits for images (B, C, H, W): charged as B queries, released without noise."""

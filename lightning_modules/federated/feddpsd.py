@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -13,22 +12,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.records import disjoint
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.federated.client import OF_SERVER, Absence, Question, Terms
+from lightning_modules.federated.client import Absence, Question, Terms
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.federated.federation import Federation
 from lightning_modules.losses.functional import GeneratorLoss
-from lightning_modules.losses.labels import LabelTargets, LinearCandidates
-from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.setting_checks import check_choice, check_whole_number, settings_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.training.run import is_dev_run, run_folder
-from privacy.events import Gaussian
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.mechanisms.noisy_labels import top_k_candidates
 from privacy.neighbours import Unit
-from privacy.plan import unmade
 from privacy.processes import ProcessesError
 from privacy.session import PrivacySession
 
@@ -46,7 +41,7 @@ _OWN_NOISE = "each client adds its own noise, drawn from its operating system's 
 _STATED = "each client's teacher was trained by DP-SGD as the client states, which the server cannot check"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FederationConfig:
     """Settings of the clients as a whole.
 
@@ -141,11 +136,9 @@ class FedDPSD(DataFreeDistillation):
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
         self.gradient_targets.require(self.mechanism)
         self.label_targets = settings_of(LabelTargets, label_targets, name="label_targets")
-        self.schedule = self.label_targets.schedule or LinearCandidates()
         self.generator_criterion = settings_of(GeneratorLoss, generator_loss, name="generator_loss")
         #: Number of rounds that each client was left out of.
         self.absences: Counter[str] = Counter()
-        self._warned: set[tuple[str, str]] = set()
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         """One round of Algorithm 2. `batch` is only a step index."""
@@ -159,36 +152,25 @@ class FedDPSD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 6 to 14: the student's targets (B, c), from the clients' answers."""
-        mechanism = self.mechanism
+        mechanism, question = self.mechanism, Question(images=images.float(), outputs=outputs.float())
         if isinstance(mechanism, NoisyGradients):
-            released = self._noisy_gradients(outputs, images)
-            return self.gradient_targets.annotation(
-                outputs, released, norm_bound=mechanism.norm_bound, stability=mechanism.stability
-            )
-        sizes = self.schedule.sizes(outputs.float().softmax(dim=1), step=self.steps_done, smallest=mechanism.smallest)
-        candidates = top_k_candidates(outputs, k=sizes)
-        # One size for all: it depends only on the step.
-        size = int(sizes[0]) if self.schedule.fixed_beforehand else None
+            if self.server_adds_noise:
+                released = self.session.release(mechanism, torch.stack(self._answers(question)), bounded=True)
+            else:
+                # Before any client is queried: an answer counts as soon as it leaves the client.
+                self.session.charge(mechanism)
+                released = torch.stack(self._answers(question)).mean(dim=0)
+            return self.gradient_targets.annotation(outputs, released.to(outputs.device, outputs.dtype), mechanism)
+        candidates, size = self.label_targets.candidates(outputs, step=self.steps_done, smallest=mechanism.smallest)
         self.session.charge(mechanism, size=size)
-        answers = self._answers(self._question(outputs, images, candidates=candidates))
+        answers = self._answers(replace(question, candidates=candidates))
         made, epsilon = self.label_targets.annotation, mechanism.epsilon
         votes = [made(outputs, labels.to(outputs.device), candidates, epsilon=epsilon).targets for labels in answers]
         return Annotation(torch.stack(votes).mean(dim=0))
 
-    def _noisy_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Line 14 for the data switch, shape (B, c)."""
-        question = self._question(outputs, images)
-        if self.noise_by == "server":
-            released = self.session.release(self.mechanism, torch.stack(self._answers(question)), bounded=True)
-        else:
-            # Before any client is queried: an answer counts as soon as it leaves the client.
-            self.session.charge(self.mechanism)
-            released = torch.stack(self._answers(question)).mean(dim=0)
-        return released.to(outputs.device, outputs.dtype)
-
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""
-        return self.generator_criterion.against(self.student, self.student, images, targets)
+        return self.generator_criterion(self.student, images, self.student, targets)
 
     def logged_names(self) -> set[str]:
         return super().logged_names() | {"federation/answers"}
@@ -196,17 +178,9 @@ class FedDPSD(DataFreeDistillation):
     # --- rounds ---
 
     @property
-    def noise_by(self) -> Literal["client", "server"]:
-        """Who adds the noise."""
-        mechanism = self.mechanism
-        return "server" if isinstance(mechanism, NoisyGradients) and mechanism.way.of_ensemble else "client"
-
-    def _question(
-        self, outputs: torch.Tensor, images: torch.Tensor, *, candidates: torch.Tensor | None = None
-    ) -> Question:
-        return Question(
-            number=self.steps_done, images=images.detach().float(), outputs=outputs.float(), candidates=candidates
-        )
+    def server_adds_noise(self) -> bool:
+        """Whether clients send bounded gradients without noise."""
+        return isinstance(self.mechanism, NoisyGradients) and self.mechanism.way.of_ensemble
 
     def _answers(self, question: Question) -> list[torch.Tensor]:
         """Returns the clients' answers, in the order of their names.
@@ -218,15 +192,13 @@ class FedDPSD(DataFreeDistillation):
         absent = {name: answer for name, answer in replies.items() if isinstance(answer, Absence)}
         for name, absence in absent.items():
             self.absences[name] += 1
-            if (name, absence.reason) not in self._warned:
-                self._warned.add((name, absence.reason))
-                rank_zero_warn(f"Round {question.number} goes on without {name}: {absence.reason}")
+            rank_zero_warn(f"A round goes on without {name}: {absence.reason}")  # which Python shows once
         answers = [replies[name] for name in sorted(replies) if name not in absent]
         self.log_in_step("federation/answers", float(len(answers)))
         if len(answers) < self.federation.min_clients:
             why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(absent.items()))
             raise FederationError(
-                f"round {question.number} has {len(answers)} answers, and min_clients is {self.federation.min_clients} "
+                f"round {self.steps_done} has {len(answers)} answers, and min_clients is {self.federation.min_clients} "
                 f"({why}). What was charged stays charged; go on from the last checkpoint when they are back"
             )
         return [answer for answer in answers if isinstance(answer, torch.Tensor)]
@@ -245,8 +217,6 @@ class FedDPSD(DataFreeDistillation):
 
     def read_teacher(self) -> PrivateModel:
         clients = self.clients.introductions(num_classes=self.num_classes, image_shape=self.image_shape)
-        if len(clients) < self.federation.min_clients:
-            raise FederationError(f"min_clients is {self.federation.min_clients}, and there are {len(clients)} clients")
         by_training = Counter(client.training for client in clients if client.training)
         if alike := [client.name for client in clients if by_training[client.training] > 1]:
             raise FederationError(f"{', '.join(alike)} have teachers of one training: each client needs its own")
@@ -258,7 +228,7 @@ class FedDPSD(DataFreeDistillation):
                     f"{others['share'] or 'all'} of {others['data']!r}: clients of one data set must be different ones "
                     "of one partition (data: ClientRecords); other records need another name"
                 )
-        if not all(client.secure for client in clients) and self.mechanism.source.secure and self.noise_by == "client":
+        if not all(client.secure for client in clients) and self.mechanism.source.secure and not self.server_adds_noise:
             insecure = ", ".join(client.name for client in clients if not client.secure)
             raise FederationError(f"the noise of {insecure} can be reproduced by anyone who knows its seed")
         return Federation(
@@ -281,46 +251,20 @@ class FedDPSD(DataFreeDistillation):
 
     def terms(self) -> Terms:
         """The terms of this run, the same for every client."""
-        label = isinstance(self.mechanism, NoisyLabels)
+        mechanism: Any = replace(self.mechanism, noise=None)
+        if self.server_adds_noise:
+            # Without noise a client's own figure is infinite, as it is against a server that adds the noise.
+            mechanism = replace(mechanism, release="per_sample_full", noise_multiplier=0.0)
         return Terms(
             run=self.session.ledger.run,
-            switch="label" if label else "data",
-            noise_by=self.noise_by,
+            mechanism=mechanism,
+            delta=self.session.budget.delta,
             calls=self.session.plan.calls,
             batch_size=self.batch_size,
             num_classes=self.num_classes,
             image_shape=self.image_shape,
-            mechanism=self._mechanism_of_clients(),
-            loss={} if label else dataclasses.asdict(self.gradient_targets),
-            server_mu=self._mu_of_round() if self.noise_by == "server" else None,
+            gradient_targets=self.gradient_targets,
         )
-
-    def _mechanism_of_clients(self) -> dict[str, Any]:
-        """Settings that each client must share."""
-        mechanism = self.mechanism
-        names = next(names for kind, names in OF_SERVER.items() if isinstance(mechanism, kind))
-        settings = {name: getattr(mechanism, name) for name in names}
-        if self.noise_by == "server":
-            # Without noise the client's own figure is infinite, as it is against a server that adds the noise.
-            settings |= {"release": "per_sample_full", "noise_multiplier": 0.0}
-        return {**settings, "delta": self.session.budget.delta}
-
-    def _mu_of_round(self) -> float | None:
-        """μ per planned round, so that all rounds together cost as much as all releases, made and planned.
-
-        A resumed run may have other noise than its first rounds, which does not make those cheaper. None if the number
-        of rounds is not planned.
-        """
-        calls, charged = self.session.plan.calls, self.session.account.counts(scope="run")
-        whole = charged + unmade((self.session.plan.charges) or {}, charged)
-        releases = [(charge.release, count) for charge, count in whole.items() if charge.queries]
-        if not calls or not all(isinstance(release, Gaussian) for release, _ in releases):
-            return None
-        mus = {release.mu for release, _ in releases if isinstance(release, Gaussian)}
-        if len(mus) == 1 and sum(count for _, count in releases) == calls:
-            return mus.pop()
-        squares = sum(count * release.mu**2 for release, count in releases if isinstance(release, Gaussian))
-        return math.sqrt(squares / calls)
 
     def on_fit_end(self) -> None:
         """Also lets the clients settle their ledgers and write their guarantees."""
@@ -333,7 +277,7 @@ class FedDPSD(DataFreeDistillation):
         self.clients.end()
 
     def assumptions(self) -> list[str]:
-        noise = _TRUSTED if self.noise_by == "server" else _OWN_NOISE
+        noise = _TRUSTED if self.server_adds_noise else _OWN_NOISE
         assumptions = [_CLIENTS, _ABSENT, noise]
         training = self.teacher.training if isinstance(self.teacher, Federation) else None
         if isinstance(training, Training) and training.releases:

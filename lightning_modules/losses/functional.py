@@ -226,23 +226,21 @@ class GeneratorLoss:
             check_number(f"{self.setting}.{name}", getattr(self, name))
         check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
 
-    def __call__(self, discriminator: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted sum of the terms on images (n, C, H, W), and their logits (n, c), both with their graph.
+    def __call__(
+        self, discriminator: nn.Module, images: Tensor, student: nn.Module | None = None, targets: Tensor | None = None
+    ) -> Tensor:
+        """Weighted sum of the terms on images (n, C, H, W), with their graph; see `logits_and_features`.
 
-        The discriminator is a classifier; see `logits_and_features`.
+        The student's loss on fixed `targets` (n, c) is one of them.
         """
         if self.activation_weight:
             logits, features = logits_and_features(discriminator, images)
         else:
             logits = features = discriminator(images)
-        return self.of(logits.float(), features.float()), logits.float()
-
-    def against(self, discriminator: nn.Module, student: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-        """The discriminator's terms on images (n, C, H, W), and the student's loss on fixed targets (n, c), if any."""
-        loss, logits = self(discriminator, images)
-        if self.student_loss_weight and len(targets):
-            outputs = logits if discriminator is student else student(images).float()
-            loss = loss + self.student_loss_weight * functional.cross_entropy(outputs, targets.detach())
+        loss = self.of(logits.float(), features.float())
+        if self.student_loss_weight and student is not None and targets is not None and len(targets):
+            outputs = logits if discriminator is student else student(images)
+            loss = loss + self.student_loss_weight * functional.cross_entropy(outputs.float(), targets.detach())
         return loss
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""The student's targets, and how they come from noisy gradients (DPDFD, DPSD)."""
+"""The student's targets, and how they come from noisy gradients (DPDFD, DPSD) and noisy labels (DPSD, LabelDP)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,12 +19,15 @@ from lightning_modules.losses.functional import (
 )
 from lightning_modules.setting_checks import check_choice, check_number
 from privacy.mechanisms import Mechanism, NoisyGradients
+from privacy.mechanisms.noisy_labels import top_k_candidates
 
 _SMALLEST_PROBABILITY = 1e-12
 """Smaller probabilities are raised to it: the gradient, about one over the probability, stays finite in float32."""
 _LONGEST = 2**0.5
 """Norm of p_s − p_t, at most."""
 _LEAST_STABILITY = 0.01
+_COVERAGE = 0.99
+"""Of `ConfidentCandidates`. Less lets an overconfident student confirm itself: in trials 0.95 stayed at 79 %."""
 
 
 class Annotation(NamedTuple):
@@ -153,24 +157,22 @@ class GradientTargets:
         decoupled = decoupled_kd if self.loss == "dkd" else decoupled_kd_as_printed
         return decoupled(student, teacher, beta=self.dkd_beta)
 
-    def annotation(
-        self, outputs: Tensor, released: Tensor, *, norm_bound: float, stability: float = 1e-4
-    ) -> Annotation:
+    def annotation(self, outputs: Tensor, released: Tensor, mechanism: NoisyGradients) -> Annotation:
         """Returns y_s, a step from the student's outputs against the released gradient, and how to follow it.
 
         Args:
             outputs: The student's logits, shape (B, c), detached.
-            released: What was released about them, shape (B, c).
-            norm_bound: C, the bound on each sample's gradient, or on a batch's.
-            stability: The e with which gradients were normalised.
+            released: What `mechanism` has released about them, shape (B, c).
+            mechanism: Its C and e tell how long the gradients were.
         """
-        step = (1 / norm_bound if self.gamma is None else self.gamma) * released
+        step = (1 / mechanism.norm_bound if self.gamma is None else self.gamma) * released
         if self.outputs == "probabilities":
             return Annotation(_moved(functional.softmax(outputs.float(), dim=1), step))
         if self.student_target == "answers":
             if self.loss == "logits":
                 return Annotation(functional.softmax(-step, dim=1))
-            return Annotation(teacher_answers(functional.softmax(outputs.float(), dim=1), step, stability=stability))
+            probabilities = functional.softmax(outputs.float(), dim=1)
+            return Annotation(teacher_answers(probabilities, step, stability=mechanism.stability))
         targets = functional.softmax(outputs.float() - step, dim=1)
         if self.student_target == "targets":
             return Annotation(targets, step=step)
@@ -210,3 +212,149 @@ def _moved(probabilities: Tensor, step: Tensor) -> Tensor:
     total = kept.sum(dim=1, keepdim=True)
     usable = total > torch.finfo(total.dtype).tiny
     return torch.where(usable, kept / total.where(usable, torch.ones_like(total)), probabilities)
+
+
+# --- from noisy labels ---
+
+
+class CandidateSchedule:
+    """Decides how many of the student's largest outputs are candidates for a label, never by the teacher.
+
+    A subclass has one of two methods. Sizes by `size` are fixed beforehand, and each call is charged for its own. Those
+    by `sizes` follow the student, which earlier responses have trained: each call is charged for the smallest possible.
+    """
+
+    def size(self, step: int, *, classes: int, smallest: int) -> int | None:
+        """Number of candidates in a step, from 0 on, between `smallest`, DPSD's k, and c; None if `sizes` gives it."""
+        return None
+
+    def sizes(self, probabilities: Tensor, *, smallest: int) -> Tensor:
+        """Number of candidates of each image, (B,) int64, from the student's detached probabilities (B, c)."""
+        raise NotImplementedError(f"{type(self).__name__} has no sizes")
+
+
+class FixedCandidates(CandidateSchedule):
+    """DPSD as printed: `smallest` from the first step on, which collapses if raw responses are used.
+
+    The top 3 of an untrained student seldom include the label, and then the uniform response confirms the student's own
+    guess.
+    """
+
+    def size(self, step: int, *, classes: int, smallest: int) -> int:
+        return smallest
+
+
+class LinearCandidates(CandidateSchedule):
+    """From all classes linearly down to `smallest`, depending only on the step.
+
+    Args:
+        begin: Number of steps during which all classes are candidates.
+        end: Number of steps after which `smallest` is reached.
+
+    Raises:
+        ValueError: Not 0 <= begin <= end.
+    """
+
+    def __init__(self, *, begin: int = 500, end: int = 1200) -> None:
+        if not 0 <= begin <= end:
+            raise ValueError(f"begin and end must satisfy 0 <= begin <= end, got {begin} and {end}")
+        self.begin = begin
+        self.end = end
+
+    def size(self, step: int, *, classes: int, smallest: int) -> int:
+        if step >= self.end:
+            return smallest
+        passed = max(0, step - self.begin) / max(1, self.end - self.begin)
+        return classes - int(passed * (classes - smallest))
+
+
+class ConfidentCandidates(CandidateSchedule):
+    """The fewest that hold nearly all of the student's probability, on average over the batch or for each image.
+
+    Args:
+        per_image: A size for each image, small if the student is sure of it. The published ε of DPSD's Theorem 2
+            does not depend on sizes, and the record-level one is that of the smallest size either way.
+    """
+
+    def __init__(self, *, per_image: bool = False) -> None:
+        self.per_image = per_image
+
+    def sizes(self, probabilities: Tensor, *, smallest: int) -> Tensor:
+        held = probabilities.sort(dim=1, descending=True).values.cumsum(dim=1)
+        if not self.per_image:
+            held = held.mean(dim=0).expand_as(held)
+        return ((held < _COVERAGE).sum(dim=1) + 1).clamp(smallest, held.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTargets:
+    """Targets of the label switch.
+
+    Attributes:
+        schedule: Number of candidates over a run. Default: `LinearCandidates`.
+        noise_correction: Fit the student to the classes that the noisy labels make likely (`label_evidence`), instead
+            of the labels themselves as printed. Computed only from released labels.
+    """
+
+    schedule: CandidateSchedule | None = None
+    noise_correction: bool = True
+
+    def candidates(self, outputs: Tensor, *, step: int, smallest: int) -> tuple[Tensor, int | None]:
+        """Candidates of each image, (B, c) bool, by detached logits (B, c); and their number if the step fixes it."""
+        schedule = self.schedule or LinearCandidates()
+        size = schedule.size(step, classes=outputs.shape[1], smallest=smallest)
+        sizes = schedule.sizes(outputs.float().softmax(dim=1), smallest=smallest) if size is None else size
+        return top_k_candidates(outputs, k=sizes), size
+
+    def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
+        """Targets for detached logits (B, c), from labels (B,), each drawn among candidates (B, c), bool, with ε."""
+        if not self.noise_correction:
+            return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
+        return annotation_of_labels(outputs, labels, candidates, epsilon=epsilon)
+
+
+def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
+    """Log-probability of each response given each of the c classes as the teacher's: (B, c), float32.
+
+    Randomized response keeps the class with probability e^ε/(e^ε + k - 1), gives each other candidate with
+    1/(e^ε + k - 1), and is uniform on the k candidates if the class is none of them. `label_posterior` turns this into
+    likely classes. The gradient of the cross-entropy to these is that of the likelihood of the responses ("forward
+    correction", Patrini et al. 2017), so a student fitted to them learns the teacher's classes and not the noise.
+    Everything is computed from released responses and costs nothing.
+
+    Args:
+        responses: (B,), int64.
+        candidates: (B, c), bool, two or more in each sample.
+        epsilon: ε of one response.
+    """
+    size = candidates.sum(1, keepdim=True).float()
+    # -log(e^ε + k - 1) without e^ε, which overflows float32 from ε = 89 on.
+    log_other = -(epsilon + torch.log1p((size - 1) * math.exp(-epsilon)))
+    return torch.where(candidates, log_other, -torch.log(size)).scatter(1, responses[:, None], log_other + epsilon)
+
+
+def label_posterior(outputs: Tensor, evidence: Tensor) -> Tensor:
+    """Probabilities of the teacher's classes by Bayes' rule, given logits (B, c) as the prior, and `label_evidence`.
+
+    A class's prior is at least 1/1000 of the likeliest one's: otherwise a student that is sure of one class for all
+    images would never learn another, whatever the responses.
+    """
+    prior = torch.maximum(outputs, outputs.amax(dim=1, keepdim=True) - math.log(1000))
+    return torch.softmax(prior + evidence, dim=1)
+
+
+def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tensor:
+    """Unbiased estimate, shape (c,), of each class's share of the true labels behind randomized responses (B,).
+
+    All c classes were candidates. Shares sum to 1, and may be negative: with ε = 1, ten classes and 256 responses the
+    standard deviation of each is about 0.12.
+    """
+    other = 1 / (math.exp(epsilon) + num_classes - 1)
+    counted = torch.bincount(responses, minlength=num_classes) / len(responses)
+    return (counted - other) / (math.expm1(epsilon) * other)
+
+
+def annotation_of_labels(outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
+    """Targets from noisy labels by `label_evidence`; `outputs` are detached logits (B, c)."""
+    evidence = label_evidence(labels, candidates, epsilon=epsilon)
+    return Annotation(label_posterior(outputs.float(), evidence), evidence=evidence)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, distil, grouped, networks
+from support.runs import distil, grouped
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
 from lightning_modules.losses.functional import activation, class_balance, one_hot_loss
-from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.networks import logits_and_features
-from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy.mechanisms import NoisyGradients
-from privacy.mechanisms.noisy_gradients import output_gradient_mu
 from privacy.processes import ProcessesError
 
 
@@ -97,68 +92,8 @@ def test_each_term_of_the_generators_loss_has_its_switch(switch: str, weight: fl
 def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     outputs, released = torch.zeros(6, 10), torch.randn(6, 10)
     for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
-        made = module.gradient_targets.annotation(outputs, released, norm_bound=module.mechanism.norm_bound)
+        made = module.gradient_targets.annotation(outputs, released, module.mechanism)
         assert torch.allclose(made.targets, (-gamma * released).softmax(dim=1))
-
-
-@pytest.mark.parametrize(("images", "generated"), [("generator", 8), ("both", 4), ("prior", 0)])
-def test_images_come_from_the_generator_the_prior_or_both(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, images: str, generated: int
-) -> None:
-    batches: list[tuple[int, tuple[int, ...]]] = []
-    draw = DPDFD.draw_images
-
-    def recording(self: DPDFD, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-        drawn = draw(self, step, latents)
-        batches.append((0 if latents is None else len(latents), tuple(drawn.shape)))
-        return drawn
-
-    monkeypatch.setattr(DPDFD, "draw_images", recording)
-    cli = distil(model={"images": images}, steps=1)
-    assert batches == [(generated, (BATCH_SIZE, 1, 8, 8))]
-    assert any(name.startswith("generator") for name in networks(cli)) == (generated > 0)
-    assert ("generator" in cli.model.covered_artefacts) == (generated > 0)
-    assert Path("run/public/figures/synthetic_000001.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("settings", "mechanism", "share"),
-    [
-        ({"outputs": "probabilities"}, {}, 1.0),
-        ({"loss": "dkd_as_printed"}, {"bounding": "normalize_batch"}, 1 / math.sqrt(BATCH_SIZE)),
-    ],
-)
-def test_other_readings_of_the_paper_run(
-    folder: Path, settings: dict[str, Any], mechanism: dict[str, Any], share: float
-) -> None:
-    """From a configuration; and they cost what the mechanism's settings cost, which is all that counts."""
-    model = distil(model={"gradient_targets": settings}, mechanism=mechanism, steps=1).model
-    assert model.session.account.counts(scope="run") == {model.session.cost: 1}
-    default = output_gradient_mu("per_sample", BATCH_SIZE, model.mechanism.noise_multiplier)
-    assert model.session.cost.release.gaussian_mu == pytest.approx(share * default)
-
-
-@pytest.mark.parametrize("follows", ["targets", "gradients"])
-def test_what_the_student_follows(follows: Literal["targets", "gradients"]) -> None:
-    """Where the student is sure and wrong, the released gradients move it and the paper's targets hardly do."""
-    teacher = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    mechanism = NoisyGradients(noise_multiplier=0.0)
-    settings: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6}
-    module = DPDFD(
-        **settings,
-        teacher=TeacherConfig(path=teacher),
-        mechanism=mechanism,
-        gradient_targets=GradientTargets(student_target=follows),
-    )
-    module.session.open(private_data="none")
-    module.setup("fit")
-    outputs = torch.zeros(6, 10)
-    outputs[:, 7] = 30.0
-    outputs.requires_grad_()
-    module.annotate(outputs.detach(), torch.randn(6, 1, 8, 8)).loss(outputs).sum().backward()
-    assert outputs.grad is not None
-    moved = outputs.grad.norm(dim=1)
-    assert bool((moved > 0.9).all()) if follows == "gradients" else bool((moved < 1e-3).all())
 
 
 def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_that_was_given(

@@ -45,10 +45,9 @@ def bound(steps: int) -> float:
     return compose({Gaussian(mu=2 * math.sqrt(BATCH_SIZE) / SIGMA): steps}, 1e-5).epsilon
 
 
-@pytest.mark.parametrize("images", ["prior", "both"])
-def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.MonkeyPatch, images: str) -> None:
+def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = watched(monkeypatch, PrivateEnsemble, "each")
-    model = run(images=images).model
+    model = run(images="both").model
     account = model.session.account
     assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE
     assert account.counts() == {model.session.cost: STEPS}

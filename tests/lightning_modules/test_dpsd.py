@@ -14,12 +14,9 @@ from support.runs import (
     BATCH_SIZE,
     checkpoint,
     distil,
-    equal,
     fit_script,
     grouped,
-    interrupted,
     leaks,
-    networks,
     teacher_weights,
 )
 from support.variants import FixedGradients, MoodyTeacher, generator_gap, two_teachers
@@ -28,12 +25,10 @@ from torch import Tensor
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images import Images
-from lightning_modules.losses.labels import ConfidentCandidates, FixedCandidates, LinearCandidates, class_shares
-from lightning_modules.losses.targets import Annotation
+from lightning_modules.losses.targets import ConfidentCandidates, FixedCandidates, LinearCandidates, class_shares
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
 from privacy.mechanisms import NoisyLabels, Shape
-from privacy.published import RdpSlope, WholeRun
 
 DATA = {"class_path": "NoisyGradients", "init_args": {"top_k": 3}}
 LABEL = {"class_path": "NoisyLabels", "init_args": {"smallest": 3}}
@@ -52,22 +47,9 @@ def _module(**settings: Any) -> DPSD:
 
 
 def test_labels_have_no_gradients_to_follow() -> None:
-    assert _module(student_follows="gradients").gradient_targets.student_target == "gradients"
+    assert _module(student_target="gradients").gradient_targets.student_target == "gradients"
     with pytest.raises(ValueError, match="needs the data switch"):
-        _module(mechanism=NoisyLabels(), student_follows="gradients")
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "claim"), [(DATA, RdpSlope), (LABEL, WholeRun)], ids=["data switch", "label switch"]
-)
-@pytest.mark.parametrize("images", ["prior", "both"])
-def test_each_switch_runs_on_each_kind_of_images(folder: Path, mechanism: Any, claim: type, images: str) -> None:
-    model = run(mechanism=mechanism, images=images).model
-    assert model.session.calls_made() == 3
-    (charge,) = model.session.account.counts()
-    assert isinstance(charge.claim, claim) and charge.claim.source.startswith("DPSD Theorem")
-    assert 0 < model.session.account.epsilon() < math.inf
-    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
+        _module(mechanism=NoisyLabels(), student_target="gradients")
 
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
@@ -134,20 +116,6 @@ def test_latent_inputs_are_trained_and_kept(folder: Path) -> None:
     assert torch.equal(checkpoint("3")["state_dict"]["latents"], ended)
 
 
-@pytest.mark.slow
-def test_latent_inputs_survive_an_interruption(folder: Path) -> None:
-    settings: dict[str, Any] = {
-        "mechanism": {"noise_multiplier": 0.0},
-        "images": "both",
-        "student": "DataLensClassifier",
-        "steps": 4,
-    }
-    whole = run("whole", **settings)
-    interrupted(DPSD, 2, lambda: run("run", **settings))
-    resumed = run("run", LAST, **settings)
-    assert equal(networks(whole), networks(resumed)) and torch.equal(_latents(whole), _latents(resumed))
-
-
 @pytest.mark.parametrize("mechanism", [DATA, LABEL])
 def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, mechanism: Any) -> None:
     cli = run(mechanism=mechanism, discriminator="teacher")
@@ -179,63 +147,17 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
 
 
 def test_schedules_reach_k_and_begin_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    vague, sure = torch.full((50, 10), 0.1), torch.eye(10).repeat(5, 1)
-
-    def sizes(schedule: Any, probabilities: torch.Tensor, steps: int = 40) -> list[int]:
-        return [schedule.size(probabilities, step=step, smallest=3) for step in range(steps)]
-
-    assert set(sizes(FixedCandidates(), vague)) == {3}
-    linear = sizes(LinearCandidates(begin=5, end=20), vague)
+    shape = {"classes": 10, "smallest": 3}
+    assert {FixedCandidates().size(step, **shape) for step in range(40)} == {3}
+    linear = [LinearCandidates(begin=5, end=20).size(step, **shape) for step in range(40)]
     assert linear[:6] == [10] * 6 and linear[20:] == [3] * 20 and linear == sorted(linear, reverse=True)
-    assert set(sizes(ConfidentCandidates(), vague)) == {10}
-    assert set(sizes(ConfidentCandidates(), sure)) == {3}
-    half = 0.5 * vague + 0.5 * sure  # 0.55, and 0.05 of each other class
-    monkeypatch.setattr("lightning_modules.losses.labels._COVERAGE", 0.72)
-    assert sizes(ConfidentCandidates(), half, 1) == [5]
-
-
-def test_an_image_that_the_student_is_sure_of_has_fewer_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_modules.losses.labels._COVERAGE", 0.72)
+    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
+    # Unsure, sure, and 0.55 with 0.05 of each other class.
     probabilities = torch.cat([torch.full((1, 10), 0.1), torch.eye(10)[:1], 0.05 + 0.5 * torch.eye(10)[:1]])
-
-    def sizes(**settings: Any) -> list[int]:
-        schedule = ConfidentCandidates(**settings)
-        found: list[int] = schedule.sizes(probabilities, step=0, smallest=3).tolist()
-        return found
-
-    assert sizes(per_image=True) == [8, 3, 5]
-    assert sizes() == [5, 5, 5]  # one for the batch
-
-
-def test_noisy_answers_are_corrected_for_or_taken_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets: list[torch.Tensor] = []
-    annotate = DPSD.annotate
-
-    def watched(self: DPSD, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        made = annotate(self, outputs, images)
-        targets.append(made.targets)
-        return made
-
-    monkeypatch.setattr(DPSD, "annotate", watched)
-    for correction in (True, False):
-        run(str(correction), mechanism=LABEL, images="prior", steps=1, noise_correction=correction)
-    corrected, plain = targets
-    assert set(plain.unique().tolist()) == {0.0, 1.0}
-    assert ((corrected > 0) & (corrected < 1)).all() and torch.allclose(corrected.sum(dim=1), torch.ones(BATCH_SIZE))
-
-
-class BySurest(LinearCandidates):
-    """Follows the student, and says nothing of it."""
-
-    def size(self, probabilities: torch.Tensor, *, step: int, smallest: int) -> int:
-        return smallest if probabilities.max() > 0.5 else 10
-
-
-def test_a_schedule_made_of_a_fixed_one_is_not_fixed_by_inheritance() -> None:
-    class Renamed(LinearCandidates):
-        pass
-
-    assert Renamed().fixed_beforehand and not BySurest().fixed_beforehand
+    for per_image, sizes in ((True, [8, 3, 5]), (False, [5, 5, 5])):
+        schedule = ConfidentCandidates(per_image=per_image)
+        assert schedule.size(0, **shape) is None, "what follows the student is not fixed beforehand"
+        assert schedule.sizes(probabilities, smallest=3).tolist() == sizes
 
 
 ALL = {"class_path": "NoisyLabels", "init_args": {"smallest": 10, "epsilon": 2.0}}
@@ -270,18 +192,3 @@ def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkey
 def test_balanced_answers_need_all_classes_as_candidates(mechanism: Any) -> None:
     with pytest.raises(ValueError, match="all 10 classes as candidates"):
         run(mechanism=mechanism, balanced_answers=True)
-
-
-def test_a_class_that_is_answered_too_often_is_answered_less(folder: Path) -> None:
-    """The teacher's answers, without noise, of one batch before and after its shares were learnt."""
-    model = _module(mechanism=NoisyLabels(epsilon=50.0, smallest=10), balanced_answers=True)
-    assert model.offsets is not None
-    logits = torch.randn(500, 10, generator=torch.Generator().manual_seed(1)) + torch.linspace(0, 3, 10)
-
-    def spread() -> float:
-        return float(torch.bincount((logits - model.offsets).argmax(1), minlength=10).float().std())
-
-    before = spread()
-    for _ in range(100):
-        model.balance((logits - model.offsets).argmax(1))
-    assert spread() < before / 3

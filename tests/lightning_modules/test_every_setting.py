@@ -25,7 +25,7 @@ from torch import nn
 import lightning_modules
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules.federated import LocalClients
-from lightning_modules.losses.labels import LinearCandidates
+from lightning_modules.losses.targets import LinearCandidates
 from lightning_modules.networks import ConvVAE, DAFLGenerator, SmallCNN
 from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher

@@ -17,7 +17,7 @@ from lightning_modules.teachers.private_teacher import PrivateTeacher
 STEPS = 4
 LABEL = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2.0, "smallest": 3, "scope": "run"}}
 RUNS: dict[str, dict[str, Any]] = {
-    "DPDFD": {"model": {"student_follows": "gradients"}},
+    "DPDFD": {"model": {"student_target": "gradients"}},
     "DPSD label": {"class_path": "DPSD", "model": {"mechanism": LABEL}},
     "LabelDP": {
         "class_path": "LabelDP",

@@ -10,10 +10,10 @@ import torch
 from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
 
 from lightning_modules import DPDFD
-from lightning_modules.losses.labels import LabelTargets
-from lightning_modules.losses.targets import Annotation, GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.student import Replay, ReplayMemory
 from privacy.identity import CheckpointError
+from privacy.mechanisms import NoisyGradients
 
 CAPACITY = 20
 
@@ -92,7 +92,7 @@ def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
 def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
     outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
     for follows in ("targets", "gradients"):
-        made = GradientTargets(student_target=follows).annotation(outputs, released, norm_bound=1e-3)  # type: ignore[arg-type]
+        made = GradientTargets(student_target=follows).annotation(outputs, released, NoisyGradients())  # type: ignore[arg-type]
         assert torch.equal(_memory().rows_of(made), made.targets)
         found = _memory(stride=5.0).rows_of(made)
         assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
@@ -148,7 +148,7 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     monkeypatch.setattr(DPDFD, "annotate", watched)
     monkeypatch.setattr(ReplayMemory, "draw", drawn)
     schedule = {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 1, "gamma": 0.5}}
-    settings = {"student_lr_scheduler": schedule, "student_follows": "gradients"}
+    settings = {"student_lr_scheduler": schedule, "student_target": "gradients"}
     model = distil(model={"replay": {"capacity": 24, "steps": steps}, **settings}, steps=4).model
     assert len(released) == 4 and len(replayed) == 3 * steps  # none in the first step
     assert len({tuple(images.flatten().tolist()) for images, _ in replayed}) == 3 * steps

@@ -27,7 +27,6 @@ def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     ("hook", "step"),
     [
         ("on_train_batch_end", 2),
-        pytest.param("on_train_batch_end", 3, marks=pytest.mark.slow),
         pytest.param("on_validation_epoch_end", 3, marks=pytest.mark.slow),
         pytest.param("on_train_epoch_end", 3, marks=pytest.mark.slow),
     ],
@@ -61,12 +60,11 @@ def test_a_generator_that_begins_anew_does_so_in_a_resumed_run(folder: Path, mon
     assert not equal(whole, networks(_quiet("never")))
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_step_that_was_cut_short_is_done_again(folder: Path, step: int) -> None:
+def test_a_step_that_was_cut_short_is_done_again(folder: Path) -> None:
     def run(*arguments: str) -> TranscriptionCLI:
         return distil("run", *arguments, steps=STEPS, epochs=EPOCHS)
 
-    interrupted(DPDFD, step, run, hook="update_generator")
+    interrupted(DPDFD, 2, run, hook="update_generator")
     resumed = run(LAST).model
     assert resumed.steps_done == STEPS * EPOCHS
     assert sum(resumed.session.account.counts(scope="run").values()) == STEPS * EPOCHS + 1

@@ -21,15 +21,6 @@ class ForgetfulDGD(DGD):
             self.phase_index, self.phase_step = 2, 0
 
 
-class LeakyDGD(DGD):
-    """Holds the baseline as a submodule."""
-
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        assert self._baseline is not None
-        self.copy_of_baseline = self._baseline._network_of(0)
-
-
 class BackDoorDGD(DGD):
     """Takes the baseline past the session."""
 

@@ -14,6 +14,7 @@ from lightning_modules import FedDPSD
 from lightning_modules.federated import FederatedClient, LocalClients, Question, Terms
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateTeacher
+from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 SHAPE = (1, 8, 8)
@@ -41,12 +42,7 @@ def _small_student(num_classes: int, image_shape: tuple[int, int, int]) -> Small
     return SmallCNN(num_classes, image_shape, width=4, hidden=16)
 
 
-def federated(
-    clients: LocalClients | list[nn.Module],
-    *,
-    steps: int = 2,
-    **model: Any,
-) -> FedDPSD:
+def federated(clients: LocalClients | list[nn.Module], *, steps: int = 2, **model: Any) -> FedDPSD:
     """A fit of some rounds with a small student, nothing written."""
     seed_everything(3, verbose=False)
     reached = clients if isinstance(clients, LocalClients) else LocalClients(teachers=clients)
@@ -61,22 +57,11 @@ def federated(
     return module
 
 
-def terms(**changed: Any) -> Terms:
-    """What a run of gradients with each client's own noise asks."""
-    mechanism = {"release": "per_sample_full", "noise_multiplier": 20.0, "norm_bound": 1e-3, "delta": 1e-5}
-    return Terms(
-        **{
-            "run": "aa" * 16,
-            "switch": "data",
-            "noise_by": "client",
-            "calls": 5,
-            "batch_size": BATCH_SIZE,
-            "num_classes": 10,
-            "image_shape": SHAPE,
-            "mechanism": mechanism,
-            **changed,
-        }
-    )
+def terms(mechanism: NoisyGradients | NoisyLabels | None = None, **changed: Any) -> Terms:
+    """What a run asks: gradients with each client's own noise, unless another mechanism is given."""
+    asked = mechanism or NoisyGradients(release="per_sample_full", noise_multiplier=20.0)
+    shape: Any = {"batch_size": BATCH_SIZE, "num_classes": 10, "image_shape": SHAPE}
+    return Terms(**{"run": "aa" * 16, "mechanism": asked, "delta": 1e-5, "calls": 5, **shape, **changed})
 
 
 def question(number: int = 0, **changed: Any) -> Question:
@@ -84,7 +69,7 @@ def question(number: int = 0, **changed: Any) -> Question:
     draw = torch.Generator().manual_seed(number)
     images = torch.rand(BATCH_SIZE, *SHAPE, generator=draw) * 2 - 1
     outputs = torch.randn(BATCH_SIZE, 10, generator=draw)
-    return Question(**{"number": number, "images": images, "outputs": outputs, **changed})
+    return Question(**{"images": images, "outputs": outputs, **changed})
 
 
 def client(network: nn.Module | None = None, *, name: str = "one", **settings: Any) -> FederatedClient:

@@ -60,7 +60,7 @@ class BackDoorDPSD(DPSD):
     """DPSD-T that takes the teacher past the session."""
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.generator_criterion(self.teacher._network_of(0), images)[0]
+        return self.generator_criterion(self.teacher._network_of(0), images)
 
 
 class ForgetfulLabelDP(LabelDP):

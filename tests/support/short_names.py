@@ -4,72 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
+from support.offered import offered
+
+import lightning_modules
 from lightning_modules.images import Images
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
+from lightning_modules.training.hyperparameters import _taken
 from privacy import Budget
 
-__all__ = ["SHORT", "budgeted", "grouped"]
+__all__ = ["budgeted", "grouped"]
+
+#: The field that the name of a group stands for where it is not given as a whole.
+_CHIEF = {"images": "source", "student": "network", "teacher": "path", "federation": "name", "vae_phase": "network"}
 
 
-def _of(group: str, names: str) -> dict[str, str]:
-    """Short names of a group's settings, as `short=long` where they differ."""
-    pairs = [name.split("=") for name in names.split()]
-    return {pair[0]: f"{group}.{pair[-1]}" for pair in pairs}
-
-
-_IMAGES = _of("images", "images=source prior generator")
-_STUDENT = _of(
-    "student",
-    "student=network student_balance=balance replay student_lr_scheduler=lr_scheduler",
-)
-_TEACHER = _of(
-    "teacher",
-    "teacher=path teacher_network=network private_data teacher_input=input teacher_outputs=outputs teacher_trial=trial",
-)
-_GROUPS = {**_IMAGES, **_STUDENT, **_TEACHER}
-_TARGETS = _of("gradient_targets", "gamma student_follows=student_target dkd_beta")
-_TERMS = _of("generator_loss", "one_hot_weight balance_weight activation_weight activation_norm student_loss_weight")
-
-SHORT: Mapping[str, Mapping[str, str]] = {
-    "DPDFD": {**_GROUPS, **_TARGETS, **_TERMS},
-    "DPSD": {
-        **{**_GROUPS, **_TARGETS, **_TERMS},
-        **_of("label_targets", "schedule noise_correction"),
-    },
-    "LabelDP": {
-        **_GROUPS,
-        **_of("stages", "threshold noise_correction train_on"),
-        **_of(
-            "generator_training",
-            "discriminator pretraining_steps one_hot_weight balance_weight statistics_weight",
-        ),
-    },
-    "DGD": {
-        **_GROUPS,
-        **_of(
-            "tangent_normal",
-            "tangent_weight normal_weight entropy_term",
-        ),
-        **_of("images", "pool pool_part"),
-        **_of(
-            "generator_phase",
-            "baseline generator_steps=steps one_hot_weight balance_weight activation_weight",
-        ),
-        **_of("vae_phase", "vae=network vae_steps=steps"),
-        **_of("query_phase", "queries query_selection=selection"),
-        **_of("student_phase", "query_distortion"),
-    },
-    "FedDPSD": {
-        **{**_IMAGES, **_STUDENT, **_TARGETS, **_TERMS},
-        **_of("federation", "federation=name unit num_records min_clients"),
-    },
-    "FedDistillation": _GROUPS,
-    "Distillation": {**_STUDENT, **_TEACHER},
-}
-"""For each class, from a short name to the setting in its group."""
+@cache
+def _long_names(method: str) -> dict[str, str]:
+    """Settings of a method's groups by their own name, and by it after the group's: `replay`, `student_network`."""
+    kind = getattr(lightning_modules, method, None)
+    found = [one.split(".")[:2] for one in offered(kind, mechanisms=False) if "." in one] if kind else []
+    own = _taken(kind) if kind else set()
+    short = {field: f"{group}.{field}" for group, field in reversed(found) if field not in own}
+    long = {f"{group.removesuffix('_phase')}_{field}": f"{group}.{field}" for group, field in found}
+    chief = {
+        group.removesuffix("_phase"): f"{group}.{field}" for group, field in _CHIEF.items() if group in dict(found)
+    }
+    return {**short, **{name: one for name, one in long.items() if name not in own}, **chief}
 
 
 def _is_group(value: Any) -> bool:
@@ -82,13 +46,13 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
 
     A subclass in `support` is named `<what it does><method>`.
     """
-    name = kind if isinstance(kind, str) else kind.__name__
-    method = max((known for known in SHORT if name.rsplit(".", 1)[-1].endswith(known)), key=len, default=name)
+    name = (kind if isinstance(kind, str) else kind.__name__).rsplit(".", 1)[-1]
+    method = max((known for known in lightning_modules.__all__ if name.endswith(known)), key=len, default=name)
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Images | StudentConfig | TeacherConfig):
             value = {field.name: getattr(value, field.name) for field in fields(value)}
-        long = SHORT.get(method, {}).get(name)
+        long = _long_names(method).get(name)
         if long is None or (name == long.partition(".")[0] and _is_group(value)):
             found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
             continue

@@ -20,11 +20,12 @@ from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
 from privacy.events import Gaussian, RandomizedResponse, Repeated
 from privacy.identity import Training
 from privacy.ledger import Ledger
+from privacy.mechanisms import NoisyGradients, NoisyLabels
 from privacy.plan import Charge
 
 DELTA = 1e-5
 MU = math.sqrt(BATCH_SIZE) * 2 / 20.0
-LABELS = {"switch": "label", "mechanism": {"epsilon": 1.0, "smallest": 3, "delta": DELTA}, "loss": {}}
+LABELS = NoisyLabels(epsilon=1.0, smallest=3)
 
 
 def candidates(size: int) -> torch.Tensor:
@@ -45,7 +46,7 @@ def test_an_answer_is_charged_for_what_it_is() -> None:
 def test_classes_are_charged_as_so_many_responses_over_the_smallest_set() -> None:
     """Whatever their size: a server may choose it by what it was answered."""
     asked = client()
-    asked.begin(terms(**LABELS))
+    asked.begin(terms(LABELS))
     answer = asked.answer(question(candidates=candidates(4)))
     assert answer.shape == (BATCH_SIZE,) and int(answer.max()) < 4
     ((charge, _),) = asked.session.account.counts().items()
@@ -82,34 +83,30 @@ def test_the_page_of_a_client_that_is_killed_covers_what_it_answered(
     assert said == pytest.approx(0 if broken else compose({Gaussian(MU): 5}, DELTA).epsilon, rel=1e-6)
 
 
-def test_without_noise_nothing_is_bounded_and_what_a_trusted_server_adds_is_said_apart() -> None:
+def test_without_noise_nothing_is_bounded_and_the_server_s_guarantee_is_named() -> None:
     asked = client(trusts_server=True)
-    by_server = {**terms().mechanism, "noise_multiplier": 0.0}
-    asked.begin(terms(noise_by="server", mechanism=by_server, server_mu=MU))
-    asked.answer(question())
-    said = asked.guarantee()
-    assert math.isinf(said.epsilon)
-    honest = compose({Gaussian(MU): 5}, DELTA).epsilon
-    against_others = [text for text in said.not_covered if "if that server is honest" in text]
-    assert len(against_others) == 1 and f"{honest:.5g}"[:5] in against_others[0]
+    for sigma in (20.0, 0.0):
+        asked.begin(terms(NoisyGradients(release="per_sample_full", noise_multiplier=sigma)))
+        asked.answer(question())
+        said = asked.guarantee()
+        named = any(
+            "Against everybody else the guarantee of that server's run holds" in one for one in said.not_covered
+        )
+        assert math.isinf(said.epsilon) == named == (not sigma)
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "message"),
-    [
-        ({"accounting": "published"}, "accounting of one is for its owner to set"),
-        ({"scope": "run", "ledger": None}, "ledger, scope of one is for its owner"),
-        ({"release": "ensemble"}, "was asked for 'ensemble'"),
-        ({"noise_multiplier": 0.0}, "does not send gradients without noise"),
-    ],
+    ("settings", "message"),
+    [({"release": "ensemble"}, "was asked for 'ensemble'"), ({"noise_multiplier": 0.0}, "gradients without noise")],
 )
-def test_no_server_sets_what_a_client_counts_or_takes_its_noise_away(mechanism: dict[str, Any], message: str) -> None:
-    """With them a server could have a target kept by a figure that bounds nothing, or have earlier runs left out."""
+def test_no_server_takes_a_clients_noise_away(settings: dict[str, Any], message: str) -> None:
     asked = client(target_epsilon=0.01)
     with pytest.raises(ClientRefusal, match=message):
-        asked.begin(terms(mechanism={**terms().mechanism, **mechanism}))
-    with pytest.raises(ClientRefusal, match="noise of one"):
-        asked.begin(terms(**{**LABELS, "mechanism": {**LABELS["mechanism"], "noise": None}}))  # type: ignore[dict-item]
+        asked.begin(terms(NoisyGradients(**{"release": "per_sample_full", **settings})))
+    asked = client()
+    for kind in (NoisyGradients(release="per_sample_full", noise=reproducible(0)), NoisyLabels(noise=reproducible(0))):
+        asked.begin(terms(kind))
+        assert asked.session.mechanism.source.secure, "a server's source of noise is not taken"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_a_question_that_does_not_fit_is_refused_and_costs_nothing(changed: dict
     asked.begin(terms())
     with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
         asked.answer(question(**changed))
-    asked.begin(terms(**LABELS))
+    asked.begin(terms(LABELS))
     with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
         asked.answer(question(**({} if "candidates" in changed else changed)))
     assert not asked.session.account.counts()
@@ -148,7 +145,7 @@ def test_a_client_keeps_to_its_own_budget() -> None:
 @pytest.mark.parametrize("own", [{}, {"delta": None}], ids=["its own", "the server's"])
 def test_no_server_loosens_a_target_by_its_delta(own: dict[str, Any]) -> None:
     asked = client(target_epsilon=compose({Gaussian(MU): 2}, DELTA).epsilon * 1.001, **own)
-    asked.begin(terms(mechanism={**terms().mechanism, "delta": 0.5}))
+    asked.begin(terms(delta=0.5))
     most = asked.session.affordable(limit=100)
     assert most > 50 if own else most == 2
 
