@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import distil, equal, interrupted, watched
+from support.runs import distil, watched
 
 from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -27,12 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
         },
     },
 }
-#: Each option by the settings that switch it on.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "replay": {"replay": {"capacity": 20}},
-    "balance": {"student_balance": 1.0},
-}
-ALL = {name: value for settings in OPTIONS.values() for name, value in settings.items()}
+OPTIONS: dict[str, Any] = {"replay": {"capacity": 20}, "student_balance": 1.0}
 
 
 class AskingDPDFD(DPDFD):
@@ -49,17 +44,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return watched(monkeypatch, PrivateTeacher, "logits")
 
 
-def run(name: str, folder: str, *arguments: str, noise: float = 100.0, **options: Any) -> TranscriptionCLI:
+def run(name: str, folder: str, **options: Any) -> TranscriptionCLI:
     settings = dict(RUNS[name])
-    mechanism = {"noise_multiplier": noise, "scope": "run", **settings.pop("mechanism", {})}
     model = {**settings.pop("model", {}), **options}
-    return distil(folder, *arguments, model=model, mechanism=mechanism, steps=STEPS, **settings)
-
-
-def published(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
-    """Every weight and buffer that a run publishes."""
-    found = cli.model.covered_networks().items()
-    return {f"{name}.{key}": value for name, network in found for key, value in network.state_dict().items()}
+    return distil(folder, model=model, mechanism={"scope": "run"}, steps=STEPS, **settings)
 
 
 def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, ...]:
@@ -80,7 +68,7 @@ def spent(made: Callable[[], TranscriptionCLI], asked: list[int]) -> tuple[Any, 
 def test_options_cost_nothing(folder: Path, asked: list[int], name: str) -> None:
     default = spent(lambda: run(name, "default"), asked)
     assert default[0] == [8] * STEPS and sum(default[0]) == default[2][2] and 0 < default[2][0] < float("inf")
-    assert spent(lambda: run(name, "changed", **ALL), asked) == default
+    assert spent(lambda: run(name, "changed", **OPTIONS), asked) == default
 
 
 def test_a_query_that_is_not_charged_is_noticed(folder: Path, asked: list[int]) -> None:
@@ -88,24 +76,3 @@ def test_a_query_that_is_not_charged_is_noticed(folder: Path, asked: list[int]) 
     asking = {"class_path": f"{__name__}.AskingDPDFD", "mechanism": {"scope": "run"}, **RUNS["DPDFD"]}
     changed = spent(lambda: distil("asking", steps=STEPS, **asking), asked)
     assert changed[0] != default[0] and changed[1:] == default[1:]
-
-
-def test_an_option_changes_the_run(folder: Path) -> None:
-    """Without noise, which no two runs have in common."""
-    default = published(run("DPDFD", "default", noise=0.0))
-    assert equal(default, published(run("DPDFD", "again", noise=0.0)))
-    for option, settings in OPTIONS.items():
-        assert not equal(default, published(run("DPDFD", option, noise=0.0, **settings))), option
-
-
-def test_options_survive_an_interruption(folder: Path) -> None:
-    settings = {"noise": 0.0, "images": "both", **ALL}
-    whole = run("DPDFD", "whole", **settings)
-    interrupted(DPDFD, 2, lambda: run("DPDFD", "run", **settings))
-    resumed = run("DPDFD", "run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
-    assert resumed.model.steps_done == STEPS
-    kept, again = (
-        {name: value for name, value in cli.model.state_dict().items() if isinstance(value, torch.Tensor)}
-        for cli in (whole, resumed)
-    )
-    assert equal(kept, again)

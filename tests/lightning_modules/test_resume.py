@@ -15,7 +15,10 @@ from lightning_modules.cli.fit import TranscriptionCLI
 STEPS, EPOCHS = 3, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 # No noise and dropout in the student: what is left is all that a resumed run has to draw again.
-QUIET_MODEL: dict[str, Any] = {"images": "both", "student": "DataLensClassifier"}
+QUIET_MODEL: dict[str, Any] = {
+    **{"images": "both", "student": "DataLensClassifier"},
+    **{"replay": {"capacity": 20}, "student_balance": 1.0},
+}
 
 
 def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
