@@ -22,7 +22,7 @@ ORACLE_PINS := attrs==23.2.0 dm-tree==0.1.10 dp-accounting==0.6.0 wrapt==2.5.2
 DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
 # Reads mkdocs.yml, by the makers of Material for MkDocs, which ends in 2027.
-DOCS_PINS := zensical==0.0.73 mkdocstrings-python==2.0.11 ruff==0.17.6
+DOCS_PINS := zensical==0.0.73 mkdocstrings-python==2.0.11 latex2mathml==3.81.1 ruff==0.17.6
 
 # As many processes for tests as there are cores, up to 8; tests of one file share what is trained for them.
 # Files in their own order: by their number of tests, those of few long ones would be left to the end.

@@ -10,6 +10,8 @@ import re
 import shutil
 from pathlib import Path
 
+from latex2mathml.converter import convert
+
 _ROOT = Path(__file__).parents[2]
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 _PACKAGES = (
@@ -27,7 +29,7 @@ def main() -> None:
         shutil.copy(_ROOT / path, pages / place)
     for page in pages.rglob("*.md"):
         wide = "---\nhide: [toc]\n---\n\n" if "results" in page.parts[len(pages.parts) :] else ""
-        page.write_text(wide + _links(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(wide + _equations(_links(page.read_text(encoding="utf-8"))), encoding="utf-8")
     (pages / "api").mkdir()
     for package in _PACKAGES:
         (pages / "api" / f"{package}.md").write_text(_reference(package), encoding="utf-8")
@@ -39,6 +41,13 @@ def _links(text: str) -> str:
     text = re.sub(r"\]\(\.\./(?=results|CONTRIBUTING|CHANGELOG)", "](", text)
     text = re.sub(r"(?<=[ |(])\[(\d+)\](?!\()", r"\\[\1\\]", text)  # notes of tables, which look like references
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)?(?:CITATION\.cff|LICENSE)\)", r"`\1`", text)
+
+
+def _equations(text: str) -> str:
+    """LaTeX as MathML, which browsers show without a script; GitHub shows the LaTeX itself by MathJax."""
+    return re.sub(
+        r"```math\n(.*?)```", lambda found: f"<div>{convert(found[1].strip(), display='block')}</div>", text, flags=re.S
+    )
 
 
 def _reference(package: str) -> str:
