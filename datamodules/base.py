@@ -359,8 +359,15 @@ class ImageDataModule(LightningDataModule, ABC):
 
         The last, smaller batch is kept, so that every epoch has every record and small data sets are not skipped; only
         a last batch of a single image is dropped, because BatchNorm refuses it.
+
+        Raises:
+            ValueError: There are fewer records than a batch has.
         """
         records = self.loaded_records
+        if self.batch_size > len(records):
+            raise ValueError(
+                f"batch_size must be at most the {len(records)} training records of {self.name}, got {self.batch_size}"
+            )
         batch_size = share_size(self.batch_size, 1 if self.trainer is None else self.trainer.world_size)
         # Lightning gives all processes equally many records.
         own = -(-len(records) // (self.batch_size // batch_size))

@@ -51,6 +51,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         mechanisms: The classes of mechanisms that the method supports.
         unused: Settings that the method refuses because it does not use them, such as `student.replay`. A name without
             a dot is an argument that its constructor does not take.
+        precisions: Allowed values of `trainer.precision`: weights are float32, with autocast in bfloat16 at most.
         takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
         covered_artefacts: Names of artefacts computed from released values, which may be published.
         session: The only way to the teacher: budget, ledger, plan and guarantee of the run.
@@ -59,6 +60,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     paper: ClassVar[str] = ""
     mechanisms: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
     unused: ClassVar[tuple[str, ...]] = ()
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "32", "bf16-mixed")
     takes_private_pool: ClassVar[bool] = False
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_modules.callbacks.saving import SaveConfig
 from lightning_modules.private_fit import LearnsFromTeacher
@@ -51,6 +51,8 @@ class ResultRecord(Callback):
         self.history: list[dict[str, Any]] = []
         self._begun = 0.0
         self._seconds_before = 0.0
+        #: Steps after which the weights were last seen finite, and first seen not to be.
+        self._finite: list[int] = [0]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock.
@@ -71,6 +73,18 @@ class ResultRecord(Callback):
             point = {"steps": pl_module.steps_done, "accuracy": float(accuracy), "queries": spent.queries()}
             epsilons = {"epsilon": spent.epsilon(), "epsilon_published": spent.epsilon_published()}
             self.history.append({**point, **{name: json_number(value) for name, value in epsilons.items()}})
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Says when weights become NaN or infinite; looks at them where figures are logged."""
+        logged = trainer._logger_connector.should_update_logs or trainer.is_last_batch
+        if len(self._finite) > 1 or not logged:
+            return
+        steps = getattr(pl_module, "steps_done", trainer.global_step)
+        if all(bool(torch.isfinite(weight).all()) for weight in pl_module.parameters()):
+            self._finite = [steps]
+        else:
+            self._finite.append(steps)
+            rank_zero_warn(f"Weights have become NaN or infinite between steps {self._finite[0]:,} and {steps:,}")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or is_dev_run(trainer):
@@ -110,6 +124,7 @@ class ResultRecord(Callback):
             "uncharged_accesses": list(measured if uncharged is None else uncharged),
             **_stated(guarantee),
             "steps": steps,
+            **({"not_finite_between": self._finite} if len(self._finite) > 1 else {}),
             "seed": seed,
             **provenance(),
             "config": next((one.values for one in callbacks_of(trainer) if isinstance(one, SaveConfig)), None),
@@ -127,11 +142,12 @@ class ResultRecord(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """So that a resumed run has one curve and the time of all its parts."""
-        return {"seconds": self.seconds, "history": self.history}
+        return {"seconds": self.seconds, "history": self.history, "finite": self._finite}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds_before = float(state_dict["seconds"])
         self.history = [dict(point) for point in state_dict["history"]]
+        self._finite = list(state_dict["finite"])
 
 
 def _stated(guarantee: Guarantee | None) -> dict[str, Any]:

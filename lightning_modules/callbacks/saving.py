@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -95,7 +97,13 @@ class LastCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Chooses the folder; Lightning takes that of process 0."""
         self.dirpath = str(run_folder(trainer) / LAST.parent)
-        super().setup(trainer, pl_module, stage)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"Checkpoint directory {re.escape(self.dirpath)} exists")  # to go on
+            super().setup(trainer, pl_module, stage)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads it in another folder too: there is no best checkpoint that would be lost."""
+        super().load_state_dict({**state_dict, "dirpath": self.dirpath})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves steps after the last validation, which Lightning leaves out if validations are between steps."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -26,7 +28,6 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 import lightning_modules
-from lightning_modules.base import DataFreeDistillation
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.results import ResultRecord
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
@@ -36,14 +37,12 @@ from lightning_modules.cli.outcome import outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import look_in_current_folder, texts_in
+from lightning_modules.quiet import quiet_evaluation
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import LAST, first_process, folder_of, own_folder, run_folder
 from privacy.mechanisms.base import Mechanism
 
 set_parsing_settings(subclasses_enabled=[Mechanism])  # a method may have a choice of them, by their class
-
-PRECISIONS = ("32", "32-true", "bf16-mixed", "16-mixed")
-"""Weights are float32, like images and the mechanisms' arithmetic; autocast is allowed."""
 
 _MODEL = ("model", "model.mechanism", "model.budget")
 """Whose settings are never dropped: they decide what a run costs."""
@@ -162,6 +161,10 @@ class TranscriptionCLI(LightningCLI):
                     metrics.replace(folder / f"metrics_{len(list(folder.glob('metrics*.csv')))}.csv")
         else:
             describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
+        for logger in _listed(kwargs.get("logger", settings.logger)):
+            # Otherwise Lightning's warning is true: the file will be deleted.
+            if isinstance(logger, CSVLogger) and not Path(logger.log_dir, "metrics.csv").is_file():
+                warnings.filterwarnings("ignore", f"Experiment logs directory {re.escape(logger.log_dir)} exists")
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
             present = {type(callback) for callback in callbacks}
@@ -184,8 +187,9 @@ class TranscriptionCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, SkipCheckpointOnLocalError()]
         if not any(isinstance(plugin, CheckpointIO) for plugin in _listed(settings.plugins)):
             kwargs["plugins"] = [*_listed(settings.plugins), WholeCheckpointIO()]
-        if isinstance(self.model, DataFreeDistillation) and str(settings.precision) not in ("None", *PRECISIONS):
-            raise ValueError(f"trainer.precision must be one of {', '.join(PRECISIONS)}, got {settings.precision}")
+        # Before Lightning replaces a precision that the device does not have.
+        if (allowed := getattr(self.model, "precisions", None)) and str(settings.precision) not in ("None", *allowed):
+            raise ValueError(f"trainer.precision must be one of {', '.join(allowed)}, got {settings.precision}")
         if settings.devices == settings.strategy == "auto":
             kwargs["devices"] = 1  # more devices must be chosen: they need a batch size that they can share
         trainer = super().instantiate_trainer(**kwargs)
@@ -201,6 +205,8 @@ class TranscriptionCLI(LightningCLI):
         Raises:
             RunFolderError: Another fit is running in the folder, or it cannot be written.
         """
+        if subcommand != "fit":
+            quiet_evaluation()
         if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
             super()._run_subcommand(subcommand)
             return

@@ -27,7 +27,10 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     """Summarise a finished fit for the user, from its `result.json`."""
     accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
-    if (share := record.get("largest_share", 0)) >= 0.99:
+    if between := record.get("not_finite_between"):
+        first, last = between
+        lines.append(f"NOT FINITE: weights became NaN or infinite between steps {first:,} and {last:,}: it is useless")
+    elif (share := record.get("largest_share", 0)) >= 0.99:
         lines.append(f"COLLAPSED: it predicts one class for {100 * share:.1f} % of the test images")
     # A method has printed its guarantee already.
     if record["method"] in _TEACHERS:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import Callback
@@ -123,6 +123,7 @@ class DPSGDTeacher(Teacher):
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
 
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "32", "64-true", "64")
     _prepared = False
     """Whether `configure_optimizers` has checked a fit."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from lightning import Callback
@@ -200,6 +200,8 @@ class TeacherEnsemble(Evaluated):
             extractor = self.networks.feature_extractor
             self._voters = numbers, NetworkStack(teachers, feature_extractor=extractor)
         return self._voters[1].logits(images).argmax(dim=2)
+
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "32")
 
     # --- fit hooks ---
 

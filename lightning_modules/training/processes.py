@@ -9,12 +9,20 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning import Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
 from lightning_modules.training.run import callbacks_of
 from privacy.processes import ALONE, Processes, ProcessesError, everywhere
+
+#: Settings of a trainer, with their defaults, for which Lightning would advise its automatic optimization.
+_NO_EFFECT = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
 
 
 class TrainerProcesses:
@@ -53,14 +61,19 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     Raises:
         ProcessesError: The strategy is refused, or torchrun has started other processes than the trainer is for, each
             of which would make the whole run, in one folder and one ledger; the error says what to set.
-        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
-            `GradientAccumulationScheduler`.
+        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, a
+            `StochasticWeightAveraging`, or gradients would be clipped or gathered.
     """
     for callback in callbacks_of(trainer) if averages_itself else ():
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
+        if isinstance(callback, StochasticWeightAveraging):
+            raise ValueError(f"{type(callback).__name__} adds an epoch of queries that no plan has: leave it out")
         if isinstance(callback, GradientAccumulationScheduler):
             raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
+    for name, usual in _NO_EFFECT.items() if averages_itself else ():
+        if getattr(trainer, name) != usual:
+            raise ValueError(f"trainer.{name} has no effect on steps of this kind: leave it out")
     strategy = trainer.strategy
     # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
     ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"

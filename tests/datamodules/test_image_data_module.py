@@ -94,12 +94,19 @@ def test_an_empty_split_is_refused() -> None:
 
 
 def test_training_batches_are_shuffled_and_others_are_not() -> None:
-    data = Digits(batch_size=2000)
+    data = Digits(batch_size=1275)
     data.setup("fit")
     (train,), (validation,) = list(data.train_dataloader()), list(data.val_dataloader())
     assert not torch.equal(train[1], data.train_records.labels)
     assert torch.equal(train[1].sort().values, data.train_records.labels.sort().values)
     assert torch.equal(validation[1], data.validation_records.labels)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    data = Digits(batch_size=1276)
+    data.setup("fit")
+    with pytest.raises(ValueError, match="batch_size must be at most the 1275 training records of Digits, got 1276"):
+        data.train_dataloader()
 
 
 @pytest.mark.parametrize(("batch_size", "missed"), [(100, 0), (98, 1), (1, 0)])

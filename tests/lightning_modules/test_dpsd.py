@@ -189,6 +189,6 @@ def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkey
 
 
 @pytest.mark.parametrize("mechanism", [DATA, LABEL])
-def test_balanced_answers_need_all_classes_as_candidates(mechanism: Any) -> None:
+def test_balanced_answers_need_all_classes_as_candidates(folder: Path, mechanism: Any) -> None:
     with pytest.raises(ValueError, match="all 10 classes as candidates"):
         run(mechanism=mechanism, balanced_answers=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.cli import ReduceLROnPlateau
 from support.federations import small_network
 from support.golden_guarantees import require_golden
@@ -277,6 +277,16 @@ def test_gathered_gradients_are_refused(broken: bool, monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError if broken else ValueError, match="GradientAccumulationScheduler"):
         fit(made(lightning_modules.DPDFD, FILE), "DPDFD", GradientAccumulationScheduler({1: 2}))
     assert bool([*Path().rglob("*.jsonl")]) is broken
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_epoch_of_queries_that_no_plan_has_is_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr("lightning_modules.training.processes.StochasticWeightAveraging", ())
+    module = made(lightning_modules.DPDFD, {**FILE, "images": {"source": "prior"}})
+    with nullcontext() if broken else pytest.raises(ValueError, match="StochasticWeightAveraging adds an epoch"):
+        fit(module, "DPDFD", StochasticWeightAveraging(swa_lrs=0.01))
+    assert module.steps_done > 6 if broken else not module.steps_done  # of two epochs of three steps
 
 
 def test_a_teacher_s_schedule_follows_a_metric_that_is_logged() -> None:

@@ -89,7 +89,7 @@ def test_your_own_pictures(folder: Path) -> None:
         Path("pictures", f"class{number % 2}").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 50), (number, 100, 6 * number)).save(f"pictures/class{number % 2}/{number}.png")
     (arguments,) = commands(DOCS / "data.md")
-    cli = run_command([*arguments, "--trainer.max_epochs=1"])
+    cli = run_command([*arguments, "--trainer.max_epochs=1", "--data.batch_size=8"])
     assert cli.model.num_classes == 2 and cli.model.image_shape == (3, 32, 32)
 
 

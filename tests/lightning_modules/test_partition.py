@@ -30,7 +30,7 @@ from privacy.identity import Training
 
 
 def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
-    given = {"root": "insects", "size": 8, "channels": 1, "test_fraction": share, **settings}
+    given = {"root": "insects", "size": 8, "channels": 1, "test_fraction": share, "batch_size": 16, **settings}
     return {"class_path": "ImageFolder", "init_args": given}
 
 
@@ -47,7 +47,7 @@ def train_teacher(data: dict[str, Any]) -> None:
 def teacher(tmp_path: Path) -> None:
     """Of 80 pictures, about a fifth of which are for testing."""
     write_folders(tmp_path / "insects")
-    train_teacher(pictures(batch_size=16))
+    train_teacher(pictures())
 
 
 def transcribe(
@@ -102,7 +102,7 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
 ) -> None:
     for part in ("train", "test"):
         write_folders(Path("outer") / part)
-    train_teacher(pictures(None, root="outer", batch_size=16))
+    train_teacher(pictures(None, root="outer"))
     if broken:
         monkeypatch.setattr(evaluation, "require_outside", lambda *given, **named: None)
         transcribe(pictures(root="outer/train"))
@@ -126,7 +126,7 @@ def test_a_students_guarantee_says_that_private_pictures_of_its_teacher_may_be_p
     shutil.copy("both/train/ants/003.png", "both/test/ants/copy.png")
     if broken:
         monkeypatch.delitem(own_training._NO_DATA, "assumptions")
-    train_teacher(pictures(None, root="both", batch_size=16, duplicates="allow"))
+    train_teacher(pictures(None, root="both", duplicates="allow"))
     told = "a private picture that is also in the public test part of both may be known"
     for duplicates in ("refuse", "allow"):
         said = transcribe(pictures(None, root="both", duplicates=duplicates)).model.guarantee().assumptions
@@ -177,7 +177,7 @@ def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: p
     module = Teacher.load_from_checkpoint("trained/checkpoints/last.ckpt")
     trainer = Trainer(**trainer_settings("again", 2), logger=False)
     with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "the checkpoint says 0.2"):
-        trainer.fit(module, datamodule=ImageFolder(**pictures(0.5)["init_args"], batch_size=16))
+        trainer.fit(module, datamodule=ImageFolder(**pictures(0.5)["init_args"]))
     if broken:  # of the second fit alone: what the first was trained on would be public
         trainer.save_checkpoint("again.ckpt")
         stated = torch.load("again.ckpt", weights_only=True)["training"]["partition"]
@@ -246,7 +246,7 @@ def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
     with refused(monkeypatch, broken, "the teacher's file does not say which are private", "test/CLASS"):
         if several:  # of two clients one has a teacher that says it, of other pictures
             files = ["trained/checkpoints/last.ckpt", "weights.pt"]
-            clients = {"teachers": files, "names": ["north", "south"], "teacher_network": SMALL}
+            clients = {"teachers": files, "teacher_network": SMALL}
             write_folders(Path("elsewhere") / "beetles")
             cli = transcribe(
                 pictures(0.5, root="elsewhere/beetles"),

@@ -77,6 +77,18 @@ def test_a_collapsed_student_and_its_calibration_are_said_wherever_its_accuracy_
     assert written["largest_share"] == 1 and 0 < written["calibration_error"] < 1
 
 
+def test_weights_that_are_not_finite_are_said_to_be_and_not_to_have_collapsed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1e30}}
+    with pytest.warns(UserWarning, match="Weights have become NaN or infinite between steps 1 and 2"):
+        fit(configuration(steps=3, model={"student": {"network": SMALL, "optimizer": optimizer}, "images": "prior"}))
+    said = said_by_outcome(caplog)
+    assert "NOT FINITE: weights became NaN or infinite between steps 1 and 2" in said and "COLLAPSED" not in said
+    assert json.loads(Path("run/result.json").read_text())["largest_share"] == 1, "it would be said to have collapsed"
+
+
 @pytest.mark.parametrize("bits", [16, 12])
 def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(folder: Path, bits: int) -> None:
     draw = np.random.default_rng(0)
