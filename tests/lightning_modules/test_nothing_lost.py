@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kills import Forked, released
+from support.kills import forked, released
 from support.runs import checkpoint, configuration, guarantee, result, working_in
 
 from lightning_modules.cli import main
@@ -90,14 +90,14 @@ def require_nothing_forgotten(counts: Counter[Charge], *, kills: int) -> None:
 def test_kills_forget_no_release_and_change_no_weight(given: Path, whole: dict[str, Any]) -> None:
     draw, kills = random.Random(3), 2
     for _ in range(kills):
-        fit = Forked(*FIT, "--ckpt_path=last")
+        fit = forked(*FIT, "--ckpt_path=last")
         # In the second epoch of the attempt: its first has saved, and what follows is done again.
         wanted = released() + STEPS + draw.randint(1, 3)
         fit.until(lambda wanted=wanted: released() >= wanted)  # type: ignore[misc]
         time.sleep(0.01 * draw.random())
         assert fit.kill() == -signal.SIGKILL
         torch.load(LAST, weights_only=True)
-    assert Forked(*FIT, "--ckpt_path=last").status() == 0
+    assert forked(*FIT, "--ckpt_path=last").status() == 0
     require_same_end(whole)
     counts = counted()
     require_nothing_forgotten(counts, kills=kills)
@@ -123,7 +123,7 @@ def _become_the_real_command() -> None:
 def test_twenty_kills_at_any_moment(given: Path, whole: dict[str, Any]) -> None:
     draw, kills, hit = random.Random(4), 20, 0
     for number in range(kills):
-        fit = Forked(*FIT, "--ckpt_path=last", before=_become_the_real_command if number % 5 == 0 else lambda: None)
+        fit = forked(*FIT, "--ckpt_path=last", before=_become_the_real_command if number % 5 == 0 else lambda: None)
         # A quarter of them at no special moment, of the start too; the others some steps later.
         wanted = released() + draw.randint(1, STEPS)  # few get as far as the next checkpoint
         end = time.monotonic() + (draw.uniform(0, 3) if number % 4 == 1 else 300)
@@ -134,14 +134,14 @@ def test_twenty_kills_at_any_moment(given: Path, whole: dict[str, Any]) -> None:
         if Path(LAST).exists():
             torch.load(LAST, weights_only=True)
     assert hit >= 15  # the others came too late, to a fit that had ended
-    assert Forked(*FIT, "--ckpt_path=last", before=_become_the_real_command).status(seconds=600) == 0
+    assert forked(*FIT, "--ckpt_path=last", before=_become_the_real_command).status(seconds=600) == 0
     require_same_end(whole)
     require_nothing_forgotten(counted(), kills=hit)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_says_how_to_go_on(given: Path, whole: dict[str, Any], number: int, status: int) -> None:
-    fit = Forked(*FIT)
+    fit = forked(*FIT)
     fit.until(lambda: released() >= STEPS + 2)
     assert fit.kill(number) == status, fit.said
     saved = checkpoint()["distillation"]["steps_done"]
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    fit = Forked(*FIT, "--ckpt_path=last", "--trainer.max_epochs=2", before=fill)
+    fit = forked(*FIT, "--ckpt_path=last", "--trainer.max_epochs=2", before=fill)
     assert fit.status() == 1
     assert "File too large" in fit.said and "Traceback" not in fit.said
     assert fit.said.rstrip().splitlines()[-1].startswith("To resume: LightningCLI fit ")
@@ -178,9 +178,9 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(given: Path) -> None:
 
 
 def test_two_fits_of_one_folder_and_two_without_one(given: Path) -> None:
-    fit = Forked(*FIT, "--trainer.max_epochs=200")
+    fit = forked(*FIT, "--trainer.max_epochs=200")
     fit.until(lambda: released() >= 1)
-    second = Forked(*FIT, log=Path("second.txt"))
+    second = forked(*FIT, log=Path("second.txt"))
     assert second.status() == 1
     assert "run is the folder of a fit that is running" in second.said
     assert fit.kill() == -signal.SIGKILL

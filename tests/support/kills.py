@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from support.processes import Forked
 
 from lightning_modules import DPDFD
 from lightning_modules import cli as command_line
@@ -59,80 +57,12 @@ def released(folder: Path = Path()) -> int:
     return len(trace.read_bytes().splitlines()) if trace.exists() else 0
 
 
-class Forked:
-    """A command in a copy of this process, which has imported everything already.
+def forked(*arguments: str, log: Path = Path("said.txt"), before: Callable[[], object] = lambda: None) -> Forked:
+    """A command in a process of its own, in which `before` is called before it."""
 
-    Args:
-        arguments: Of the command line.
-        log: File that takes what it says.
-        before: Called in the copy before the command.
-    """
+    def command() -> None:
+        sys.argv = ["LightningCLI", *arguments]
+        before()
+        command_line.main()
 
-    def __init__(
-        self, *arguments: str, log: Path = Path("said.txt"), before: Callable[[], object] = lambda: None
-    ) -> None:
-        self.log = log
-        self._ended: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        status = 1
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.stdout = sys.stderr = log.open("w", encoding="utf-8", buffering=1)
-            for logger in (logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")):
-                for handler in list(logger.handlers):
-                    if type(handler) is logging.StreamHandler:
-                        handler.setStream(sys.stderr)
-                    else:  # pytest's
-                        logger.removeHandler(handler)
-            sys.argv = ["LightningCLI", *arguments]
-            before()
-            command_line.main()
-            status = 0
-        except SystemExit as error:
-            if isinstance(error.code, str):
-                print(error.code, file=sys.stderr)
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-
-    @property
-    def said(self) -> str:
-        """What it has said so far."""
-        return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
-
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        if self._ended is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._ended = os.waitstatus_to_exitcode(status) if pid else None
-        return self._ended is None
-
-    def status(self, *, seconds: float = 120) -> int:
-        """Its exit status, negative where a signal has ended it."""
-        end = time.monotonic() + seconds
-        while self.running():
-            if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise TimeoutError(f"still running after {seconds} s: {self.said}")
-            time.sleep(0.01)
-        assert self._ended is not None
-        return self._ended
-
-    def until(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
-        """Waits for something that it does."""
-        end = time.monotonic() + seconds
-        while not condition():
-            if not self.running() or time.monotonic() > end:
-                raise AssertionError(f"it ended ({self._ended}) or took too long: {self.said}")
-            time.sleep(0.001)
-
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        """Sends a signal, unless it has ended, and waits for the end."""
-        if self.running():
-            os.kill(self.pid, number)
-        return self.status()
+    return Forked(command, log=log)

@@ -8,7 +8,7 @@ does: a fit of two takes about a second.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import logging
 import os
 import signal
 import socket
@@ -17,16 +17,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from support.runs import fit
 
-__all__ = ["TWO", "Ended", "StateOfEach", "command_line", "fit_in_processes", "in_processes", "saved_by"]
+__all__ = ["TWO", "Forked", "StateOfEach", "command_line", "fit_in_processes", "in_processes", "saved_by"]
 
 TWO = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
 
@@ -63,8 +63,90 @@ def saved_by(rank: int) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
-class Ended:
+class Forked:
+    """What runs in a copy of this process, which has imported everything already.
+
+    Args:
+        act: Called in the copy.
+        log: File that takes what it prints.
+    """
+
+    def __init__(self, act: Callable[[], Any], *, log: Path) -> None:
+        self.log = log.resolve()
+        self._ended: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 1
+        try:
+            os.setpgrp()  # so that one signal ends whatever this starts
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with log.open("w", encoding="utf-8") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+            for logger in (logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")):
+                for handler in list(logger.handlers):
+                    if type(handler) is logging.StreamHandler:
+                        handler.setStream(sys.stderr)
+                    else:  # pytest's
+                        logger.removeHandler(handler)
+            act()
+            code = 0
+        except SystemExit as ended:
+            if isinstance(ended.code, str):
+                print(ended.code, file=sys.stderr)
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    @property
+    def said(self) -> str:
+        """What it has said so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        if self._ended is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if pid else None
+        return self._ended is None
+
+    def status(self, *, seconds: float = 120) -> int:
+        """Its exit status, negative where a signal has ended it; after a time it is killed.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        end = time.monotonic() + seconds
+        while self.running():
+            if time.monotonic() > end:
+                _end_group(self.pid)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"still running after {seconds} s: {self.said}")
+            time.sleep(0.01)
+        assert self._ended is not None
+        return self._ended
+
+    def until(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
+        """Waits for something that it does."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if not self.running() or time.monotonic() > end:
+                raise AssertionError(f"it ended ({self._ended}) or took too long: {self.said}")
+            time.sleep(0.001)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """Sends a signal, unless it has ended, and waits for the end."""
+        if self.running():
+            os.kill(self.pid, number)
+        return self.status()
+
+
+class Ended(NamedTuple):
     """How one process ended."""
 
     code: int
@@ -84,63 +166,33 @@ def in_processes(act: Callable[[], Any], *, seconds: float = 60, count: int = 2,
         How each ended, by rank.
 
     Raises:
-        AssertionError: Some process took longer, or raised; with what they printed.
+        TimeoutError: Some process took longer; with what it printed.
+        AssertionError: Some process raised; with what they printed.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    files = [Path(f"printed_{time.monotonic_ns()}_{rank}.txt").resolve() for rank in range(count)]
-    forked = multiprocessing.get_context("fork")
-    children = [forked.Process(target=_run, args=(act, rank, count, port, files[rank])) for rank in range(count)]
-    for child in children:
-        child.start()
-    deadline = time.monotonic() + seconds
-    for child in children:
-        child.join(max(0.0, deadline - time.monotonic()))
-    hung = [rank for rank, child in enumerate(children) if child.is_alive()]
-    for child in children:
-        _end_group(child.pid)
-        child.join()
-    ended = [
-        Ended(int(child.exitcode or 0), file.read_text(encoding="utf-8", errors="replace") if file.exists() else "")
-        for child, file in zip(children, files, strict=True)
-    ]
-    text = "\n".join(f"--- process {rank} ended with {end.code}\n{end.printed}" for rank, end in enumerate(ended))
-    assert not hung, f"processes {hung} not done after {seconds} s:\n{text}"
-    assert not check or not any(end.code for end in ended), text
+
+    def of_rank(rank: int) -> None:
+        launched = {"LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": count, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in launched.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        rank_zero_only.rank = rank
+        act()
+
+    logs = [Path(f"printed_{time.monotonic_ns()}_{rank}.txt") for rank in range(count)]
+    children = [Forked(partial(of_rank, rank), log=log) for rank, log in enumerate(logs)]
+    end = time.monotonic() + seconds
+    try:
+        ended = [Ended(child.status(seconds=max(0.0, end - time.monotonic())), child.said) for child in children]
+    finally:
+        for child in children:
+            _end_group(child.pid)
+    text = "\n".join(f"--- process {rank} ended with {one.code}\n{one.printed}" for rank, one in enumerate(ended))
+    assert not check or not any(one.code for one in ended), text
     return ended
 
 
-def _run(act: Callable[[], Any], rank: int, count: int, port: int, printed: Path) -> None:
-    os.setpgrp()  # so that one signal ends whatever this starts
-    os.environ |= {
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    rank_zero_only.rank = rank
-    code = 1
-    with printed.open("w", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        try:
-            act()
-            code = 0
-        except SystemExit as ended:
-            print(ended.code)
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _end_group(group: int | None) -> None:
-    if group is None:
-        return
+def _end_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
