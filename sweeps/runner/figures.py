@@ -20,6 +20,8 @@ from sweeps.runner.spec import REACHED, Spec
 
 TOP = 0.93
 """Height at which an infinite ε is drawn, as a fraction of the panel's."""
+_DECADE = 8
+"""Ratio of the largest to the smallest value from which an axis is logarithmic: 1 to 10, but not 2 to 10."""
 RECORD = "record-level ε: a bound for every record"
 CLAIMED = "published ε: the paper's claim"
 
@@ -33,45 +35,50 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
     A panel below shows the record-level and the published ε of each point: where a paper accounts for one label of the
     whole run, or one row of one batch, its ε is constant while the record-level one grows along the axis. A figure over
     the ε reached has no such panel and omits infinite ε; over the record-level ε it adds other papers' figures for the
-    same data sets without public images.
+    same data sets without public images. Values that span about a decade are on a logarithmic axis.
     """
     axis = spec.figure["x"]
-    along = spec.figure.get("along", axis)
-    infinite = 0
+    reached, along, infinite = axis in REACHED, spec.figure.get("along", axis), 0
     lines: dict[str, _Line] = {}
     for row in rows:
         labels = dict(row.labels)
         value = labels.pop(along, None)
-        x = row.largest(axis) if axis in REACHED else float(str(value))
+        x = row.largest(axis) if reached else float(str(value))
         name = ", ".join(labels.values()) or "ours"
         infinite += x == math.inf
         if row.mean is not None and x is not None and x < math.inf:
             lines.setdefault(name, []).append((x, row.mean, row.std or 0.0, row))
-        if row.reported is not None and axis not in REACHED:
+        if row.reported is not None and not reached:
             lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.reported.accuracy, 0.0, None))
     for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
         name = f"{entry.dataset}: {entry.method} {entry.setting} ({entry.table})"
         lines.setdefault(name, []).append((cast(float, entry.epsilon), entry.accuracy, 0.0, None))
-    figure, axes = plt.subplots(figsize=(10 if axis in REACHED else 6, 4))
+    measured = {name: line for name, line in lines.items() if line[0][-1] is not None}
+    paneled = bool(measured) and not reached
+    ratios, size = ([3, 2], (6, 6)) if paneled else ([1], (10 if reached else 6, 4))
+    figure, panels = plt.subplots(
+        len(ratios), sharex=True, squeeze=False, figsize=size, height_ratios=ratios, layout="constrained"
+    )
+    axes, bottom = panels[0, 0], panels[-1, 0]
     colors = {}
     for name, line in lines.items():
         xs, means, spreads, of = zip(*line, strict=True)
         style, spread = "--s" if of[0] is None else "-o", spreads if any(spreads) else None
         drawn = axes.errorbar(xs, means, yerr=spread, fmt=style, markersize=4, capsize=2, label=name)
         colors[name] = drawn[0].get_color()
-    if spec.figure.get("log"):
+    positions = [point[0] for line in lines.values() for point in line]
+    if positions and 0 < _DECADE * min(positions) <= max(positions):
         axes.set_xscale("log")
     left_out = f"; {infinite} infinite, not shown" if infinite else ""
-    axes.set_xlabel(f"{spec.figure.get('label', REACHED.get(axis, axis))}{left_out}")
+    bottom.set_xlabel(f"{spec.figure.get('label', REACHED.get(axis, axis))}{left_out}")
+    bottom.tick_params(axis="x", which="minor", labelsize=6)
     accuracy_axis(axes)
     axes.set_title(fill(spec.title, 70), fontsize=10)
     if lines:
-        beside = axis in REACHED
-        axes.legend(fontsize=8, loc="center left" if beside else "best", bbox_to_anchor=(1.02, 0.5) if beside else None)
-    figure.tight_layout()
-    measured = {name: line for name, line in lines.items() if line[0][-1] is not None}
-    if measured and axis not in REACHED:
-        _add_panel(figure, measured, colors)
+        beside = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)} if reached else {"loc": "best"}
+        axes.legend(fontsize=8, **beside)
+    if paneled:
+        _draw_epsilons(bottom, measured, colors)
     return figure
 
 
@@ -82,43 +89,25 @@ def _elsewhere(datasets: Collection[str]) -> list[Reported]:
     return [entry for entry in known if entry.dataset in datasets]
 
 
-def _add_panel(figure: Figure, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:
-    top = figure.axes[0]
-    grid = figure.add_gridspec(2, 1, height_ratios=[3, 2])
-    top.set_subplotspec(grid[0])
-    panel = figure.add_subplot(grid[1], sharex=top)
-    panel.set_xlabel(top.get_xlabel())
-    top.set_xlabel("")
-    top.tick_params(which="both", labelbottom=False)
-    panel.tick_params(axis="x", which="minor", labelsize=6)
-    figure.set_size_inches(6, 6)
-    shown: dict[bool, None] = {}
+def _draw_epsilons(panel: Axes, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:
+    """Draws both ε of each point; infinite ones at the top."""
+    shown: dict[str, Line2D] = {}
     for name, line in lines.items():
-        for epsilon, style, bound in (("epsilon_record", "-o", True), ("epsilon_published", ":s", False)):
+        for epsilon, style, label in (("epsilon_record", "-o", RECORD), ("epsilon_published", ":s", CLAIMED)):
             values = [(x, row.largest(epsilon)) for x, *_, row in line if row is not None]
             points = [(x, value) for x, value in values if value is not None and value > 0]
-            finite = [point for point in points if math.isfinite(point[1])]
-            if finite:
+            if finite := [point for point in points if math.isfinite(point[1])]:
                 panel.plot(*zip(*finite, strict=True), style, color=colors[name], markersize=3, linewidth=1)
-            shown |= dict.fromkeys([bound] if points else [])
-            for x, value in points:
-                if math.isinf(value):
-                    where = panel.get_xaxis_transform()
-                    panel.plot([x], [TOP], "o" if bound else "s", color=colors[name], markersize=3, transform=where)
-                    panel.annotate(
-                        "inf", (x, TOP), xycoords=where, xytext=(4, -3), textcoords="offset points", fontsize=6
-                    )
-    panel.set_yscale("log")
+            if points:
+                (shown[label],) = panel.plot([], [], style, color="0.3", markersize=3, linewidth=1, label=label)
+            where = panel.get_xaxis_transform()
+            for x in [x for x, value in points if math.isinf(value)]:
+                panel.plot([x], [TOP], style[-1], color=colors[name], markersize=3, transform=where)
+                panel.annotate("inf", (x, TOP), xycoords=where, xytext=(4, -3), textcoords="offset points", fontsize=6)
+    panel.set(yscale="log", ylabel="ε")
     panel.margins(y=0.3)
-    panel.set_ylabel("ε")
     panel.grid(alpha=0.3)
-    kinds = {
-        True: Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=3, linewidth=1, label=RECORD),
-        False: Line2D([], [], color="0.3", linestyle=":", marker="s", markersize=3, linewidth=1, label=CLAIMED),
-    }
-    handles = [line for bound, line in kinds.items() if bound in shown]
-    panel.legend(handles=handles, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
-    figure.tight_layout()
+    panel.legend(handles=[*shown.values()], fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), frameon=False)
 
 
 def comparison(

@@ -16,8 +16,6 @@ import yaml
 from lightning_modules.cli.configs import find_config
 
 _PLACE = re.compile(r"\{(\w+)\}")
-_MOST_BYTES = 1 << 20
-"""Largest size of a settings file; larger files hold weights or data."""
 
 
 class RunnerError(ValueError):
@@ -72,7 +70,7 @@ class Fit:
         Raises:
             OSError: A configuration file cannot be read.
         """
-        files = [_parsed(Path(find_config(path)), ()) for path in self.config]
+        files = [_parsed(Path(find_config(path))) for path in self.config]
         return hashed([["fit"], files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
@@ -108,38 +106,24 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
     return value
 
 
-def _content(value: Any, folder: Path = Path(), above: tuple[Path, ...] = ()) -> Any:
-    """Replace names of settings files by their parsed contents, and add a hash to names of Python files."""
+def _content(value: Any, folder: Path = Path()) -> Any:
+    """Add the content to names of settings files, and a hash to names of Python files; fits write neither."""
     if isinstance(value, Mapping):
-        return {str(key): _content(item, folder, above) for key, item in value.items()}
+        return {str(key): _content(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_content(item, folder, above) for item in value]
-    if isinstance(value, str) and value:
-        for file in (folder / value, Path(find_config(value))):
-            if file.resolve() not in above and _holds_settings(file):
-                return {"option": "", "file": _parsed(file, above)}
-        if (code := Path(value.rpartition(":")[0])).suffix == ".py" and code.is_file():
-            return {"code": value, "sha256": hashlib.sha256(code.read_bytes()).hexdigest()}
+        return [_content(item, folder) for item in value]
+    if isinstance(value, str) and value.partition(":")[0].endswith((".yaml", ".yml", ".py")):
+        name = value.partition(":")[0]
+        for file in (folder / name, Path(find_config(name))):
+            if file.is_file():
+                content = file.read_bytes()
+                parsed = hashlib.sha256(content).hexdigest() if file.suffix == ".py" else yaml.safe_load(content)
+                return {"name": value, "content": parsed}
     return value
 
 
-def _holds_settings(file: Path) -> bool:
-    """Whether the parser would read settings from a file: YAML, or a class description with any ending.
-
-    A record written by a fit is neither, and must not change that fit's digest.
-    """
-    try:
-        if not file.is_file() or file.stat().st_size > _MOST_BYTES:
-            return False
-        content = _read(str(file.resolve()), file.stat().st_mtime_ns)
-    except (OSError, ValueError, yaml.YAMLError):  # or the text is too long for a file name
-        return False
-    return file.suffix in (".yaml", ".yml") or (isinstance(content, Mapping) and "class_path" in content)
-
-
-def _parsed(file: Path, above: tuple[Path, ...]) -> Any:
-    file = file.resolve()
-    return _content(_read(str(file), file.stat().st_mtime_ns), file.parent, (*above, file))
+def _parsed(file: Path) -> Any:
+    return _content(_read(str(file.resolve()), file.stat().st_mtime_ns), file.resolve().parent)
 
 
 @cache

