@@ -155,7 +155,7 @@ figure-%: $(INSTALLED)
 .PHONY: tables
 tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where it was (JOBS=2 DRY_RUN=1)
 	$(RUN_TABLES)
-	$(if $(RECORD),$(TABLES) render)
+	$(if $(RECORD),$(BIN)/LightningCLI render)
 
 .PHONY: leaks
 leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=leaks_digits SHADOWS=64)

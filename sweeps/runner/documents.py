@@ -1,11 +1,10 @@
-"""Renders tables in documents from the records in `results/`, so that no figure is typed by hand.
+"""The command `render`: tables in documents from the records in `results/`, so that no figure is typed by hand.
 
-A document has blocks such as
+`LightningCLI render` writes the pages of all tables and their index, `docs/results.md`. `LightningCLI render README.md`
+fills the blocks of a document, such as
 
     <!-- results: demo_teacher demo_prior -->
     <!-- end results -->
-
-which `LightningCLI render README.md` fills and `LightningCLI render --check README.md` checks.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ from sweeps.runner.fit import read_record
 from sweeps.runner.guarantee_tables import methods_table, papers_table
 from sweeps.runner.leaks import inversions_table, leaks_table
 from sweeps.runner.pipeline import records_table
+from sweeps.runner.rendering import render_pages
 
 _TABLES = {"methods": methods_table, "papers": papers_table}
 _OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
+INDEX = Path("docs/results.md")
 _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -60,20 +61,20 @@ def render_text(text: str, folder: Path) -> str:
 
 
 def render(args: Sequence[str]) -> None:
-    """The command `render FILE... [--check]`."""
+    """The command `render [FILE...] [--check]`."""
     parser = argparse.ArgumentParser(
-        prog="LightningCLI render",
-        allow_abbrev=False,
-        description="Write the results blocks of documents from results/.",
+        prog="LightningCLI render", allow_abbrev=False, description="Write tables and documents from results/."
     )
-    parser.add_argument("files", type=Path, nargs="+", help="Documents.")
+    parser.add_argument("files", type=Path, nargs="*", help="Documents. Default: the pages of all tables.")
     parser.add_argument("--results", type=Path, default=Path("results"), help="Folder of the records.")
-    parser.add_argument("--check", action="store_true", help="Change nothing; fail if a document is out of date.")
+    parser.add_argument("--check", action="store_true", help="Change nothing; fail if a page is out of date.")
     options = parser.parse_args(list(args))
-    texts = {file: file.read_text(encoding="utf-8") for file in options.files}
-    made = {file: render_text(text, options.results) for file, text in texts.items()}
-    stale = [file for file in texts if made[file] != texts[file]]
+    made = {file: render_text(file.read_text(encoding="utf-8"), options.results) for file in options.files}
+    if not options.files:
+        made = render_pages(INDEX, results=options.results / "tables", draw=not options.check)
+    stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     if options.check and stale:
-        sys.exit(f"error: out of date with results/, run `LightningCLI render {' '.join(map(str, stale))}`")
+        again = " ".join(["LightningCLI render", *map(str, options.files)])
+        sys.exit(f"error: {', '.join(map(str, stale))}: out of date with {options.results}/, run `{again}`")
     for file in stale:
         write_atomically(file, made[file])

@@ -41,31 +41,28 @@ The seeds of a table share its private teachers, except in `records`, `records-i
 def render_table(spec: Spec, *, results: Path) -> Path:
     """Write a table's page and return its path; for a figure also write `figure.png` next to each preset's records."""
     measured = _measured(spec, results)
+    _draw(spec, measured, results)
+    return write_atomically(results / f"{spec.name}.md", page_of(spec, measured, results=results))
+
+
+def _draw(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Path) -> None:
     for preset, rows in measured.items() if spec.kind == "figure" else ():
         save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
-    page = results / f"{spec.name}.md"
-    write_atomically(page, page_of(spec, measured, results=results))
-    return page
 
 
-def render_index(document: Path, *, results: Path, write: bool = True) -> list[Path]:
-    """Render each installed table that has records, and the index page; return the pages that were out of date."""
+def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path, str]:
+    """Render the page of each installed table that has records, and the index; with `draw`, write the figures too."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
         if not (measured := _measured(spec, results)):
             continue
+        if draw:
+            _draw(spec, measured, results)
         page = results / f"{spec.name}.md"
         pages[page] = page_of(spec, measured, results=results)
-        link = Path(os.path.relpath(page, document.parent)).as_posix()
+        link = Path(os.path.relpath(page, index.parent)).as_posix()
         lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
-        if write:
-            render_table(spec, results=results)
-    nothing = ["Nothing has been measured yet: `LightningCLI tables list` shows what can be."]
-    pages[document] = "\n".join([INDEX, *(lines if len(lines) > 2 else nothing), ""])
-    stale = [page for page, text in pages.items() if not page.is_file() or page.read_text(encoding="utf-8") != text]
-    if write:
-        write_atomically(document, pages[document])
-    return stale
+    return {**pages, index: "\n".join([INDEX, *lines, ""])}
 
 
 def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:

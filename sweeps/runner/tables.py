@@ -1,4 +1,4 @@
-"""The command `tables`: list tables and figures, measure missing cells, render records."""
+"""The command `tables`: list tables and figures, and measure missing cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.markdown import Markdown
 
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
-from sweeps.runner.rendering import page_of, render_index, render_table
+from sweeps.runner.rendering import page_of, render_table
 from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import Cell, Spec, list_specs
 
@@ -100,7 +100,7 @@ def _result(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], Any]) -> None:
-    """The command `tables list | run | render`.
+    """The command `tables list | run`.
 
     Raises:
         RunnerError: An option, or a table's file, is invalid.
@@ -108,10 +108,8 @@ def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], An
     options = _parser().parse_args(list(args))
     if options.command == "list":
         _list()
-    elif options.command == "run":
-        _run(options, run, build, args)
     else:
-        _render(options)
+        _run(options, run, build, args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,8 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--record", action="store_true", help=f"Write records and rendered tables into {RESULTS}.")
     run.add_argument("--dry-run", action="store_true", help="Build each fit's model and data, and run nothing.")
     add_options(run)
-    render = commands.add_parser("render", help="Render all records again, and the index of all tables.")
-    render.add_argument("--check", action="store_true", help="Write nothing; fail if a page is out of date.")
     return parser
 
 
@@ -235,11 +231,3 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _render(options: argparse.Namespace) -> None:
-    document = Path("docs/results.md")
-    stale = render_index(document, results=Path(RESULTS), write=not options.check)
-    if options.check and stale:
-        sys.exit(f"error: {stale[0]} is out of date with the records in {RESULTS}, run `LightningCLI tables render`")
-    print(document)
