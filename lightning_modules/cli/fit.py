@@ -6,6 +6,8 @@ settings that both classes take, drops the others, and says neither.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import re
@@ -28,6 +30,8 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 import lightning_modules
+from datamodules import ImageDataModule
+from datamodules.files import missing_data
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.results import ResultRecord
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
@@ -115,6 +119,16 @@ class TranscriptionCLI(LightningCLI):
         if plain != args:
             parser.parse_args(args)
         self.config = parsed
+
+    def instantiate_classes(self) -> None:
+        """Build the objects.
+
+        Raises:
+            MissingDataError: There is no file of the data.
+        """
+        if self.subcommand == "fit":
+            _require_files(self.config["fit"].data)
+        super().instantiate_classes()
 
     def _parse_ckpt_path(self) -> None:
         """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
@@ -302,6 +316,22 @@ def _place(settings: Any) -> Path | None:
     logger = instantiate_class((), first.as_dict())
     version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
     return None if version is None else folder_of(logger, root or Path.cwd())
+
+
+def _require_files(data: Any) -> None:
+    """Refuses data that are not there before a model is made, which may compute its features for minutes."""
+    inner = data
+    while inner and (inside := (inner.get("init_args") or {}).get("dataset")):
+        inner = inside
+    module, _, name = (inner.class_path if inner else "").rpartition(".")
+    kind = getattr(importlib.import_module(module), name, None) if module else None
+    if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)) or kind.files is ImageDataModule.files:
+        return
+    dataset = instantiate_class((), inner.as_dict())
+    missing = {part: dataset.missing(part) for part in ("train", "test")}
+    if all(missing.values()) and not dataset.download:
+        needed = ["test"] if data.class_path.endswith("SyntheticSteps") else [*missing]
+        raise missing_data(dataset, [name for part in needed for name in missing[part]])
 
 
 def show_settings(args: Sequence[str]) -> bool:

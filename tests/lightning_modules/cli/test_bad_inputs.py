@@ -96,7 +96,7 @@ BAD: list[Bad] = [
      "model.network: DP-SGD computes the gradient of each record by itself"),
     ("a part of a folder of pictures", (*DISTILL, "--data=ImageFolder:pictures/train"),
      lambda: Path("pictures/train").mkdir(parents=True), "pictures/train has no folders train and test"),
-    ("data that are missing", MNIST, None, "MNIST: 2 file(s) missing in data/MNIST/raw:"),
+    ("data that are missing", MNIST, None, "MNIST: 4 file(s) missing in data/MNIST/raw:"),
     ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"), _occupied,
      "the run's folder occupied cannot be written (File exists)"),
     ("a run to export that is missing", ("export", "runs/missing", "--to", "public"), None,
