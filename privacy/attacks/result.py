@@ -15,6 +15,8 @@ from sklearn.metrics import roc_curve
 
 from privacy.checks import check_count, check_delta
 
+LEAST_AUC = 0.6
+"""Least AUC, on networks that memorised their records, of a membership attack that has power."""
 _LEAST_GUESSES = 8
 _NONMEMBERS = 10
 """A false positive rate needs this many times its inverse non-members: 10,000 for 0.1 %."""

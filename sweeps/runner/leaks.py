@@ -9,9 +9,13 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from privacy.attacks.result import LEAST_AUC
 from privacy.checks import lower_bound, short_epsilon
 from sweeps.runner.fit import read_record
 
+_WEAK = (
+    "† Without power here: below 0.6 on networks that memorised their records. A low AUC is then no sign of privacy."
+)
 _KINDS = ("record", "mislabelled", "noise")
 _SHOWN = ("loss", "label-only", "rmia", "lira")
 _DRAWN = ("gradient", "data-free", "background", "generative")
@@ -28,18 +32,20 @@ def leaks_table(names: Sequence[str], folder: Path) -> str:
     for content in contents:
         for name, run in content["runs"].items():
             lines.append(_leaks_row(content["data"], name, run))
-    return "\n".join([*lines, "", *(_provenance(content) for content in contents), ""])
+    weak = [_WEAK, ""] if any("†" in line for line in lines) else []
+    return "\n".join([*lines, "", *weak, *(_provenance(content) for content in contents), ""])
 
 
 def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
     found = {(one["records"], one["attack"]): one for one in run["leaks"] if one["model"] == run["role"]}
+    weak = {one["attack"] for one in run["leaks"] if one["model"] == "control" and one["auc"] < LEAST_AUC}
     refuted = [[one["audited"]["epsilon_lower"] for (of, _), one in found.items() if of == kind] for kind in _KINDS]
     rate = found["record", "lira"]["tpr_at_1%"]
     cells = [
         data,
         name.replace("_", " "),
         f"{100 * run['accuracy']:.1f} %",
-        *(f"{found['record', attack]['auc']:.3f}" for attack in _SHOWN),
+        *(f"{found['record', attack]['auc']:.3f}{' †' * (attack in weak)}" for attack in _SHOWN),
         "–" if rate is None else f"{100 * rate:.1f} %",
         ", ".join(lower_bound(max(values)) if values else "–" for values in refuted),
         short_epsilon(float(run["epsilon"])),

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from sklearn.datasets import load_digits
 from support.data_files import write_idx
 
 from datamodules import ImageFolder
@@ -23,38 +21,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.untuned.SETS", SMALL)
 
 
-def handwriting() -> tuple[Pixels, Labels]:
-    """scikit-learn's 1,797 digits of 8×8 pixels, as MNIST has its own: 20×20 in the middle of 28×28."""
-    images, labels = load_digits(return_X_y=True)
-    large = torch.nn.functional.interpolate(torch.tensor(images).view(-1, 1, 8, 8) / 16 * 255, size=20, mode="bilinear")
-    return np.pad(large[:, 0].to(torch.uint8).numpy(), ((0, 0), (4, 4), (4, 4))), labels.astype(np.int64)
-
-
 def write_digits(root: Path, prefix: str, digits: Pixels, labels: Labels) -> None:
     write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
     write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    digits, labels = handwriting()
-    write_digits(tmp_path / "data", "train", digits[:200], labels[:200])
-    write_digits(tmp_path / "data", "t10k", digits[200:300], labels[200:300])
-    return tmp_path / "data"
-
-
-@pytest.mark.parametrize(("name", "size", "counts"), SMALL)
-def test_the_sets_are_folders_of_pictures_by_class(
-    root: Path, tmp_path: Path, name: str, size: int, counts: tuple[int, int]
-) -> None:
-    place = build_untuned(root=root, to=tmp_path / "made" / "untuned")
-    data = ImageFolder(root=place / name, size=size, channels=1)
-    assert data.num_classes == 10 and data.num_records == counts[0]
-    for part, count in zip(("train", "test"), counts, strict=True):
-        records = data.read(part)  # type: ignore[arg-type]
-        assert records.images.shape == (count, 1, size, size) and set(records.labels.tolist()) == set(range(10))
-        brightest = records.images.amax(dim=(1, 2, 3)).float()
-        assert records.images.float().quantile(0.2) < SOME_INK < 128 < brightest.mean()  # bright ink on dark ground
 
 
 def test_a_digit_is_stretched_to_the_edges_and_a_bar_stays_a_bar() -> None:
@@ -80,7 +49,9 @@ def largest_by_part(place: Path) -> dict[str, set[int]]:
     found = {}
     for name, size in (("cropped", 16), ("overlaid", 28)):
         for part in ("train", "test"):
-            records = ImageFolder(root=place / name, size=size, channels=1, duplicates="allow").read(part)  # type: ignore[arg-type]
+            data = ImageFolder(root=place / name, size=size, channels=1, duplicates="allow")
+            records = data.read(part)  # type: ignore[arg-type]
+            assert records.images.shape[1:] == (1, size, size) and set(records.labels.tolist()) == set(range(10))
             found[f"{name}/{part}"] = set(records.images.amax(dim=(1, 2, 3)).tolist())
     return found
 

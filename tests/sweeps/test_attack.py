@@ -25,7 +25,7 @@ from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
 from privacy.mechanisms.base import Description
 from sweeps.attacking import attack as command
-from sweeps.attacking.report import InvertedModel, MembershipResult
+from sweeps.attacking.report import InvertedModel, MembershipResult, page
 from sweeps.attacking.shadows import AttackError, Pipelines, QueriedRecords, recipe_of
 
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
@@ -239,22 +239,27 @@ def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyP
     }
 
 
-def test_an_attack_that_fails_on_the_control_is_said_to_be_broken() -> None:
-    members = np.arange(200)[None] % 2 == 0
-    for model, classes, accuracy, broken in (
-        ("control", 10, 0.19, True),
-        ("control", 10, 0.21, False),
-        ("control", 2, 0.7, True),
-        ("control", 2, 0.8, False),
-        ("this run", 10, 0.1, False),
+def test_an_attack_without_power_on_the_control_gets_a_verdict_and_no_other_does() -> None:
+    """An AUC of 0.57 on networks that memorised, significantly above a half, was let stand as a success."""
+    members = np.arange(2000)[None] % 2 == 0
+    noise = np.random.default_rng(0).normal(size=members.shape)
+    facts = {"run": "r", "epsilon": 1.0, "published": None, "shadows": 8, "targets": 2, "judge": 0.9}
+    for model, shift, classes, accuracy, weak in (
+        ("control", 0.25, 10, 0.19, True),  # an AUC of 0.57
+        ("control", 1.0, 10, 0.21, False),
+        ("control", 0.0, 2, 0.7, True),
+        ("control", 2.0, 2, 0.8, False),
+        ("this run", 0.0, 10, 0.1, False),
     ):
+        result = AttackResult(noise + shift * members, members)
         drawn = Records(torch.zeros(classes, 1, 8, 8), torch.arange(classes))
         judged = InversionResult(
             classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5, nearer_error=0.1
         )
-        assert InvertedModel(model, "gradient", drawn, judged).broken == broken
-        scores = np.random.default_rng(0).random(members.shape) + members * (not broken)
-        assert MembershipResult(model, "record", "lira", AttackResult(scores, members), None).broken == broken
+        found = MembershipResult(model, "record", "lira", result, None), InvertedModel(model, "gradient", drawn, judged)
+        text = page(facts, [found[0]], [found[1]])
+        assert [f"`{name}` has no power here" in text for name in ("lira", "gradient")] == [weak, weak]
+    assert AttackResult(noise + 0.25 * members, members).auc_interval()[0] > 0.5
 
 
 def test_what_is_refused(runs: Path) -> None:
