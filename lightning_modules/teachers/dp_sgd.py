@@ -24,6 +24,7 @@ from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import InnerProduct, Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
+from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.run import (
     clear,
@@ -31,6 +32,7 @@ from lightning_modules.training.run import (
     is_dev_run,
     missing_callbacks,
     steps_of_run,
+    steps_planned,
     write_statement,
 )
 from privacy.account import Budget, PrivacyAccount
@@ -368,7 +370,8 @@ class DPSGDTeacher(Teacher):
         optimizer = (self.optimizer_factory or partial(torch.optim.SGD, lr=4.0, momentum=0.9))(self.clipped.parameters)
         if self.scheduler_factory is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
+        group = OptimizedGroup((), None, self.scheduler_factory)
+        return {"optimizer": optimizer, "lr_scheduler": group.schedule(optimizer, steps=steps_planned(self.trainer))}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the plan and the steps taken, from which ε follows at any δ."""

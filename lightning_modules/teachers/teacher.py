@@ -127,7 +127,8 @@ class Teacher(Evaluated):
         self.try_optimizer()
         optimizer = (self.optimizer_factory or partial(torch.optim.Adam, lr=3e-3))(self.parameters())
         if self.scheduler_factory is not None:
-            schedule: Any = self.scheduler_factory(optimizer)
+            group = OptimizedGroup((), None, self.scheduler_factory)
+            schedule = group.schedule(optimizer, steps=steps_planned(self.trainer))
             return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": getattr(schedule, "monitor", "")}
         if self.optimizer_factory is not None:
             return optimizer

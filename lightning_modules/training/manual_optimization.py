@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from lightning_modules.training.processes import average_gradients, processes_of
 from lightning_modules.training.run import datamodule_of, steps_planned
@@ -30,6 +32,19 @@ class OptimizedGroup(NamedTuple):
     parameters: Iterable[nn.Parameter]
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
+
+    def schedule(self, optimizer: torch.optim.Optimizer, *, steps: float) -> Any:
+        """Build the schedule for its number of steps in this fit; None without one.
+
+        Raises:
+            ValueError: It follows the length of the fit, which is unknown.
+        """
+        schedule = self.lr_scheduler and self.lr_scheduler(optimizer)
+        if isinstance(schedule, CosineSchedule):
+            if not 0 < steps < math.inf:
+                raise ValueError("CosineSchedule follows the length of the fit: set trainer.max_epochs")
+            schedule.T_max = int(steps)
+        return schedule
 
     def try_out(self, setting: str = "model", *, steps: float = 0, automatic: bool = False) -> None:
         """Tries optimizer and schedule on dummy weights: what fails in a later step would waste what is charged.
@@ -59,7 +74,7 @@ class OptimizedGroup(NamedTuple):
                 if not all(bool(torch.isfinite(dummy).all()) for dummy in dummies):
                     raise ValueError("they are infinite after a step")
                 tried = "lr_scheduler fails on dummy weights"
-                schedule: Any = self.lr_scheduler and self.lr_scheduler(optimizer)
+                schedule = self.schedule(optimizer, steps=min(steps, _MOST_STEPS))
                 # As the schedule has wrapped it, or torch would warn that the schedule is stepped first.
                 optimizer.step(*closure)
                 metric = [0.0] if automatic and hasattr(schedule, "monitor") else []
@@ -68,6 +83,31 @@ class OptimizedGroup(NamedTuple):
                     schedule.step(*metric)
         except Exception as error:
             raise ValueError(f"{setting}.{tried}: {' '.join(str(error).split())}") from error
+
+
+class CosineSchedule(CosineAnnealingLR):
+    """Cosine annealing of the learning rate to zero at the end of the fit, however long it is.
+
+    A fit that is resumed with more epochs has the rate of its new length from there on.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.lengthened = False
+        super().__init__(optimizer, T_max=1)  # until `OptimizedGroup.schedule` sets it
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Return the next rates; torch's recursion would stay at the zero that a shorter fit ended with."""
+        return self._get_closed_form_lr() if self.lengthened else super().get_lr()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the schedule of a fit that may have been of another length."""
+        length = self.T_max
+        super().load_state_dict(state_dict)
+        self.lengthened |= self.T_max != length
+        self.T_max = length
 
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -95,12 +135,14 @@ class ManualOptimization(LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules; first tries them."""
-        steps = steps_planned(self.trainer, length=getattr(datamodule_of(self.trainer), "steps_per_epoch", 1))
+        planned = steps_planned(self.trainer, length=getattr(datamodule_of(self.trainer), "steps_per_epoch", 1))
+        steps = {name: self.schedule_steps(name, planned) for name in self.optimized_groups()}
         for name, one in self.optimized_groups().items():
-            one.try_out(f"model.{_SET_IN.get(name, name)}", steps=self.schedule_steps(name, steps))
+            one.try_out(f"model.{_SET_IN.get(name, name)}", steps=steps[name])
         groups = self.optimized_groups()
         optimizers = {name: (one.optimizer or adam)(one.parameters) for name, one in groups.items()}
-        self._schedules = {name: one.lr_scheduler(optimizers[name]) for name, one in groups.items() if one.lr_scheduler}
+        schedules = {name: one.schedule(optimizers[name], steps=steps[name]) for name, one in groups.items()}
+        self._schedules = {name: schedule for name, schedule in schedules.items() if schedule}
         return list(optimizers.values()), list(self._schedules.values())
 
     def optimizer(self, name: str) -> LightningOptimizer:
