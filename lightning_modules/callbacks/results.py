@@ -121,6 +121,7 @@ class ResultRecord(Callback):
         network.to(home)
         record |= {
             **measured,
+            "class_names": names_of(data, len(measured["recall"])),
             "uncharged_accesses": list(measured if uncharged is None else uncharged),
             **_stated(guarantee),
             "steps": steps,
@@ -176,6 +177,50 @@ def _stated(guarantee: Guarantee | None) -> dict[str, Any]:
 def epsilon_of(record: Mapping[str, Any]) -> float:
     """ε of a record, for the unit that it names."""
     return float(record.get("epsilon_person", record["epsilon_record"]))
+
+
+def useless(record: Mapping[str, Any]) -> str:
+    """Say that a classifier is no better than guessing, if it is not; otherwise the text is empty.
+
+    It is not if its accuracy may be that of always saying the most frequent class, and its balanced accuracy, which a
+    rare class raises as much as a frequent one, that of chance.
+    """
+    if "recall" not in record or record["accuracy_interval"][0] > record["majority_share"]:
+        return ""
+    known = [(value, count) for value, count in zip(record["recall"], record["class_images"], strict=True) if count]
+    spread = 1.96 * math.sqrt(sum(value * (1 - value) / count for value, count in known)) / len(known)
+    if record["majority_share"] > 1.01 / len(known) and record["balanced_accuracy"] - spread > 1 / len(known):
+        return ""
+    return (
+        f"USELESS: {percent(record['accuracy'])} of {record['test_images']:,} test images is no better than always "
+        f"saying {record['class_names'][record['majority_class']]}: {percent(record['majority_share'])}"
+    )
+
+
+def judged(record: Mapping[str, Any]) -> list[str]:
+    """Describe what a record's accuracy alone hides, in lines; those of earlier versions have no such figures."""
+    if "recall" not in record:
+        return []
+    names, found = record["class_names"], useless(record)
+    recalls = sorted((value, name) for value, name in zip(record["recall"], names, strict=True) if value is not None)
+    low, high = map(percent, record["accuracy_interval"])
+    area = f", AUC {record['auroc']:.3f}" if "auroc" in record else ""
+    return [
+        *([found] if found else []),
+        f"95 % interval: {low} to {high} ({record['test_images']:,} images); always saying "
+        f"{names[record['majority_class']]}: {percent(record['majority_share'])}",
+        f"balanced accuracy: {percent(record['balanced_accuracy'])}{area}; {'lowest ' if len(recalls) > 5 else ''}"
+        f"recall: {', '.join(f'{name} {percent(value)}' for value, name in recalls[:5])}",
+    ]
+
+
+def percent(share: float) -> str:
+    """Write a share of images.
+
+    >>> percent(0.62501)
+    '62.50 %'
+    """
+    return f"{100 * share:.2f} %"
 
 
 def role(record: Mapping[str, Any]) -> str:
@@ -246,15 +291,15 @@ class PredictionWriter(BasePredictionWriter):
         given = trainer.ckpt_path
         folder = (given and folder_of_checkpoint(Path(given))) or run_folder(trainer)
         path = folder / ("private" if private else "") / "predictions.csv"
-        write_atomically(path, table(sorted(rows), _class_names(trainer, rows)))
+        names = names_of(datamodule_of(trainer), len(rows[0][2]) if rows else 0)
+        write_atomically(path, table(sorted(rows), names))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))
 
 
-def _class_names(trainer: Trainer, rows: Sequence[tuple[int, str, list[float]]]) -> list[str]:
-    data = datamodule_of(trainer)
-    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None)
-    count = len(rows[0][2]) if rows else len(names or ())
-    return list(names) if names is not None and len(names) == count else [str(label) for label in range(count)]
+def names_of(data: Any, count: int) -> list[str]:
+    """Names of the `count` classes of a data module: their numbers, if it has none or names of other ones."""
+    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None) or ()
+    return [*names] if len(names) == count else [*map(str, range(count))]
 
 
 def table(rows: Sequence[tuple[int, str, list[float]]], class_names: Sequence[str]) -> str:

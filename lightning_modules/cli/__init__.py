@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.configs import check_files
@@ -22,7 +23,7 @@ FIT = {
     "fit": "train a teacher or a student",
     "validate": "measure a checkpoint on the validation images",
     "test": "measure a checkpoint on the test split",
-    "predict": "write a checkpoint's predictions as a table",
+    "predict": "write predictions as a table: a checkpoint's, or an export's of pictures (EXPORT --images FOLDER)",
 }
 """Commands of Lightning's own CLI."""
 
@@ -54,6 +55,10 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         _of_process()
         return None
     command = next((argument for argument in args if not argument.startswith("-")), None)
+    exported = any(one.partition("=")[0] == "--images" or Path(one, "config.json").is_file() for one in args)
+    if command == "predict" and exported:  # and no run
+        importlib.import_module("lightning_modules.cli.export").predict(list(args)[1:])
+        return None
     if args[:1] == [command]:
         check_files(args)
     if command is not None and command in COMMANDS:

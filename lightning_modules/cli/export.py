@@ -1,4 +1,4 @@
-"""`LightningCLI export RUN --to DIR`: exports a finished run to a folder that may be published."""
+"""`LightningCLI export RUN --to DIR` makes a folder to publish; `predict EXPORT --images FOLDER` classifies by it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.publishing import export_run
+from lightning_modules.callbacks.results import useless
+from lightning_modules.publishing import export_run, predict_pictures
+from privacy.journal import write_atomically
 
 
 def export(args: Sequence[str]) -> None:
@@ -16,7 +18,11 @@ def export(args: Sequence[str]) -> None:
     Raises:
         ExportError: The run must not or cannot be exported as requested. Nothing was written.
     """
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI export", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="LightningCLI export",
+        description="Export a finished run to a folder that may be published.",
+    )
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint inside it.")
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder to make.")
     add_export_options(parser)
@@ -39,7 +45,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="Replace an earlier export.")
     told = "Hugging Face's identifier of the model's licence, for the model card."
-    parser.add_argument("--license", dest="license_name", metavar="LICENSE", default="other", help=told)
+    parser.add_argument("--license", dest="license_name", metavar="LICENSE", default="", help=told)
 
 
 def export_and_say(run: str | Path, **settings: Any) -> None:
@@ -51,5 +57,30 @@ def export_and_say(run: str | Path, **settings: Any) -> None:
         print(f"student.onnx was not written: {done.without_onnx}")
     if done.run.record is None:
         print("No record of a finished fit matches this checkpoint: the model card states no accuracy.")
+    if found := useless(done.run.record or {}):
+        print(found)
+    if not settings.get("license_name"):
+        print("The card states no licence, without which nobody may use it: --license apache-2.0 --force adds one.")
     print(f"{done.run.guarantee.headline()} Unit: {done.run.guarantee.unit}.")
     print(f"Read this before you publish it: {done.folder / 'README.md'}", flush=True)
+
+
+def predict(args: Sequence[str]) -> None:
+    """The command `predict EXPORT --images FOLDER [--to table.csv]`.
+
+    Raises:
+        ValueError: It is no exported folder, or the pictures cannot be read.
+    """
+    told = "Classify pictures by an exported network. The predict of a run's folder takes its data set instead."
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI predict", description=told)
+    parser.add_argument("export", metavar="EXPORT", help="A folder that `LightningCLI export` made.")
+    parser.add_argument("--images", required=True, metavar="FOLDER", help="Pictures, in any layout.")
+    parser.add_argument("--to", type=Path, metavar="TABLE", help="The CSV file to write. Default: print the table.")
+    parser.add_argument("--trust-code", action="store_true", help="Import classes of others, which runs their code.")
+    given = parser.parse_args(list(args))
+    text = predict_pictures(given.export, given.images, trust_code=given.trust_code)
+    if given.to is None:
+        print(text, end="")
+        return
+    write_atomically(given.to, text)
+    print(f"{text.count(chr(10)) - 1:,} predictions: {given.to}")

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_modules.callbacks.results import epsilon_of, role
+from lightning_modules.callbacks.results import epsilon_of, judged, percent, role
 from lightning_modules.named_code import unknown_code
 from lightning_modules.training.run import LAST
 from privacy.account import BudgetExceeded
@@ -25,13 +25,14 @@ _PRIVATE = "record-level ε: inf: nothing bounds what it reveals about a trainin
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
     """Summarise a finished fit for the user, from its `result.json`."""
-    accuracy = f"{100 * record['accuracy']:.2f} % of the test split"
+    accuracy = f"{percent(record['accuracy'])} of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if between := record.get("not_finite_between"):
         first, last = between
         lines.append(f"NOT FINITE: weights became NaN or infinite between steps {first:,} and {last:,}: it is useless")
     elif (share := record.get("largest_share", 0)) >= 0.99:
         lines.append(f"COLLAPSED: it predicts one class for {100 * share:.1f} % of the test images")
+    lines += judged(record)
     # A method has printed its guarantee already.
     if record["method"] in _TEACHERS:
         lines.append(record.get("statement") or _PRIVATE)

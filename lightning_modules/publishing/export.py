@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torchmetrics.utilities.plot import plot_confusion_matrix
+
+from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.publishing.folder import (
     CONFIG,
     FORMAT,
@@ -21,7 +25,7 @@ from lightning_modules.publishing.folder import (
     weights_of,
     without_folders,
 )
-from lightning_modules.publishing.model_card import CARD, model_card
+from lightning_modules.publishing.model_card import CARD, CONFUSION, model_card
 from lightning_modules.publishing.onnx import ONNX, require_agreement, write_onnx
 from lightning_modules.publishing.run import FinishedRun, read_run
 from lightning_modules.training.run import provenance
@@ -52,7 +56,7 @@ def export_run(
     to: str | Path,
     unprotected: bool = False,
     force: bool = False,
-    license_name: str = "other",
+    license_name: str = "",
     network: str | None = None,
     named: Collection[str] = (),
 ) -> Exported:
@@ -83,6 +87,10 @@ def export_run(
         except ExportError as error:
             (folder / ONNX).unlink(missing_ok=True)
             without_onnx = str(error)
+        if run.record and "confusion" in run.record:
+            counts = torch.tensor(run.record["confusion"])
+            figure, _ = plot_confusion_matrix(counts, labels=list(run.class_names), add_text=len(counts) <= 20)
+            save_figure(figure, folder / CONFUSION)
         files = sorted([GUARANTEE, *(path.name for path in folder.iterdir())])
         card = model_card(run, name=target.resolve().name or "student", license_name=license_name, files=files)
         (folder / CARD).write_text(card, encoding="utf-8")

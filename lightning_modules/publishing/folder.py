@@ -152,10 +152,16 @@ def name_of(spec: Mapping[str, Any]) -> str:
     return str(spec.get("init_args", {}).get("name") or spec["class_path"])
 
 
+def left_out(network: nn.Module) -> list[str]:
+    """Buffers that a network's weights leave out, since its class computes them: fixed features, for one."""
+    return sorted({name for name, _ in network.named_buffers()} - {*network.state_dict()})
+
+
 def weights_of(network: nn.Module) -> bytes:
-    """Serialise parameters and persistent buffers as safetensors."""
+    """Serialise parameters and persistent buffers as safetensors, whose metadata name what is left out."""
     state = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, value in network.state_dict().items()
     }
-    return save(state, metadata={"format": "pt"})
+    missing = {"left_out": ", ".join(left_out(network))} if left_out(network) else {}
+    return save(state, metadata={"format": "pt", **missing})

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from lightning_modules.callbacks.results import judged, percent, useless
 from lightning_modules.named_code import unknown_code
-from lightning_modules.publishing.folder import WEIGHTS, name_of
+from lightning_modules.publishing.folder import WEIGHTS, left_out, name_of
 from lightning_modules.publishing.onnx import ONNX, TOLERANCE
 from lightning_modules.publishing.run import FinishedRun
 from privacy.checks import round_up
@@ -18,6 +19,16 @@ from privacy.exported import section_of
 from privacy.guarantee import MEANINGFUL_EPSILON
 
 CARD = "README.md"
+CONFUSION = "confusion.png"
+
+#: Identifiers on the Hugging Face Hub, where a data set of one's own has none.
+_HUB = {
+    "MNIST": "ylecun/mnist",
+    "FashionMNIST": "zalando-datasets/fashion_mnist",
+    "CIFAR10": "uoft-cs/cifar10",
+    "CIFAR100": "uoft-cs/cifar100",
+    "SVHN": "ufldl-stanford/svhn",
+}
 
 _FILES = {
     WEIGHTS: "the weights",
@@ -25,6 +36,7 @@ _FILES = {
     "guarantee.md": "the guarantee for the private data, human-readable",
     "guarantee.json": "the same, machine-readable",
     ONNX: "the network as ONNX",
+    CONFUSION: "which classes the network takes for which, on the test split",
 }
 
 _WITH_ONNX = f"""Without torch:
@@ -43,6 +55,10 @@ _WITHOUT_ONNX = (
     "be written when this was exported."
 )
 
+_PARTLY = (
+    f"`{WEIGHTS}` holds what was trained alone, not the fixed features before it: the package computes {{}} when it "
+    "builds the network.\n\n"
+)
 
 _ORIGINS = {
     "student": "A student of a private model",
@@ -59,7 +75,7 @@ _CAUTIONS = (
 
 
 def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
-    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's identifier."""
+    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's, or empty."""
     values = _front_matter(run, name=name, license_name=license_name)
     template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return template.format(
@@ -78,9 +94,19 @@ def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[st
         sizes=", ".join(map(str, run.image_shape)),
         colours={1: "grey", 3: "RGB"}.get(run.image_shape[0], f"{run.image_shape[0]} channels"),
         trusted=", trust_code=True" if unknown_code(run.architecture) else "",
+        partly=_PARTLY.format(", ".join(missing)) if (missing := left_out(run.network)) else "",
         alone=_WITH_ONNX if ONNX in files else _WITHOUT_ONNX,
+        licence=f"`{license_name}`." if license_name else "None is stated: ask whoever published this.",
         files="\n".join(f"- `{file}`: {words}" for file, words in _FILES.items() if file in files),
     )
+
+
+#: Figures of a record, as Hugging Face calls them.
+_METRICS = (
+    ("accuracy", "accuracy", "Accuracy"),
+    ("balanced_accuracy", "recall", "Balanced accuracy (mean recall)"),
+    ("auroc", "roc_auc", "Area under the ROC curve"),
+)
 
 
 def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str, Any]:
@@ -89,18 +115,22 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
     # A tag is read without ε.
     tags += ["differential-privacy"] if run.guarantee.epsilon <= MEANINGFUL_EPSILON else []
     front: dict[str, Any] = {
-        "license": license_name,
+        "license": license_name or "unknown",
         "library_name": "pytorch",
         "pipeline_tag": "image-classification",
         "tags": tags,
-        "datasets": [run.data],
+        **({"datasets": [_HUB[run.data]]} if run.data in _HUB else {}),
         "metrics": ["accuracy"],
     }
     if run.record is not None:
         result = {
             "task": {"type": "image-classification", "name": "Image Classification"},
             "dataset": {"type": run.data.lower(), "name": run.data, "split": "test"},
-            "metrics": [{"type": "accuracy", "name": "Accuracy", "value": float(run.record["accuracy"])}],
+            "metrics": [
+                {"type": kind, "name": name, "value": float(run.record[key])}
+                for key, kind, name in _METRICS
+                if key in run.record
+            ],
         }
         front["model-index"] = [{"name": name, "results": [result]}]
     return front
@@ -145,4 +175,13 @@ def _accuracy(run: FinishedRun) -> str:
         text += f" Expected calibration error: {100 * run.record['calibration_error']:.1f} points."
     if run.record.get("largest_share", 0) >= 0.99:
         text += " **It has collapsed: it assigns nearly all images to one class.**"
+    lines = [inline(line) for line in judged(run.record)]
+    lines[:1] = [f"**{lines[0]}**"] if useless(run.record) else lines[:1]
+    text += "".join(f"\n- {line}" for line in lines).replace("\n-", "\n\n-", 1)
+    if "confusion" in run.record:
+        rows = zip(run.class_names, run.record["class_images"], run.record["recall"], strict=True)
+        text += "\n\n| class | test images | recall |\n|---|---|---|\n" + "\n".join(
+            f"| {inline(name)} | {count:,} | {percent(recall) if count else ''} |" for name, count, recall in rows
+        )
+        text += f"\n\n![Test images by class and answer]({CONFUSION})"
     return text

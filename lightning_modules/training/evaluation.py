@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from scipy.stats import binomtest
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.pictures import PictureDataModule, pictures_below, require_outside
@@ -29,6 +30,9 @@ from lightning_modules.training.run import callbacks_of, datamodule_of, innermos
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
+
+_LEGIBLE = 50
+"""Classes beyond which a confusion matrix is not kept."""
 
 KEPT_APART = "val/accuracy"
 TEST_SPLIT = "test_split/accuracy"
@@ -228,12 +232,16 @@ def asks_for_auroc(trainer: Trainer) -> bool:
 
 
 @torch.no_grad()
-def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, float]:
+def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool = False) -> dict[str, Any]:
     """Measures a network, or any function from images to logits, on labelled images.
 
     Returns:
-        `accuracy`; `calibration_error`, expected over 15 bins; `largest_share`, the share of images that are assigned
-        the most frequent class (1 for a collapsed network); with `auroc` the area under the ROC curves.
+        `accuracy` on `test_images` images and its 95 % `accuracy_interval` (Wilson); `balanced_accuracy`, the mean of
+        `recall`, which has one value for each class, None for one without images; `class_images`; `majority_share` of
+        the images in `majority_class`, the accuracy of always saying that one; `largest_share`, the share of images
+        that are assigned the most frequent class (1 for a collapsed network); `calibration_error`, expected over 15
+        bins; for two classes, or with `auroc`, the area under the ROC curves; up to 50 classes, `confusion`, the number
+        of images by class (rows) and answer.
     """
     given: list[Tensor] = []
     right: list[Tensor] = []
@@ -242,14 +250,29 @@ def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool
             given.append(classify(images.to(device)).cpu())
             right.append(labels)
     outputs, targets = torch.cat(given), torch.cat(right)
-    chosen, classes = outputs.argmax(dim=1), outputs.shape[1]
+    number, classes = outputs.shape
     error = multiclass_calibration_error(outputs.float().softmax(dim=1), targets, num_classes=classes)
+    confusion = multiclass_confusion_matrix(outputs.argmax(dim=1), targets, num_classes=classes)
+    counts, hits = confusion.sum(dim=1), confusion.diag()
+    recall = [
+        round(hit / count, 6) if count else None for hit, count in zip(hits.tolist(), counts.tolist(), strict=True)
+    ]
+    known = [value for value in recall if value is not None]
+    interval = binomtest(int(hits.sum()), number).proportion_ci(method="wilson")
     area = AreaUnderCurve(classes)
-    if auroc:
+    if auroc or classes == 2:
         area.add(outputs, targets)
     return {
-        "accuracy": int((chosen == targets).sum()) / len(targets),
+        "accuracy": int(hits.sum()) / number,
+        "accuracy_interval": [round(float(interval.low), 6), round(float(interval.high), 6)],
+        "test_images": number,
+        "balanced_accuracy": round(sum(known) / len(known), 6),
+        "recall": recall,
+        "class_images": counts.tolist(),
+        "majority_share": int(counts.max()) / number,
+        "majority_class": int(counts.argmax()),
         "calibration_error": round(float(error), 6),
-        "largest_share": int(chosen.bincount().max()) / len(targets),
-        **({AUROC: float(area.compute())} if auroc else {}),
+        "largest_share": int(confusion.sum(dim=0).max()) / number,
+        **({AUROC: float(area.compute())} if auroc or classes == 2 else {}),
+        **({"confusion": confusion.tolist()} if classes <= _LEGIBLE else {}),
     }

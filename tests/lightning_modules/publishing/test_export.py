@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import hashlib
 import json
@@ -12,13 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from onnxruntime import InferenceSession
+from PIL import Image
+from support.data_files import picture
 from support.runs import guarantee, leaks, result, teacher_weights
 
 from lightning_modules import load_student
+from lightning_modules.callbacks.results import percent
 from lightning_modules.cli import main
 from lightning_modules.networks import SmallCNN
 from lightning_modules.publishing import ExportError, export
@@ -147,7 +152,8 @@ def test_nothing_but_the_student_leaves(runs: Path, with_onnx: None) -> None:
         assert not found, f"{file}: {found}"
     assert b"dp/checkpoints/last.ckpt" in Path("generated/config.yaml").read_bytes()
     assert {path.name for path in folder.iterdir()} == {
-        "README.md", "config.json", "guarantee.json", "guarantee.md", "student.onnx", "student.safetensors",
+        *("README.md", "config.json", "confusion.png", "guarantee.json", "guarantee.md"),
+        *("student.onnx", "student.safetensors"),
     }  # fmt: skip
 
 
@@ -156,9 +162,10 @@ def test_the_card_of_a_bounded_student(runs: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert config["class_names"] == [str(label) for label in range(10)] and config["image_shape"] == [1, 8, 8]
     found, record = card(folder), result("bounded")
-    (shown,) = found.data.eval_results
+    shown, balanced = found.data.eval_results
     assert (shown.metric_type, shown.dataset_name, shown.task_type) == ("accuracy", "Digits", "image-classification")
-    assert shown.metric_value == record["accuracy"]
+    assert (shown.metric_value, balanced.metric_value) == (record["accuracy"], record["balanced_accuracy"])
+    assert "datasets" not in found.data.to_dict()  # which are names on the Hub: a folder's is none
     assert (found.data.license, found.data.library_name, found.data.model_name) == ("mit", "pytorch", "my-digits")
     assert "differential-privacy" in found.data.tags
     stated = json.loads((folder / "guarantee.json").read_text())["guarantee"]
@@ -172,11 +179,47 @@ def test_the_card_of_a_bounded_student(runs: Path) -> None:
         "Theorem 3",
         f"**{100 * record['accuracy']:.2f} %**",
         "2 * x - 1",
+        f"| 3 | {record['class_images'][3]} | {percent(record['recall'][3])} |",
+        "![Test images by class and answer](confusion.png)",
+        "always saying",
         *stated["assumptions"],
         *stated["not_covered"],
     ):
         assert part in text
     assert "NOT PROTECTED" not in text
+
+
+def test_a_licence_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = card(run_export("bounded"))
+    assert found.data.license == "unknown" and "None is stated" in found.text
+    assert "--license apache-2.0" in capsys.readouterr().out
+    assert "None is stated" not in card(run_export("bounded", "--license", "mit", "--force")).text
+    assert "--license apache-2.0" not in capsys.readouterr().out
+
+
+def test_an_export_classifies_pictures_as_its_run_prepared_them(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_export("bounded")
+    draw = np.random.default_rng(0)
+    for name in ("b.png", "a.png", "deeper/c.png"):
+        picture(draw.integers(0, 256, (12, 20), dtype=np.uint8), Path("new", name))
+    main(["predict", str(folder), "--images", "new", "--to", "table.csv"])
+    rows = list(csv.DictReader(Path("table.csv").read_text().splitlines()))
+    assert [row["file"] for row in rows] == ["a.png", "b.png", "deeper/c.png"]
+    given = torch.tensor([[float(row[f"p({label})"]) for label in range(10)] for row in rows])
+    pixels = [np.asarray(Image.open(Path("new", row["file"])).crop((4, 0, 16, 12)).resize((8, 8), 2)) for row in rows]
+    squeezed = [np.asarray(Image.open(Path("new", row["file"])).resize((8, 8), 2)) for row in rows]
+    with torch.no_grad():
+        expected, unprepared = (
+            student("bounded")(torch.tensor(np.stack(images))[:, None] / 127.5 - 1).softmax(dim=1)
+            for images in (pixels, squeezed)
+        )
+    assert torch.allclose(given, expected, atol=1e-5)
+    assert not torch.allclose(given, unprepared, atol=1e-3)  # the mutant that squeezes
+    capsys.readouterr()
+    main(["predict", str(folder), "--images=new"])
+    assert capsys.readouterr().out == Path("table.csv").read_text()
+    with pytest.raises(ValueError, match=r"--images must be a folder with pictures"):
+        main(["predict", str(folder), "--images", "teachers"])
 
 
 def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: Path) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from lightning_modules import load_student
-from lightning_modules.networks import LinearOnFeatures, build_network
+from lightning_modules.networks import LinearOnFeatures, TwoConvNet, build_network
 from lightning_modules.priors import SilhouettePrior
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.folder import FORMAT, weights_of
+from lightning_modules.publishing.folder import FORMAT, left_out, weights_of
 from lightning_modules.publishing.run import _without_downloads
 
 NETWORK = """
+from safetensors import safe_open
 from torch import nn
 
 class Net(nn.Module):
@@ -67,6 +69,9 @@ def test_settings_of_other_classes_are_built(tmp_path: Path, quick_whitening: No
     images = torch.rand(2, 1, 8, 8)
     assert torch.equal(loaded(images), network(images))
     assert SilhouettePrior.__name__ in (folder / "config.json").read_text()
+    with safe_open(folder / "student.safetensors", "pt") as weights:
+        assert "wavelets0" in weights.metadata()["left_out"]  # which the class computes
+    assert left_out(TwoConvNet(image_shape=(1, 8, 8))) == []
 
 
 @pytest.mark.parametrize("name", ["their_network.Net", "their_network.py:Net"])

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from sklearn.metrics import roc_auc_score
 from support.runs import distil, result
 
+from lightning_modules.callbacks.results import judged, useless
 from lightning_modules.training.evaluation import AreaUnderCurve, measured_on, require_monitored, validation_names
 
 
@@ -53,16 +54,62 @@ def test_what_lightning_or_another_callback_knows_may_be_monitored() -> None:
         check(callback, OwnCallback())
 
 
+def measured(answers: torch.Tensor, labels: torch.Tensor, names: str) -> dict[str, Any]:
+    """The record of these logits, or of these answers as logits."""
+    logits = answers if answers.ndim == 2 else 3.0 * torch.eye(len(names.split()))[answers]
+    found = measured_on(lambda _: logits, [(torch.zeros(len(labels), 1), labels)], torch.device("cpu"))
+    return {**found, "class_names": names.split()}
+
+
 def test_a_collapsed_network_and_a_calibrated_one_are_told_apart() -> None:
     labels = torch.tensor([0, 0, 0, 1])
     certain, calibrated = torch.tensor([[9.0, -9.0]] * 4), torch.tensor([[math.log(3.0), 0.0]] * 4)
     for logits, error in ((certain, 0.25), (calibrated, 0.0)):
-        found = measured_on(lambda images, given=logits: given, [(torch.zeros(4, 1), labels)], torch.device("cpu"))
-        assert found == pytest.approx({"accuracy": 0.75, "largest_share": 1.0, "calibration_error": error}, abs=1e-5)
-    assert (
-        measured_on(lambda _: torch.eye(2)[labels], [(torch.zeros(4, 1), labels)], torch.device("cpu"))["largest_share"]
-        == 0.75
-    )
+        found = measured(logits, labels, "a b")
+        assert found["calibration_error"] == pytest.approx(error, abs=1e-5)
+        assert (found["accuracy"], found["largest_share"], found["auroc"]) == (0.75, 1.0, 0.5)
+        assert useless(found).startswith("USELESS: 75.00 % of 4 test images is no better than always saying a: 75.00 %")
+    assert measured(labels, labels, "a b")["largest_share"] == 0.75
+
+
+def test_what_an_accuracy_hides_is_said_beside_it() -> None:
+    """76 % of X-rays, which misses 63 % of the normal ones; always saying pneumonia gives 62.5 %."""
+    labels = (torch.arange(624) >= 234).long()
+    answers = labels.clone()
+    answers[:147] = 1
+    record = measured(answers, labels, "normal pneumonia")
+    assert record["recall"] == pytest.approx([87 / 234, 1], abs=1e-6) and record["confusion"] == [[87, 147], [0, 390]]
+    low, high = proportion_of(477, 624)
+    assert record["accuracy_interval"] == pytest.approx([low, high], abs=1e-6)
+    assert judged(record) == [
+        "95 % interval: 72.96 % to 79.60 % (624 images); always saying pneumonia: 62.50 %",
+        "balanced accuracy: 68.59 %, AUC 0.686; recall: normal 37.18 %, pneumonia 100.00 %",
+    ]
+    assert judged({"accuracy": 0.7644}) == []  # a record of before
+
+
+def proportion_of(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval as printed."""
+    share, scale = hits / count, 1 + z**2 / count
+    middle = (share + z**2 / (2 * count)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return middle - half, middle + half
+
+
+def test_what_is_no_better_than_guessing_is_called_useless() -> None:
+    four = torch.arange(100) % 4
+    rare = (torch.arange(1000) >= 950).long()
+    for labels, wrong, names, said in (
+        (four, slice(31, None), "a b c d", True),  # 31 % of four classes
+        (four, slice(40, None), "a b c d", False),
+        (four[:40], slice(14, None), "a b c d", True),  # 35 % of 40 pictures may be a quarter
+        (rare, slice(0, 30), "well ill", False),  # above 95 %
+        (rare, slice(0, 150), "well ill", False),  # 85 % are below 95 %, and tell the two apart
+        (rare, slice(900, None), "well ill", True),
+    ):
+        answers = labels.clone()
+        answers[wrong] = (answers[wrong] + 1) % len(names.split())
+        assert useless(measured(answers, labels, names)).startswith("USELESS") is said
 
 
 def test_confident_answers_keep_their_order() -> None:
