@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning import Callback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules import ImageDataModule, PoissonSampled
@@ -15,30 +15,15 @@ from datamodules.poisson_sampled import require_poisson
 from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, annotation_of_labels
-from lightning_modules.private_fit import (
-    open_session,
-    require_first_step,
-    stop_before,
-    warn_of_changed_noise,
-)
+from lightning_modules.private_fit import PrivateFit
 from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
-from lightning_modules.training.evaluation import refuse_selection, require_monitored
-from lightning_modules.training.run import (
-    clear,
-    datamodule_of,
-    missing_callbacks,
-    state_of_run,
-    steps_of_run,
-    write_statement,
-)
+from lightning_modules.training.evaluation import refuse_selection
+from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
-from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
-from privacy.processes import ALONE
 from privacy.session import PrivacySession
-from privacy.statement import epsilons, guarantee_of
 
 _ACCESS = (
     "accuracy on held-out private records was measured during training, on their true labels, and logged by this "
@@ -46,7 +31,7 @@ _ACCESS = (
 )
 
 
-class DirectTraining(Teacher):
+class DirectTraining(PrivateFit, Teacher):
     """Training on private images with annotated labels: DPDFD Algorithm 3 (Table 4), and DPSD's label switch.
 
     *Data* switch: each record's gradient of its own cross-entropy with respect to the model's outputs is bounded and
@@ -75,6 +60,8 @@ class DirectTraining(Teacher):
         ValueError: An invalid setting, or a mechanism that is not for the switch.
     """
 
+    section = "direct_training"
+    covered_artefacts = ("model", "whatever is computed from it")
     paper = "DPDFD"
     mechanisms = (DirectGradients, DirectLabels)
 
@@ -99,7 +86,6 @@ class DirectTraining(Teacher):
         shape = Shape(batch_size, self.num_classes, paper)
         self.session = PrivacySession(mechanism, shape, budget=settings_of(Budget, budget, name="budget"))
         self.gradient_targets = GradientTargets(gamma=gamma)
-        self.steps_done = 0
         #: Private labels, behind a function: an attribute would be saved or copied with the module.
         self._labels: Callable[[], Tensor] | None = None
         #: Released labels of all records, (N,), of the label switch: drawn once, and kept by checkpoints.
@@ -204,43 +190,34 @@ class DirectTraining(Teacher):
                 )
         else:
             session.shape = session.shape._replace(sample_rate=data.sample_rate, secure_sampling=data.secure)
-        open_session(
-            session,
-            self.trainer,
+        self.open_session(
             private_data=own.ledger.private_data,
             ledger=own.place(),
             training=Training(own.id, kind=own.kind, releases=None),
-            num_records=None,
-            processes=ALONE,
         )
-        require_monitored(self.trainer, self.logged_names() | {*epsilons(session, {session.cost: 1})})
-        require_first_step(self.trainer, session, calls=1 if self._calls_ahead() else 0, steps_done=self.steps_done)
-        clear(self.trainer, resumed=session.resumed)
 
-    def on_train_start(self) -> None:
-        """Fixes the plan, before the first release: the guarantee covers the plan."""
-        ahead = self._calls_ahead()
-        self.session.fix_plan(lambda: ahead and self.session.affordable(limit=ahead))
-        warn_of_changed_noise(self.session)
+    @property
+    def next_calls(self) -> int:
+        """Labels are released once."""
+        return 0 if self.noisy_labels is not None else 1
 
-    def _calls_ahead(self) -> int | None:
+    def calls_ahead(self, steps: int | None) -> int | None:
         if isinstance(self.mechanism, DirectLabels):
-            return 1 if self.noisy_labels is None else 0
-        ahead = steps_of_run(self.trainer)
-        return 10**7 if ahead is None and self.session.budget.target_epsilon is not None else ahead
+            return self.session.affordable(limit=self.next_calls)
+        return super().calls_ahead(steps)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Ends the fit before a step that the target does not allow, which would be refused anyway; logs ε."""
-        if not isinstance(self.mechanism, DirectLabels):
-            stop_before(self.trainer, self.session, calls=1)
+        self.end_in_time()
         # Here, since callbacks write an epoch's line before the module's `on_train_epoch_end`.
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            self.log_dict(epsilons(self.session), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            self.log_dict(self.spent(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
-    def guarantee(self) -> Guarantee:
-        """Guarantee of the model: none for records, and a separate statement about labels."""
-        artefacts = ("model", "whatever is computed from it")
-        return guarantee_of(self.session, artefacts=artefacts)
+    def covered_networks(self) -> dict[str, nn.Module]:
+        return {"model": self.network}
+
+    def logged_names(self) -> set[str]:
+        return Teacher.logged_names(self)
 
     @property
     def uncharged_queries(self) -> list[str]:
@@ -250,36 +227,11 @@ class DirectTraining(Teacher):
     def configure_callbacks(self) -> list[Callback]:
         return [*super().configure_callbacks(), *missing_callbacks(self.trainer, ForwardExceptions)]
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Does the same as `on_fit_end`: what was released before an error stays released."""
-        if self.session.is_open and self.session.account.counts(scope="run"):
-            self.on_fit_end()
-
-    def on_fit_end(self) -> None:
-        """Settles the ledger and writes the guarantee beside the results."""
-        self.session.close()
-        write_statement(self.trainer, self.guarantee(), {"model": self.network}, ledger=self.session.ledger.path)
-
-    # --- checkpoints ---
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds this run's charges, its plan, and its noisy labels, which are released values."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["direct_training"] = {
-            "steps_done": self.steps_done,
-            "noisy_labels": self.noisy_labels,
-            **self.session.state(),
-        }
+        checkpoint[self.section]["noisy_labels"] = self.noisy_labels
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
-
-        Raises:
-            CheckpointError: A fit would resume from a file without the charges of its labels.
-        """
         super().on_load_checkpoint(checkpoint)
-        if (state := state_of_run(checkpoint, "direct_training", self._trainer)) is None:
-            return
-        self.noisy_labels = state["noisy_labels"]
-        self.steps_done = int(state["steps_done"])
-        self.session.load(state)
+        self.noisy_labels = checkpoint.get(self.section, {}).get("noisy_labels")

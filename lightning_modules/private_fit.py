@@ -1,17 +1,16 @@
-"""A fit on private data: how a method holds its teacher, opens its session, and ends with a statement.
+"""A fit on private data: how it opens its session, holds its teacher, and ends with a statement.
 
-`LearnsFromTeacher` has the hooks of a student's fit. A fit on private records themselves, which has no teacher, uses
-the functions below it.
+`PrivateFit` has the hooks of every such fit; `LearnsFromTeacher` those of a student, which asks a private teacher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from lightning import Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -20,7 +19,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.training.evaluation import meaning, require_monitored, require_public_fit, validation_names
 from lightning_modules.training.manual_optimization import ManualOptimization
-from lightning_modules.training.processes import check_strategy
+from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import (
     clear,
@@ -36,32 +35,184 @@ from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
 from privacy.plan import Charge
-from privacy.processes import Processes, SharedLedger, by_all
+from privacy.processes import SharedLedger, by_all
 from privacy.session import PrivacySession
 from privacy.statement import NOISE_CHANGED, about_place, epsilons, guarantee_of, noise_changed
 
 
-class LearnsFromTeacher(ManualOptimization):
+class PrivateFit(LightningModule):
+    """Hooks of a fit whose releases are charged to one session.
+
+    A subclass opens the session in its `on_fit_start`.
+
+    Attributes:
+        section: Name of its state in a checkpoint.
+        covered_artefacts: Names of artefacts computed from released values, which may be published.
+    """
+
+    section: ClassVar[str]
+    session: PrivacySession
+    covered_artefacts: tuple[str, ...]
+    steps_done = 0
+    begun = False
+    """Whether a fit has fixed its plan, so that its networks are those of the run and not of a refused checkpoint."""
+
+    # --- what a run may spend, and what its guarantee covers ---
+
+    @property
+    def next_calls(self) -> int:
+        """Number of calls of the mechanism that the next step makes."""
+        return 1
+
+    def calls_ahead(self, steps: int | None) -> int | None:
+        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
+        if steps is None:
+            return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
+        return self.session.affordable(limit=max(0, steps - self.steps_done))
+
+    def assumptions(self) -> list[str]:
+        """Assumptions of this run's guarantee besides the session's."""
+        return []
+
+    def covered_networks(self) -> dict[str, nn.Module]:
+        """Networks that a guarantee of this run covers, by name."""
+        raise NotImplementedError(f"{type(self).__name__} has no covered networks")
+
+    def logged_names(self) -> set[str]:
+        """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
+        raise NotImplementedError(f"{type(self).__name__} has no logged names")
+
+    def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
+        """Figures of privacy by their names in logs; see `privacy.statement.epsilons`."""
+        return {**epsilons(self.session, counts), "privacy/queries": float(self.session.account.queries())}
+
+    def guarantee(self) -> Guarantee:
+        """Current guarantee for this run's artefacts."""
+        return guarantee_of(self.session, artefacts=self.covered_artefacts, assumptions=self.assumptions())
+
+    # --- hooks ---
+
+    def open_session(
+        self,
+        *,
+        private_data: str,
+        ledger: LedgerPlace | Path | None,
+        training: Training | UnnamedTraining | None,
+        num_records: int | None = None,
+        assumptions: Sequence[str] = (),
+    ) -> None:
+        """Opens the session when a fit begins, see `PrivacySession.open`; refuses a budget that allows no step.
+
+        `assumptions` are those of the teacher, which the guarantee adds to the module's and the data's.
+
+        Raises:
+            CheckpointError: A user's class did not pass a checkpoint's state to `load`.
+            BudgetExceeded: Not one step fits.
+            ValueError: A callback monitors what is not logged.
+        """
+        session, trainer, processes = self.session, self.trainer, processes_of(self._trainer)
+        if trainer.ckpt_path and not session.loaded:
+            raise CheckpointError(
+                f"on_load_checkpoint of {type(self).__name__} must call that of its base class, or what the run of "
+                f"{trainer.ckpt_path} was charged does not count"
+            )
+        clear(trainer, resumed=session.resumed if trainer.ckpt_path else None)
+        data = datamodule_of(trainer)
+        session.assumptions = (*assumptions, *getattr(data, "assumptions", ()))
+        if session.is_open:  # the same module in a second fit
+            session.require_open_for(training)
+        else:
+            judged_on_own = getattr(data, "private_data", None) == private_data  # the size of other data says nothing
+            session.open(
+                private_data=private_data,
+                ledger=ledger,
+                num_records=num_records or (getattr(data, "num_records", None) if judged_on_own else None),
+                training=training,
+                processes=processes,
+            )
+            say_ledger(session)
+        require_monitored(trainer, self.logged_names() | {*self.spent({session.cost: 1})})
+        by_all(processes, self._require_first_step)
+
+    def _require_first_step(self) -> None:
+        """Refuses a budget without room for the next step; ends a resumed fit with nothing left to do."""
+        session, calls = self.session, self.next_calls
+        target, account = session.budget.target_epsilon, session.account
+        kept = target is None or account.epsilon_after(session.cost, 0) <= target
+        if kept and session.is_used_up(calls) and 0 < self.steps_done == session.calls_made():
+            rank_zero_info(
+                "Nothing left to do: the checkpoint is of a run that had used its target up, at step "
+                f"{self.steps_done}."
+            )
+            self.trainer.should_stop = True
+        elif calls:
+            account.require(session.cost, calls=calls)
+
+    def on_train_start(self) -> None:
+        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn."""
+        self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
+        if noise_changed(self.session):
+            rank_zero_warn(NOISE_CHANGED)
+        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
+            # Images beside it will be of more than it covers.
+            for page in (run_folder(self.trainer) / "public").glob("guarantee.*"):
+                page.unlink()
+        self.begun = True
+
+    def end_in_time(self) -> None:
+        """Ends a fit before a step that the target does not allow; the session would refuse it anyway."""
+        if not self.trainer.should_stop and self.session.is_used_up(self.next_calls):
+            target = self.session.budget.target_epsilon
+            rank_zero_info(f"Stopped: one more step would exceed target_epsilon={target:g}.")
+            self.trainer.should_stop = True
+
+    def on_fit_end(self) -> None:
+        """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
+        self.session.close()
+        self.begun = False
+        if self.trainer.is_global_zero:
+            ledger = self.session.ledger.path
+            write_statement(self.trainer, self.guarantee(), self.covered_networks(), ledger=ledger)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
+        if self.begun and self.session.account.counts(scope="run"):
+            self.on_fit_end()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the counter of steps, and this run's plan and charges."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[self.section] = {"steps_done": self.steps_done, **self.session.state()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
+
+        Raises:
+            CheckpointError: A fit would resume from a file without the charges of its run.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if (state := state_of_run(checkpoint, self.section, self._trainer)) is not None:
+            self.steps_done = int(state["steps_done"])
+            self.session.load(state)
+
+
+class LearnsFromTeacher(PrivateFit, ManualOptimization):
     """Base of a module with a private teacher, or an ensemble of them.
 
     The teacher is a path, read when a fit begins. It is not a submodule: no `state_dict`, checkpoint or logger has it,
     and `test` and `load_from_checkpoint` work without it.
     """
 
+    section = "distillation"
     num_classes: int
     image_shape: tuple[int, int, int]
     teacher_config: TeacherConfig
     images: ImageSource
-    session: PrivacySession
     student: nn.Module
-    covered_artefacts: tuple[str, ...]
-    steps_done = 0
     draw_seed: int | None = None
     _teacher: PrivateModel | None = None
     _objects_given: Sequence[str] = ()
     _steps_before_batch = -1
-    begun = False
-    """Whether a fit has fixed its plan, so that its networks are those of the run and not of a refused checkpoint."""
 
     @property
     def teacher(self) -> PrivateModel:
@@ -83,6 +234,26 @@ class LearnsFromTeacher(ManualOptimization):
     def needs_gradients_of_teacher(self) -> str | None:
         """What needs the teacher's gradients or BatchNorm statistics, in words; None if nothing does."""
         return None
+
+    def calls_of(self, steps: int) -> int:
+        """Number of calls of the mechanism that a run of `steps` steps makes unless a budget ends it."""
+        return steps
+
+    def assumptions(self) -> list[str]:
+        return self.images.assumptions()
+
+    def covered_networks(self) -> dict[str, nn.Module]:
+        generator = self.images.generator
+        return {"student": self.student, **({} if generator is None else {"generator": generator})}
+
+    def logged_names(self) -> set[str]:
+        return validation_names(self.trainer) | {f"train/{name}_loss" for name in self.optimized_groups()}
+
+    @property
+    def draws(self) -> Draws:
+        """The draws of this process; a run's seed is fixed when its first fit begins."""
+        assert self.draw_seed is not None
+        return Draws(self.draw_seed, self.global_rank, self.device)
 
     def setup(self, stage: str) -> None:
         """Loads the teacher, or the ensemble, for a fit, before any other work.
@@ -141,44 +312,6 @@ class LearnsFromTeacher(ManualOptimization):
             teacher.try_external(self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
         self.session.keep_partitions(teacher.partitions)
 
-    @property
-    def draws(self) -> Draws:
-        """The draws of this process; a run's seed is fixed when its first fit begins."""
-        assert self.draw_seed is not None
-        return Draws(self.draw_seed, self.global_rank, self.device)
-
-    # --- what a run may spend, and what its guarantee covers ---
-
-    @property
-    def next_calls(self) -> int:
-        """Number of calls of the mechanism that the next step makes."""
-        return 1
-
-    def calls_of(self, steps: int) -> int:
-        """Number of calls of the mechanism that a run of `steps` steps makes unless a budget ends it."""
-        return steps
-
-    def calls_ahead(self, steps: int | None) -> int | None:
-        """Number of affordable calls still to come in a run of `steps` steps in total; None if its end is unknown."""
-        if steps is None:
-            return None if self.session.budget.target_epsilon is None else self.session.affordable(limit=10**9)
-        return self.session.affordable(limit=max(0, steps - self.steps_done))
-
-    def assumptions(self) -> list[str]:
-        """Assumptions of this run's guarantee besides the session's."""
-        return self.images.assumptions()
-
-    def covered_networks(self) -> dict[str, nn.Module]:
-        """Networks that a guarantee of this run covers, by name."""
-        generator = self.images.generator
-        return {"student": self.student, **({} if generator is None else {"generator": generator})}
-
-    def logged_names(self) -> set[str]:
-        """Names of what a fit logs besides privacy, which callbacks may monitor; a method that logs more adds it."""
-        return validation_names(self.trainer) | {f"train/{name}_loss" for name in self.optimized_groups()}
-
-    # --- the session ---
-
     def on_fit_start(self) -> None:
         """Opens the session, and refuses a budget that allows no step.
 
@@ -186,125 +319,42 @@ class LearnsFromTeacher(ManualOptimization):
             ValueError: The validation data may be private, or a callback monitors what is not logged.
             BudgetExceeded: Not one step fits.
         """
-        session, teacher, data = self.session, self.teacher, datamodule_of(self.trainer)
-        require_public_fit(self.trainer, session.partitions)
+        teacher, data = self.teacher, datamodule_of(self.trainer)
+        require_public_fit(self.trainer, self.session.partitions)
         rank_zero_info(meaning(self.image_shape, getattr(data, "class_names", None)))
-        clear(self.trainer, resumed=session.resumed if self.trainer.ckpt_path else None)
-        open_session(
-            session,
-            self.trainer,
+        self.open_session(
             private_data=teacher.private_data,
             ledger=teacher.ledger_place(data),
             training=teacher.training,
             num_records=teacher.num_records,
-            processes=self.processes,
-        )
-        require_monitored(self.trainer, self.logged_names() | {*self.spent({session.cost: 1})})
-        by_all(
-            self.processes,
-            lambda: require_first_step(self.trainer, session, calls=self.next_calls, steps_done=self.steps_done),
+            assumptions=teacher.assumptions,
         )
         if self.draw_seed is None:  # once per run
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
 
     def on_train_start(self) -> None:
-        """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn.
+        """See `PrivateFit.on_train_start`.
 
         Raises:
             TeacherError: The student has received a weight of the teacher since the teacher was loaded.
         """
         by_all(self.processes, lambda: self.require_unlike(self.teacher))
-        self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
-        warn_of_changed_noise(self.session)
-        if self.trainer.is_global_zero and not is_dev_run(self.trainer):
-            # Images beside it will be of more than it covers.
-            for page in (run_folder(self.trainer) / "public").glob("guarantee.*"):
-                page.unlink()
-        self.begun = True
+        super().on_train_start()
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where the step starts, to detect an interrupted one."""
         self._steps_before_batch = self.steps_done
 
-    def on_fit_end(self) -> None:
-        """Settles the ledger, writes the guarantee with what it covers, and explains the figures in words."""
-        self.session.close()
-        self.begun = False
-        ledger = self.session.ledger.path
-        if self.trainer.is_global_zero:
-            write_statement(self.trainer, self.guarantee(), self.covered_networks(), ledger=ledger)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Writes the guarantee of what was released before an error; a refused fit has published nothing."""
-        if self.begun and self.session.account.counts(scope="run"):
-            self.on_fit_end()
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the counters, the seed of the draws, and this run's charges."""
-        checkpoint["distillation"] = {
-            "steps_done": self.steps_done,
-            "draw_seed": self.draw_seed,
-            "objects": self._objects_given,
-            **self.session.state(),
-        }
+        """Adds the counters, the seed of the draws, and this run's plan and charges."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[self.section] |= {"draw_seed": self.draw_seed, "objects": self._objects_given}
         if self.steps_done == self._steps_before_batch:
             take_back_unfinished_step(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`; the charges are merged with the ledger when the fit begins.
-
-        Raises:
-            CheckpointError: A fit would resume from a file without the charges of its run.
-        """
-        if (state := state_of_run(checkpoint, "distillation", self._trainer)) is not None:
-            self.steps_done, self.draw_seed = int(state["steps_done"]), state["draw_seed"]
-            self.session.load(state)
-
-    def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
-        """Figures of privacy by their names in logs; see `privacy.statement.epsilons`."""
-        return {**epsilons(self.session, counts), "privacy/queries": float(self.session.account.queries())}
-
-    def guarantee(self) -> Guarantee:
-        """Current guarantee for this run's artefacts."""
-        of_teacher = () if self._teacher is None else self._teacher.assumptions
-        assumptions = [*self.assumptions(), *of_teacher]
-        return guarantee_of(self.session, artefacts=self.covered_artefacts, assumptions=assumptions)
-
-
-def open_session(
-    session: PrivacySession,
-    trainer: Trainer,
-    *,
-    private_data: str,
-    ledger: LedgerPlace | Path | None,
-    training: Training | UnnamedTraining | None,
-    num_records: int | None,
-    processes: Processes,
-) -> None:
-    """Opens a module's session when a fit begins, see `PrivacySession.open`.
-
-    Raises:
-        CheckpointError: A user's class did not pass a checkpoint's state to `load`.
-    """
-    if trainer.ckpt_path and not session.loaded:
-        raise CheckpointError(
-            f"on_load_checkpoint of {type(trainer.lightning_module).__name__} must call that of its base class, or "
-            f"what the run of {trainer.ckpt_path} was charged does not count"
-        )
-    data = datamodule_of(trainer)
-    session.assumptions = getattr(data, "assumptions", ())
-    if session.is_open:  # the same module in a second fit
-        session.require_open_for(training)
-        return
-    judged_on_own = getattr(data, "private_data", None) == private_data  # the size of other data says nothing here
-    session.open(
-        private_data=private_data,
-        ledger=ledger,
-        num_records=num_records or (getattr(data, "num_records", None) if judged_on_own else None),
-        training=training,
-        processes=processes,
-    )
-    say_ledger(session)
+        super().on_load_checkpoint(checkpoint)
+        self.draw_seed = checkpoint.get(self.section, {}).get("draw_seed")
 
 
 def say_ledger(session: SharedLedger) -> None:
@@ -314,33 +364,3 @@ def say_ledger(session: SharedLedger) -> None:
         rank_zero_info(f"Privacy ledger of {ledger.private_data}: {ledger.path}")
     for text in about_place(ledger, replaced=session.ledger_was_replaced):
         rank_zero_warn(text)
-
-
-def require_first_step(trainer: Trainer, session: PrivacySession, *, calls: int, steps_done: int) -> None:
-    """Refuses a budget in which the calls of the next step do not fit; ends a resumed fit with nothing left to do.
-
-    Raises:
-        BudgetExceeded: With the figures and what could be changed.
-    """
-    target, account = session.budget.target_epsilon, session.account
-    kept = target is None or account.epsilon_after(session.cost, 0) <= target
-    if kept and session.is_used_up(calls) and 0 < steps_done == session.calls_made():
-        rank_zero_info(
-            f"Nothing left to do: the checkpoint is of a run that had used its target up, at step {steps_done}."
-        )
-        trainer.should_stop = True
-    elif calls:
-        account.require(session.cost, calls=calls)
-
-
-def stop_before(trainer: Trainer, session: PrivacySession, *, calls: int) -> None:
-    """Ends a fit before a step that the target does not allow; the session would refuse it anyway."""
-    if not trainer.should_stop and session.is_used_up(calls):
-        rank_zero_info(f"Stopped: one more step would exceed target_epsilon={session.budget.target_epsilon:g}.")
-        trainer.should_stop = True
-
-
-def warn_of_changed_noise(session: PrivacySession) -> None:
-    """Says what the guarantee of a run with several noises assumes."""
-    if noise_changed(session):
-        rank_zero_warn(NOISE_CHANGED)

@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
-from lightning_modules.private_fit import stop_before
 from lightning_modules.training.evaluation import require_public
 
 
@@ -39,7 +38,7 @@ class PrivacyCallback(Callback):
         """Logs what was spent, and ends the fit before a step that the session would refuse."""
         if pl_module.is_logged:
             pl_module.log_dict(pl_module.spent(), prog_bar=True, on_step=True, on_epoch=False)
-        stop_before(trainer, pl_module.session, calls=pl_module.next_calls)
+        pl_module.end_in_time()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Logs both ε with each validation accuracy, whatever `log_every_n_steps` leaves out."""

@@ -51,17 +51,18 @@ class OwnTraining(SharedLedger):
             CheckpointError: The checkpoint is of other private data.
             PartitionError: Other records of the same data were private.
         """
-        data = datamodule_of(module.trainer)
         self.require_partition(module.trainer)
         self.processes = processes_of(module.trainer)
-        by_all(self.processes, lambda: self._refuse_other_data(_described(data)))
-        self._take(data)
+        by_all(self.processes, lambda: self._take(datamodule_of(module.trainer)))
         if self.id is None:
             self.id = self.processes.broadcast(new_training_id())
 
     def _take(self, data: Any) -> None:
-        self._data, self._home = _described(data), getattr(data, "home", None)
-        self.private_data = self._data["private_data"]
+        now = {name: getattr(data, name, None) for name in _NO_DATA}
+        for name, value in self._data.items():
+            if None not in (value, now[name]) and value != now[name]:
+                raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
+        self._data, self._home, self.private_data = now, getattr(data, "home", None), now["private_data"]
         self.partition = getattr(data, "partition", self.partition)
 
     def require_partition(self, trainer: Trainer) -> None:
@@ -72,11 +73,6 @@ class OwnTraining(SharedLedger):
         """
         if self.partition is not None:
             require_partition([self.partition], datamodule_of(trainer), whose="the checkpoint")
-
-    def _refuse_other_data(self, now: Mapping[str, Any]) -> None:
-        for name, value in self._data.items():
-            if None not in (value, now[name]) and value != now[name]:
-                raise CheckpointError(f"{name} was {value!r} and is {now[name]!r} now: resume with the same")
 
     def register(self, releases: Mapping[Release, int] | None) -> None:
         """Writes the training and all its releases (None: unbounded) into the data's ledger, before its first step.
@@ -186,7 +182,3 @@ class OwnTraining(SharedLedger):
         self._token = None if stated is None else stated.state
         self.partition = None if stated is None else stated.partition
         self.ledger_was_replaced = stated is not None and stated.ledger_was_replaced
-
-
-def _described(data: Any) -> dict[str, Any]:
-    return {name: getattr(data, name, None) for name in _NO_DATA}

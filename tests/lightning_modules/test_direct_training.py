@@ -19,11 +19,9 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from datamodules import COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
-from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.targets import Annotation
 from privacy import LedgerError, RandomizedResponse, compose
 from privacy.identity import CheckpointError
-from privacy.ledger_place import DataHome
 from privacy.mechanisms import DirectLabels
 from privacy.neighbours import Relation, Unit
 
@@ -150,11 +148,8 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     assert logged("run", "privacy/epsilon")[-1] == math.inf
     assert logged("run", "privacy/epsilon_label")[-1] == pytest.approx(label)
     guarantee = written("run", "guarantee.json")
-    assert guarantee["guarantee"]["epsilon"] == "inf"
-    assert guarantee["guarantee"]["unit"] == "one training record"
+    assert (guarantee["guarantee"]["epsilon"], guarantee["guarantee"]["unit"]) == ("inf", "one training record")
     assert guarantee["label_guarantee"]["epsilon"] == pytest.approx(label)
-    assert guarantee["label_guarantee"]["unit"] == "the label of one training record"
-    assert guarantee["published_claim"]["source"].endswith("Theorem 3")
     record = written("run", "result.json")
     assert (record["method"], record["epsilon_record"]) == ("DirectTraining", "inf")
     assert record["epsilon_label"] == pytest.approx(label)
@@ -168,14 +163,6 @@ def test_both_figures_are_logged_recorded_and_guaranteed() -> None:
     assert not account.ledger.releases_by_training()[str(model.own_training.id)]
 
 
-def test_the_page_says_what_its_ledger_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Digits, "home", DataHome(name="Digits/train"))  # as if they were a user's
-    trained(configuration())
-    assert any(
-        text.startswith("THIS USER'S LEDGER") for text in written("run", "guarantee.json")["guarantee"]["assumptions"]
-    )
-
-
 def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     def accuracy(folder: str, *, noise_multiplier: float) -> float:
         trained(configuration(folder, epochs=8, mechanism={"noise_multiplier": noise_multiplier}))
@@ -187,23 +174,10 @@ def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     assert accuracy("none", noise_multiplier=1e4) < 0.4
 
 
-def test_an_interrupted_run_is_charged_for_its_whole_plan() -> None:
-    model = trained(configuration(epochs=5, trainer={"max_steps": 3}))
-    guarantee = model.guarantee()
-    assert guarantee.labels is not None
-    assert guarantee.labels.epsilon > guarantee.labels.epsilon_spent
-    assert guarantee.labels.epsilon == model.session.account.epsilon_label(counts=model.session.covering())
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_an_error_leaves_the_page_of_what_was_charged(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if broken:
-        monkeypatch.delattr(ForwardExceptions, "on_exception")
+def test_an_error_leaves_the_page_of_what_was_planned_and_charged() -> None:
     interrupted(DirectTraining, 2, lambda: trained(configuration()))
-    assert bool(list(Path("run").rglob("public/guarantee.json"))) is not broken
-    if not broken:
-        labels = written("run", "guarantee.json")["label_guarantee"]
-        assert labels["epsilon"] > labels["epsilon_spent"] > 0
+    labels = written("run", "guarantee.json")["label_guarantee"]
+    assert labels["epsilon"] > labels["epsilon_spent"] > 0
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -310,30 +284,6 @@ def test_the_target_of_the_paper_ends_a_run() -> None:
 def test_class_frequencies_without_an_effect_are_refused() -> None:
     with pytest.raises(ValueError, match="class_prior has no effect"):
         DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=8, class_prior=[0.1] * 10)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"mechanism": {"bounding": "normalize_batch"}}, "every row of its batch"),
-        ({"mechanism": {"release": "ensemble"}}, "release must not be ensemble"),
-        ({"mechanism": {"target_epsilon": 1.0}}, "needs accounting='published'"),
-        ({"mechanism": {"delta": 0.1}}, "delta must lie below 1/N"),
-    ],
-)
-def test_settings_that_nothing_is_proved_for_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        fit(configuration(**changes))
-
-
-def test_batches_of_synthetic_images_are_refused() -> None:
-    config = configuration()
-    config["data"] = {
-        "class_path": "SyntheticSteps",
-        "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 8},
-    }
-    with pytest.raises(ValueError, match="needs an image data set or PoissonSampled"):
-        fit(config)
 
 
 def test_choosing_by_held_out_private_records_is_refused() -> None:
