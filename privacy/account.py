@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.checks import check_count, check_delta
+from privacy.checks import check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
@@ -50,6 +50,7 @@ class Budget:
         fully_adaptive: Let ε hold also if mechanisms, noise, lengths and runs were chosen by earlier answers, such as
             by a server: it is then `target_epsilon`, fixed beforehand, and filters stop within it. Allows fewer
             releases; see `fully_adaptive_epsilon`.
+        published: Whether the figure of the method's paper, a claim that bounds no record, is stated beside the bound.
     """
 
     target_epsilon: float | None = None
@@ -59,6 +60,7 @@ class Budget:
     ledger: str | None = None
     ledger_block: int | None = None
     fully_adaptive: bool = False
+    published: bool = True
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -75,18 +77,6 @@ class Budget:
             raise ValueError(
                 "fully_adaptive needs a target_epsilon, accounting=record and scope=private_data, got "
                 f"{self.target_epsilon}, {self.accounting} and {self.scope}"
-            )
-
-    def require_records(self, number: int | None, private_data: str) -> None:
-        """Refuses a δ that is not below one over the number N of private records; None if that is unknown.
-
-        Raises:
-            ValueError: It is not.
-        """
-        if number is not None and check_count("num_records", number, minimum=1) * self.delta >= 1:
-            raise ValueError(
-                f"delta must lie below 1/N = {1 / number:.3g} for the {number} records of {private_data}, got "
-                f"{self.delta:g}: a mechanism that publishes one record outright would meet it"
             )
 
     @property
@@ -151,9 +141,9 @@ class PrivacyAccount:
 
     def stated(self, epsilon: float) -> float:
         """What holds of releases of this ε: if fully adaptive, the target within which filters allowed them."""
-        target = self.budget.target_epsilon
-        if not self.budget.fully_adaptive or target is None:
+        if self.budget.filters is None:
             return epsilon
+        target = self.budget.filters[0]
         return target if epsilon <= target else math.inf
 
     def epsilon_of_ledger(self) -> float:
@@ -162,27 +152,15 @@ class PrivacyAccount:
         bounds = self.ledger.releases_by_training()
         everything = sum(bounds.values(), Counter[Release]())
         queried = self.ledger.counts() + self.ledger.unmade()
-        for training, releases in self._by_training(queried).items():
-            if training is None or not bounds.get(training):
-                everything.update(releases)
+        for charge, count in queried.items():
+            if not bounds.get(charge.training or ""):
+                everything[charge.release] += count
         return self.epsilon_of(everything)
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation of the ε of `counts`; any change of a record if they share none."""
         shared = _shared(self.covering(self.spent() if counts is None else counts)[0])
         return shared or (Unit.RECORD, Relation.ANY_CHANGE)
-
-    def _bound_of(self, training: str | None) -> Counter[Release] | None:
-        """Releases of a training, which bound everything computed from it; None if nothing does."""
-        return None if training is None else self.ledger.releases_of(training) or None
-
-    @staticmethod
-    def _by_training(counts: Mapping[Charge, int]) -> dict[str | None, Counter[Release]]:
-        grouped: dict[str | None, Counter[Release]] = {}
-        for charge, count in counts.items():
-            if count > 0:
-                grouped.setdefault(charge.training, Counter())[charge.release] += count
-        return grouped
 
     def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str | None]]:
         """Releases that cover `counts`, and the trainings that are counted by their own bound.
@@ -191,9 +169,13 @@ class PrivacyAccount:
         """
         total: Counter[Release] = Counter()
         by_bound: set[str | None] = set()
-        for training, releases in self._by_training(counts).items():
-            bound = self._bound_of(training)
-            if bound is not None and (
+        by_training: dict[str | None, Counter[Release]] = {}
+        for charge, count in counts.items():
+            if count > 0:
+                by_training.setdefault(charge.training, Counter())[charge.release] += count
+        for training, releases in by_training.items():
+            bound = self.ledger.releases_of(training)
+            if bound and (
                 # Which is the smaller would depend on the answers.
                 self.budget.fully_adaptive
                 or all(release.unit is Unit.PERSON and release.bounded for release in bound)
@@ -266,18 +248,10 @@ class PrivacyAccount:
         Raises:
             BudgetExceeded: They exceed the target, or no ε covers them; the message says what could be changed.
         """
-        self.require_one_unit(charge)
-        if self.affordable(charge, limit=calls) < calls:
-            raise BudgetExceeded(self.refusal(charge, calls=calls))
-
-    def require_one_unit(self, charge: Charge) -> None:
-        """Refuses a release that no ε covers together with what was spent, because their units differ.
-
-        Raises:
-            BudgetExceeded: No ε covers both.
-        """
         if _shared(self.covering(self.spent() + Counter({charge: 1}))[0]) is None:
             raise BudgetExceeded(f"no ε holds for what this run would release: {_APART}")
+        if self.affordable(charge, limit=calls) < calls:
+            raise BudgetExceeded(self.refusal(charge, calls=calls))
 
     def refusal(self, charge: Charge, *, calls: int = 1) -> str:
         """One paragraph on why `calls` more releases of this kind do not fit."""
@@ -314,21 +288,8 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
     return training.id
 
 
-def saved_run(account: PrivacyAccount, *, replaced: bool) -> dict[str, Any]:
-    """What a checkpoint keeps of a run's charges, as plain values; `replaced` as in `SharedLedger`."""
-    ledger = account.ledger
-    return {
-        "run": ledger.run,
-        "private_data": ledger.private_data,
-        "training": account.training,
-        "charges": [[charge.to_dict(), count] for charge, count in account.counts(scope="run").items()],
-        "ledger_head": ledger.head and list(ledger.head),
-        "ledger_was_replaced": replaced,
-    }
-
-
 def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: str | None) -> bool:
-    """Counts in a ledger the larger of what it and a checkpoint (`saved_run`) hold; returns whether it is another one.
+    """Counts in a ledger the larger of what it and a checkpoint hold; returns whether it is another ledger.
 
     Raises:
         CheckpointError: The run queried the teacher of another training.

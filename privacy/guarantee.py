@@ -260,19 +260,16 @@ It does not cover:
             )
         else:
             text = f"{at}." + _OF_LEVEL.get(self.level, "")
-        return f"{text} {self.of_others()}".rstrip()
-
-    def of_others(self) -> str:
-        """Cost of this run by itself, or with everything else in the ledger, if they differ from ε; else empty."""
+        # What this run costs by itself, or with everything else in the ledger, if that differs.
         stated, own, everything = map(round_up, (self.epsilon, self.epsilon_of_run, self.epsilon_all_runs))
         if own != stated:
-            return (
-                f"This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
+            text += (
+                f" This run by itself costs {own}, if nothing about it was chosen by what other runs gave; the rest is "
                 f"what else the ledger of {self.private_data} holds."
             )
-        if everything != stated:
-            return f"Together with all else in the ledger of {self.private_data}: {everything}."
-        return ""
+        elif everything != stated:
+            text += f" Together with all else in the ledger of {self.private_data}: {everything}."
+        return text
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Writes `guarantee.json` and `guarantee.md`, each atomically; returns both paths."""

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,27 +25,30 @@ class State(Protocol):
         """Takes a line over, whoever wrote it, or only checks it if `dry`; raises a `ValueError` to refuse it."""
 
 
+@dataclass(eq=False)
 class Journal:
     """A file to which several processes append lines, each with the hash of the line before it. Not thread-safe.
 
-    Args:
-        path: The file, created if missing.
-        state: Takes each line in order, read or written.
-
     Attributes:
+        path: The file, created if missing; None keeps no file, and lines only change the state.
+        state: Takes each line in order, read or written.
         hashes: Hashes of the lines read or written so far.
     """
 
-    def __init__(self, path: Path, state: State) -> None:
-        self.path = path
-        self.state = state
-        self.hashes: list[str] = []
-        self._offset = 0
-        self._descriptor = -1
-        self._denied: OSError | None = None
+    path: Path | None
+    state: State
+    hashes: list[str] = field(default_factory=list)
+    _offset: int = 0
+    _descriptor: int = -1
+    _denied: OSError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": -1}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the file has no line yet."""
+        return self.path is not None and not self.hashes
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -53,6 +57,9 @@ class Journal:
         Raises:
             LedgerError: The file cannot be read or written.
         """
+        if self.path is None:
+            yield
+            return
         try:
             first = self._offset == 0
             if first:
@@ -76,28 +83,37 @@ class Journal:
                 "`ledger` to a file that can be written, or ask whoever owns this one for permission"
             ) from error
 
-    def read(self, *, opening: dict[str, Any]) -> None:
-        """Reads what was appended since; `opening` is the first line of a new file, whose event is `open`.
+    def read(self) -> None:
+        """Reads what was appended since.
 
         Raises:
             LedgerError: The file is damaged, or has become shorter.
         """
-        first, size = self._offset == 0, os.fstat(self._descriptor).st_size
+        if self.path is None:
+            return
+        if self._offset == 0 and self._denied is None:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        size = os.fstat(self._descriptor).st_size
         if size < self._offset:
             raise LedgerError(f"the privacy ledger {self.path} has become shorter; it must only ever grow")
         data = os.pread(self._descriptor, size - self._offset, self._offset)
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            if _is_json(data[whole:]):
-                # Only the newline is missing, perhaps because of a text editor: the line counts.
+        if rest := data[data.rfind(b"\n") + 1 :]:
+            try:
+                whole = isinstance(json.loads(rest), dict)
+            except ValueError:
+                whole = False
+            if whole:  # only the newline is missing, perhaps because of a text editor: the line counts
                 os.write(self._descriptor, b"\n")
                 data += b"\n"
-                whole = len(data)
-            else:
-                # A crash cut this line short before it was synced, so no noise has been drawn for it.
-                os.ftruncate(self._descriptor, self._offset + whole)
+            else:  # a crash cut this line short before it was synced, so no noise has been drawn for it
+                data = data[: -len(rest)]
+                os.ftruncate(self._descriptor, self._offset + len(data))
             os.fsync(self._descriptor)
-        for line in data[:whole].splitlines(keepends=True):
+        for line in data.splitlines(keepends=True):
             try:
                 entry = json.loads(line)
                 if (entry["event"] == "open") != (self._offset == 0):
@@ -111,15 +127,7 @@ class Journal:
                     "cannot be known. Restore the file, or do not publish anything more from this data."
                 ) from error
             self._offset += len(line)
-            self.hashes.append(_hash(line))
-        if self._offset == 0:
-            self.append(opening)
-        if first and self._denied is None:
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            self.hashes.append(hashlib.sha256(line).hexdigest()[:32])
 
     def append(self, line: dict[str, Any]) -> None:
         """Appends a line and syncs it.
@@ -127,27 +135,17 @@ class Journal:
         It is checked as a later reader will, before it is written: one that none could read would make the whole file
         unreadable for good.
         """
-        if self._denied is not None:
-            raise self._denied
-        data = (json.dumps({**line, "prev": (self.hashes or [""])[-1]}, separators=(",", ":")) + "\n").encode()
-        self.state.take(json.loads(data), dry=True)
-        if os.write(self._descriptor, data) != len(data):
-            raise OSError("the line was cut short; is the disk full?")
-        os.fsync(self._descriptor)
-        self._offset += len(data)
-        self.hashes.append(_hash(data))
+        if self.path is not None:
+            if self._denied is not None:
+                raise self._denied
+            data = (json.dumps({**line, "prev": (self.hashes or [""])[-1]}, separators=(",", ":")) + "\n").encode()
+            self.state.take(json.loads(data), dry=True)
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError("the line was cut short; is the disk full?")
+            os.fsync(self._descriptor)
+            self._offset += len(data)
+            self.hashes.append(hashlib.sha256(data).hexdigest()[:32])
         self.state.take(line)
-
-
-def _hash(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()[:32]
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:

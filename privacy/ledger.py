@@ -29,7 +29,7 @@ import hmac
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,13 +37,13 @@ from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
-from privacy.ledger_state import LedgerState, filters_line, require_division, reserve_line, training_line
+from privacy.ledger_state import VERSION, LedgerState, require_division, reserve_line, training_line
 from privacy.plan import Charge, Plan
 
 Block: TypeAlias = tuple[str, Charge, int]
 """What one line reserves: the block's identity, a charge, and how many of it."""
-Write: TypeAlias = Callable[[Iterable[dict[str, Any]]], None]
-"""Writes lines, syncs each and counts what it says."""
+Write: TypeAlias = Callable[[dict[str, Any]], None]
+"""Writes a line, syncs it and counts what it says."""
 
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
@@ -88,18 +88,13 @@ class Ledger:
         self.path = path
         key, identity = secrets.token_hex(16), secrets.token_hex(8)
         self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
-        self._journal = None if path is None else Journal(path, self._state)
+        self._journal = Journal(path, self._state)
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
 
     @property
     def private_data(self) -> str:
         """Name of the data in the file."""
         return self._state.private_data
-
-    @property
-    def id(self) -> str:
-        """Identity of the file."""
-        return self._state.id
 
     @property
     def lost(self) -> bool:
@@ -155,18 +150,18 @@ class Ledger:
         with self._locked() as write:
             before = self._state.plans.get(self.run)
             if (plan := make(before)) != before:
-                write([{"event": "plan", "run": self.run, **plan.to_dict()}])
+                write({"event": "plan", "run": self.run, **plan.to_dict()})
             return plan
 
     def runs(self) -> list[str]:
         """Identities of the runs that have charged, in the order of their first charges."""
         return [owner for owner in self._state.totals if owner not in self._state.trainings and self.counts(run=owner)]
 
-    def releases_of(self, training: str) -> Counter[Release]:
+    def releases_of(self, training: str | None) -> Counter[Release]:
         """What the training of a teacher itself released: its planned DP-SGD steps, or nothing."""
         releases: Counter[Release] = Counter()
         if training in self._state.trainings:
-            for charge, count in self.counts(run=training).items():
+            for charge, count in self._state.counts(training).items():
                 releases[charge.release] += count
         return releases
 
@@ -182,12 +177,8 @@ class Ledger:
     @property
     def head(self) -> Head | None:
         """What a checkpoint keeps of the current ledger; None for one in memory."""
-        return (self.id, len(self._lines), self._lines[-1]) if self._lines else None
-
-    @property
-    def _lines(self) -> list[str]:
-        """Hashes of the lines; none of a ledger in memory."""
-        return [] if self._journal is None else self._journal.hashes
+        lines = self._journal.hashes
+        return (self._state.id, len(lines), lines[-1]) if lines else None
 
     def verify_head(self, head: Head | None, *, whose: str) -> bool:
         """Whether this is the ledger that `whose` saw, or counts all of it; False for another one, begun since.
@@ -195,14 +186,14 @@ class Ledger:
         Raises:
             LedgerError: It is the same ledger, with lines missing or replaced.
         """
-        if head is None or self._journal is None:
+        if head is None or self.path is None:
             return True
         identity, lines, digest = str(head[0]), int(head[1]), str(head[2])
         if self._state.counts_all((identity, lines, digest)):
             return True
-        if identity != self.id:
+        if identity != self._state.id:
             return False
-        hashes = self._lines
+        hashes = self._journal.hashes
         if not 1 <= lines <= len(hashes) or hashes[lines - 1] != digest:
             raise LedgerError(
                 f"the privacy ledger {self.path} is not what {whose} saw of it: it had {lines} line(s) then, and has "
@@ -224,7 +215,7 @@ class Ledger:
         with self._locked() as write:
             require_division(self._state.divisions, training.id, training.division, self.path)
             if training.id not in self._state.trainings:
-                write([training_line(training.id, training.kind, division=training.division)])
+                write(training_line(training.id, training.kind, division=training.division))
             released = training.releases or {}
             if not released and self.releases_of(training.id):
                 raise LedgerError(
@@ -232,7 +223,8 @@ class Ledger:
                     "hand says that nothing bounds it: it was trained on without noise, or changed. Train it again"
                 )
             charges = {Charge(release=one, queries=0, training=training.id): count for one, count in released.items()}
-            write(self._state.raised(charges, run=training.id))
+            for line in self._state.raised(charges, run=training.id):
+                write(line)
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
@@ -252,7 +244,7 @@ class Ledger:
                     f"another fit has gone on from the same checkpoint of training {training}: the two are different "
                     "teachers. Start again: this one will then have an identity of its own"
                 )
-            write([{"event": "saved", "training": training, "token": token}])
+            write({"event": "saved", "training": training, "token": token})
 
     def go_by_filters(self, budget: tuple[float, float]) -> None:
         """Records target ε and δ of this run's privacy filters, which must be fixed before the first release.
@@ -264,7 +256,7 @@ class Ledger:
         with self._locked() as write:
             self.require_filters(budget)
             if self._state.filters.get(self.run) != budget:
-                write([filters_line(self.run, budget)])
+                write({"event": "filters", "run": self.run, "target_epsilon": budget[0], "delta": budget[1]})
 
     def require_filters(self, now: tuple[float, float]) -> None:
         """Refuses another target ε and δ than those of a run that has released something; see `go_by_filters`."""
@@ -287,7 +279,8 @@ class Ledger:
                 no ε covers both.
         """
         with self._locked() as write:
-            write(self._state.to_count(other._state, other._lines, lost=other.lost))
+            for line in self._state.to_count(other._state, other._journal.hashes, lost=other.lost):
+                write(line)
 
     def lead_to(self, other: Ledger) -> None:
         """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
@@ -300,8 +293,9 @@ class Ledger:
         """
         while True:
             for one in (self, other):
-                one.sync()  # where it leads
-            if other._state.moved is not None and other._state.moved[0] == self.id:
+                with one._locked():  # goes where it leads
+                    pass
+            if other._state.moved is not None and other._state.moved[0] == self._state.id:
                 self, other = other, self  # which was found in another place: that is where it leads
             if self.path is None or other.path is None or self.path.samefile(other.path):
                 return
@@ -311,12 +305,13 @@ class Ledger:
                 write = {one: held.enter_context(one._locked(follow=False)) for one in ordered}
                 if self._state.leads_to() or other._state.leads_to():  # by another process, just now
                     continue
-                found = self._state.moved is not None and self._state.moved[0] == other.id  # in another place
+                found = self._state.moved is not None and self._state.moved[0] == other._state.id  # in another place
                 lost = self._state.lost if found else self.lost
-                write[other](other._state.to_count(self._state, self._lines, lost=lost))
+                for line in other._state.to_count(self._state, self._journal.hashes, lost=lost):
+                    write[other](line)
                 if not os.access(self.path, os.W_OK):
                     return
-                write[self]([{"event": "moved", "ledger": other.id, "path": str(other.path)}])
+                write[self]({"event": "moved", "ledger": other._state.id, "path": str(other.path)})
 
     def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
@@ -335,7 +330,7 @@ class Ledger:
             with self._locked() as write:
                 count = self.block if afford is None else min(self.block, afford(charge))
                 line = reserve_line(secrets.token_hex(8), charge, count, run=self.run)
-                write([line])
+                write(line)
                 self._open = line["block"], charge, count
         self._used += 1
 
@@ -351,7 +346,8 @@ class Ledger:
     def restore(self, counts: Mapping[Charge, int]) -> None:
         """Raises this run's counts to at least `counts` of a checkpoint: the larger of the two holds."""
         with self._locked() as write:
-            write(self._state.raised(counts, run=self.run))
+            for line in self._state.raised(counts, run=self.run):
+                write(line)
 
     def _open_block(self) -> Block | None:
         # A fork or a copy would spend each release of the block a second time.
@@ -370,9 +366,11 @@ class Ledger:
         circle: list[Path | None] = []
         there: Path | None = None
         while True:
-            with contextlib.nullcontext() if self._journal is None else self._journal.locked():
-                if self._journal is not None:
-                    self._journal.read(opening=self._state.first_line())
+            with self._journal.locked():
+                self._journal.read()
+                if self._journal.is_new:
+                    known = {"private_data": self.private_data, "ledger": self._state.id, "key": self._state.key}
+                    self._journal.append({"event": "open", "version": VERSION, **known})
                 # Copies may lead to each other; whoever opens one of them ends at the same one.
                 if follow:
                     self._state.circular = bool(circle) and self.path == min(circle, key=str)
@@ -381,24 +379,18 @@ class Ledger:
                     for path, (state, lines) in passed.items():
                         # It, or a copy of it, may have gone on by itself while this one was not found.
                         if path != self.path and not self._state.counts_all((state.id, len(lines), lines[-1])):
-                            self._write(self._state.to_count(state, lines, lost=state.lost or self._state.circular))
+                            for line in self._state.to_count(state, lines, lost=state.lost or self._state.circular):
+                                self._journal.append(line)
                     block, used = self._open_block(), self._used
                     self._open, self._used = None, 0
                     if block is not None and used < block[2]:
-                        self._write([{"event": "settle", "block": block[0], "used": used}])
-                    yield self._write
+                        self._journal.append({"event": "settle", "block": block[0], "used": used})
+                    yield self._journal.append
                     return
-            passed[self.path] = self._state, self._lines
+            passed[self.path] = self._state, self._journal.hashes
             if there in passed and not circle:
                 circle = [*passed][[*passed].index(there) :]
             self._begin(there, self.private_data, renamed=True)
-
-    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        for line in lines:  # one by one: a later one may depend on what an earlier one said
-            if self._journal is None:
-                self._state.take(line)
-            else:
-                self._journal.append(line)
 
 
 def identify(ledger: Ledger, digest: bytes, *, kind: str = "teacher") -> str:
@@ -415,7 +407,7 @@ def identify(ledger: Ledger, digest: bytes, *, kind: str = "teacher") -> str:
         found = next((known[one] for one in fingerprints if one in known), None)
         if found is None:
             found = new_training_id()
-            write([training_line(found, kind, fingerprint=fingerprints[0])])
+            write(training_line(found, kind, fingerprint=fingerprints[0]))
         return found
 
 

@@ -103,11 +103,6 @@ class LedgerState:
         plan, made = self.plans.get(run), +self.counts(run) if made is None else made
         return unmade(plan.charges, made) if plan is not None and made else Counter()
 
-    def first_line(self) -> dict[str, Any]:
-        """First line of a new file."""
-        known = {"private_data": self.private_data, "ledger": self.id, "key": self.key}
-        return {"event": "open", "version": VERSION, **known}
-
     def raised(self, counts: Mapping[Charge, int], *, run: str) -> Iterator[dict[str, Any]]:
         """Lines that raise what a run or a training has spent to at least `counts`; no other ledger adds them."""
         for charge, count in counts.items():
@@ -142,7 +137,7 @@ class LedgerState:
                 yield {"event": "saved", "training": training, "token": token}
         for run, budget in other.filters.items():
             if run not in self.filters:
-                yield filters_line(run, budget)
+                yield {"event": "filters", "run": run, "target_epsilon": budget[0], "delta": budget[1]}
         new, apart = _unknown(other, self), {owner for owner, *_ in _unknown(self, other).values()}
         left = {run: self.unmade(run) + other.unmade(run) for run, *_ in new.values() if run in apart}
         for owner, plan in other.plans.items():  # first: after a crash, `left` is found anew, and never smaller
@@ -171,89 +166,82 @@ class LedgerState:
             ValueError: Nothing could be said of a ledger with this line.
             LedgerError: It begins a ledger of another version, or about other data.
         """
-        if (handler := getattr(self, f"_take_{line['event']}", None)) is None:
-            raise ValueError(f"unknown event {line['event']!r}")
-        handler(line, dry)
+        match line["event"]:
+            case "open":
+                key, identity, name = str(line["key"]), str(line["ledger"]), str(line["private_data"])
+                bytes.fromhex(key)
+                if line["version"] != VERSION:
+                    raise LedgerError(
+                        f"the privacy ledger {self.path} has version {line['version']}, this code reads {VERSION}"
+                    )
+                if name != self.private_data and not self.renamed:
+                    raise LedgerError(
+                        f"the privacy ledger {self.path} is about {name!r}, not {self.private_data!r}; set `ledger` to "
+                        "the file that belongs to this data"
+                    )
+                if not dry:
+                    self.key, self.id, self.private_data = key, identity, name
+            case "reserve":
+                block, run, charge = str(line["block"]), self._run(line), Charge.from_dict(line)
+                count = check_count("count", line["count"], minimum=1)
+                if block in self.blocks:
+                    raise ValueError(f"block {block} is reserved twice")
+                if not dry:
+                    self.blocks[block] = (run, charge, count)
+                    self.totals.setdefault(run, Counter())[charge] += count
+            case "settle":
+                block, used = str(line["block"]), check_count("used", line["used"])
+                run, charge, count = self.blocks[block]
+                if used > count or block in self.settled:
+                    raise ValueError(f"{used} of {count} releases used, or settled before")
+                if not dry:
+                    self.blocks[block] = (run, charge, used)
+                    self.settled.add(block)
+                    self.totals[run][charge] -= count - used
+            case "plan":
+                run, plan = self._run(line), Plan.from_dict(line)
+                if not dry:
+                    self.plans[run] = plan
+            case "training":
+                training, kind, division = str(line["training"]), str(line["kind"]), dict(line["division"])
+                fingerprint = line["fingerprint"]
+                # A run of this name would no longer count as a run.
+                if training in self.totals and training not in self.trainings:
+                    raise ValueError(f"{training} is a run, and cannot be a training as well")
+                if not dry:
+                    self.trainings[training], self.divisions[training] = kind, division
+                    if fingerprint is not None:
+                        self.fingerprints[str(fingerprint)] = training
+            case "saved":
+                training, token = str(line["training"]), str(line["token"])
+                if not dry:
+                    self.saved.setdefault(training, []).append(token)
+            case "filters":
+                run, budget = str(line["run"]), (float(line["target_epsilon"]), float(line["delta"]))
+                if not dry:
+                    self.filters[run] = budget
+            case "absorbed":
+                identity, key, path, lost = str(line["ledger"]), str(line["key"]), str(line["path"]), bool(line["lost"])
+                bytes.fromhex(key)
+                lines = frozenset(str(one) for one in line["lines"])
+                if not dry:
+                    before = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
+                    self.absorbed[identity] = Absorbed(key, path, before | lines)
+                    self.lost |= lost
+            case "moved":
+                moved = (str(line["ledger"]), Path(line["path"]))
+                if not dry:
+                    self.moved = moved
+            case event:
+                raise ValueError(f"unknown event {event!r}")
         self.changes += not dry
 
-    def _take_open(self, line: Mapping[str, Any], dry: bool) -> None:
-        key, identity, name = str(line["key"]), str(line["ledger"]), str(line["private_data"])
-        bytes.fromhex(key)
-        if line["version"] != VERSION:
-            raise LedgerError(
-                f"the privacy ledger {self.path} has version {line['version']}, this code reads {VERSION}"
-            )
-        if name != self.private_data and not self.renamed:
-            raise LedgerError(
-                f"the privacy ledger {self.path} is about {name!r}, not {self.private_data!r}; set `ledger` to the "
-                "file that belongs to this data"
-            )
-        if not dry:
-            self.key, self.id, self.private_data = key, identity, name
-
-    def _take_reserve(self, line: Mapping[str, Any], dry: bool) -> None:
-        block, run, charge = str(line["block"]), str(line["run"]), Charge.from_dict(line)
-        count = check_count("count", line["count"], minimum=1)
-        if block in self.blocks:
-            raise ValueError(f"block {block} is reserved twice")
-        if run in self.trainings and (charge.training != run or charge.queries):
+    def _run(self, line: Mapping[str, Any]) -> str:
+        """The run of a line, or the training whose own releases it reserves."""
+        run = str(line["run"])
+        if run in self.trainings and (line.get("training") != run or line.get("queries")):
             raise ValueError(f"{run} is a training, and cannot be a run as well")
-        if not dry:
-            self.blocks[block] = (run, charge, count)
-            self.totals.setdefault(run, Counter())[charge] += count
-
-    def _take_settle(self, line: Mapping[str, Any], dry: bool) -> None:
-        block = str(line["block"])
-        run, charge, count = self.blocks[block]
-        unused = count - check_count("used", line["used"])
-        if unused < 0 or block in self.settled:
-            raise ValueError(f"{line['used']} of {count} releases used, or settled before")
-        if not dry:
-            self.blocks[block] = (run, charge, count - unused)
-            self.settled.add(block)
-            self.totals[run][charge] -= unused
-
-    def _take_plan(self, line: Mapping[str, Any], dry: bool) -> None:
-        run, plan = str(line["run"]), Plan.from_dict(line)
-        if run in self.trainings:
-            raise ValueError(f"{run} is a training, and cannot be a run as well")
-        if not dry:
-            self.plans[run] = plan
-
-    def _take_training(self, line: Mapping[str, Any], dry: bool) -> None:
-        training, kind, division = str(line["training"]), str(line["kind"]), dict(line["division"])
-        fingerprint = line["fingerprint"]
-        # A run of this name would no longer count as a run.
-        if training in self.totals and training not in self.trainings:
-            raise ValueError(f"{training} is a run, and cannot be a training as well")
-        if not dry:
-            self.trainings[training], self.divisions[training] = kind, division
-            if fingerprint is not None:
-                self.fingerprints[str(fingerprint)] = training
-
-    def _take_saved(self, line: Mapping[str, Any], dry: bool) -> None:
-        training, token = str(line["training"]), str(line["token"])
-        if not dry:
-            self.saved.setdefault(training, []).append(token)
-
-    def _take_filters(self, line: Mapping[str, Any], dry: bool) -> None:
-        run, budget = str(line["run"]), (float(line["target_epsilon"]), float(line["delta"]))
-        if not dry:
-            self.filters[run] = budget
-
-    def _take_absorbed(self, line: Mapping[str, Any], dry: bool) -> None:
-        identity, key, path, lost = str(line["ledger"]), str(line["key"]), str(line["path"]), bool(line["lost"])
-        bytes.fromhex(key)
-        lines = frozenset(str(one) for one in line["lines"])
-        if not dry:
-            before = self.absorbed[identity].lines if identity in self.absorbed else frozenset()
-            self.absorbed[identity] = Absorbed(key, path, before | lines)
-            self.lost |= lost
-
-    def _take_moved(self, line: Mapping[str, Any], dry: bool) -> None:
-        moved = (str(line["ledger"]), Path(line["path"]))
-        if not dry:
-            self.moved = moved
+        return run
 
 
 def header_of(path: Path) -> dict[str, Any] | None:
@@ -277,11 +265,6 @@ def training_line(
     """The line that names a training."""
     known = {"kind": kind, "fingerprint": fingerprint, "division": division or {}}
     return {"event": "training", "training": training, **known}
-
-
-def filters_line(run: str, budget: tuple[float, float]) -> dict[str, Any]:
-    """The line that fixes target ε and δ of a run's filters."""
-    return {"event": "filters", "run": run, "target_epsilon": budget[0], "delta": budget[1]}
 
 
 def require_division(divisions: Mapping[str, Any], training: str, now: Mapping[str, Any], path: Path | None) -> None:

@@ -94,11 +94,6 @@ class Plan:
     charges: Mapping[Charge, int] = field(default_factory=dict)
     changed: bool = False
 
-    @property
-    def covered(self) -> Plan | None:
-        """The plan that a guarantee must cover besides what was released; None if nothing was planned."""
-        return self if self.calls is not None or self.charges else None
-
     def fixed(
         self,
         wanted: int | None,

@@ -241,7 +241,7 @@ class LedgerReplica(Ledger):
     @contextlib.contextmanager
     def _locked(self, *, follow: bool = True) -> Iterator[Write]:
         if not self._following:
-            yield lambda lines: None
+            yield lambda line: None
             return
         raise LedgerError(
             "this process follows the privacy ledger of its run, which process 0 alone writes: it can charge nothing, "

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run
+from privacy.checks import check_count
 from privacy.events import Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
@@ -116,7 +117,9 @@ class PrivacySession(SharedLedger):
         if not tensors:
             raise ValueError("release needs the private tensors that are to be released, got none")
         if self.processes.size == 1:
-            self.charge(mechanism, *tensors, **settings)
+            charge, calls = self._priced(mechanism, tensors, settings)
+            for _ in range(calls):
+                self.ledger.charge(charge, afford=self.account.grant)
             return mechanism.answer(self.shape, *tensors, **settings)
         gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
         released: torch.Tensor | None = None
@@ -136,17 +139,24 @@ class PrivacySession(SharedLedger):
             ValueError: The tensors are not what is charged for: nothing is charged.
             BudgetExceeded: The target does not allow all of it: nothing is charged.
         """
+        charge, calls = self._priced(mechanism, tensors, settings)
+        for _ in range(calls):
+            self.ledger.charge(charge, afford=self.account.grant)
+
+    def _priced(
+        self, mechanism: Mechanism, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
+    ) -> tuple[Charge, int]:
+        """What a call is charged, and how many times; all of it fits the target."""
         if tensors:
-            charge, calls = mechanism.cost_of_call(self.shape, *tensors, **settings)
+            cost, calls = mechanism.cost_of_call(self.shape, *tensors, **settings)
         else:
             mechanism.require(self.shape)
-            charge, calls = mechanism.cost(self.shape, **settings), 1
-        charge, account = self._charged(mechanism, charge), self.account
-        if calls > 1 and account.affordable(charge, limit=calls) < calls:
-            raise BudgetExceeded(account.refusal(charge))
-        for _ in range(calls):
-            account.ledger.charge(charge, afford=account.grant)
+            cost, calls = mechanism.cost(self.shape, **settings), 1
+        charge = self._charged(mechanism, cost)
+        if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
+            raise BudgetExceeded(self.account.refusal(charge))
         self._left = (self._left[0], self._left[1] - calls)
+        return charge, calls
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
         """Charges, once per run, a use of a teacher that no noise covers, before it is made.
@@ -255,10 +265,14 @@ class PrivacySession(SharedLedger):
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
 
-        block = self.budget.ledger_block
+        delta, block = self.budget.delta, self.budget.ledger_block
         with self.on_rank_zero() as first:
             if first:
-                self.budget.require_records(num_records, private_data)
+                if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
+                    raise ValueError(
+                        f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
+                        f"{private_data}, got {delta:g}: a mechanism that publishes one record outright would meet it"
+                    )
                 opened = (ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(ledger)).open(
                     private_data=private_data,
                     run=run or self.resumed or uuid.uuid4().hex,
@@ -368,7 +382,19 @@ class PrivacySession(SharedLedger):
             "plan": self.plan.to_dict(),
             "uncharged_queries": list(self.uncharged_queries),
             "partitions": list(self.partitions),
-            "charged": saved_run(self.account, replaced=self.ledger_was_replaced) if self.is_open else self._before,
+            "charged": self._charged_so_far() if self.is_open else self._before,
+        }
+
+    def _charged_so_far(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this run's charges."""
+        ledger, charges = self.ledger, self.account.counts(scope="run")
+        return {
+            "run": ledger.run,
+            "private_data": ledger.private_data,
+            "training": self.training,
+            "charges": [[charge.to_dict(), count] for charge, count in charges.items()],
+            "ledger_head": ledger.head and list(ledger.head),
+            "ledger_was_replaced": self.ledger_was_replaced,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:

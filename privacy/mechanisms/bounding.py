@@ -7,7 +7,6 @@ inequality), which is reached if the record reverses the batch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -85,24 +84,6 @@ class GradientBounding:
     words: str
     clips: bool = False
     whole_batch: bool = False
-
-    def norm_of_batch(self, batch_size: int) -> float:
-        """Largest Frobenius norm of a bounded batch, in units of C: √B for B samples of norm 1, or 1 for the whole."""
-        return 1.0 if self.whole_batch else math.sqrt(batch_size)
-
-    def norm_of_sum(self, batch_size: int) -> float:
-        """Largest L2 norm of the sum of a bounded batch's samples, in units of C.
-
-        B, if all samples point in one direction. √B for the whole batch: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached if
-        all samples are equal.
-        """
-        return math.sqrt(batch_size) if self.whole_batch else float(batch_size)
-
-    def moved(self, *, of_ensemble: bool) -> str:
-        """What one record moves by up to 2C, for a reader."""
-        if self.whole_batch:
-            return f"{'one' if of_ensemble else 'the'} teacher's whole batch of gradients (in Frobenius norm)"
-        return "one gradient on each image" if of_ensemble else "every gradient"
 
     def bound(self, groups: torch.Tensor, *, norm_bound: float, stability: float) -> torch.Tensor:
         """Finite rows, one per group that is bounded jointly, bounded to norm C = `norm_bound`, in float64."""

@@ -51,13 +51,20 @@ class GradientRelease:
     def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
         """μ of one call on B samples at σ: how far one record moves them, over the noise's standard deviation.
 
+        A bounded batch has a Frobenius norm of at most √B·C, or C for the whole. The sum of its samples has a norm of
+        at most B·C, if all point in one direction, or √B·C for the whole: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached if
+        all are equal.
+
         | noise | on | each sample bounded | the whole batch |
         |---|---|---|---|
         | σC/B | each sample | √B·2B/σ | 2B/σ |
         | σC | each sample | √B·2/σ | 2/σ |
         | σC | the sum | 2B/σ | √B·2/σ |
         """
-        norm = bounding.norm_of_sum(batch_size) if self.of_sum else bounding.norm_of_batch(batch_size)
+        of_samples, of_whole = (
+            (float(batch_size), math.sqrt(batch_size)) if self.of_sum else (math.sqrt(batch_size), 1.0)
+        )
+        norm = of_whole if bounding.whole_batch else of_samples
         return norm * 2.0 * (batch_size if self.divided else 1) / noise_multiplier
 
     def noise_std(self, batch_size: int, noise_multiplier: float) -> float:
@@ -272,11 +279,14 @@ class NoisyGradients(Mechanism):
 
     def describe(self, shape: Shape) -> Description:
         many = self.way.of_ensemble
+        moved = "one gradient on each image" if many else "every gradient"
+        if self.bounded_by.whole_batch:
+            moved = f"{'one' if many else 'the'} teacher's whole batch of gradients (in Frobenius norm)"
         return (of_shards if many else Description)(
             noise=FLOATS if self.noise_multiplier else "",
             mechanism=f"gradients of the distillation loss with respect to the student's outputs, {self.words(shape)}",
             source=(
-                f"Gaussian mechanism, one record moves {self.bounded_by.moved(of_ensemble=many)} by up to 2C; "
+                f"Gaussian mechanism, one record moves {moved} by up to 2C; "
                 "exact composition (Balle and Wang 2018; Dong et al. 2022)"
             ),
             published_source=THEOREMS[theorem(shape)],

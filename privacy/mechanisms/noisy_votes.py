@@ -6,21 +6,31 @@ Teachers are trained on disjoint shards, so one record changes one teacher: two 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from privacy.checks import check_positive, look_up
-from privacy.events import Gaussian, LaplaceVotes, Release
+from privacy.events import Gaussian, LaplaceVotes
 from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards
 from privacy.mechanisms.bounding import zero_non_finite_samples
-from privacy.mechanisms.noise import NoiseSource, laplace
+from privacy.mechanisms.noise import laplace
 from privacy.plan import Charge
 from privacy.published import Claim, NoisyVotesClaim, RdpSlope
 
 _GNMAX = "Papernot et al. 2018, Proposition 8"
+_SOURCES = {
+    "laplace": (
+        "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
+        "pessimistically"
+    ),
+    "gaussian": "Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
+}
+_PUBLISHED_SOURCES = {
+    "laplace": "DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
+    "gaussian": f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",
+}
 
 
 def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
@@ -36,76 +46,6 @@ def vote_counts(decisions: torch.Tensor, *, num_classes: int) -> torch.Tensor:
             f"decisions must lie in [0, {num_classes}), got {int(decisions.min())} to {int(decisions.max())}"
         )
     return torch.nn.functional.one_hot(decisions, num_classes).sum(dim=0)
-
-
-def laplace_latents(codes: torch.Tensor, *, epsilon: float, noise: NoiseSource) -> torch.Tensor:
-    """A VAE's codes (N, c), scaled into [-1, 1] per coordinate, plus Laplace noise of scale 2c/ε₁ (DGD Sec. III-E).
-
-    Two codes differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples beyond [-1, 1]
-    are divided by their largest entry; samples that are not finite become zeros.
-    """
-    rows = zero_non_finite_samples(codes.cpu())
-    rows = (rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)).clamp(-1.0, 1.0)
-    noisy = rows + laplace(noise, tuple(rows.shape)) * (2 * codes.shape[1] / epsilon)
-    return noisy.to(dtype=codes.dtype, device=codes.device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoisyVote:
-    """A kind of noise on vote counts; the label is the class with most noisy votes.
-
-    Attributes:
-        noisy: Maps counts (N, c), int64 on the CPU, a scale and a source of noise to noisy counts.
-        event: Maps a scale to the record-level cost of one label.
-        claim: Maps a scale and ε₁ of the latent codes' noise, which only DGD's formula has, to what the paper counts
-            for one label. Infinite noise gives its claim for using another model: zero.
-        source: Theorem behind the record-level figure.
-        published_source: Theorem behind the published figure.
-        words: The noise, for a reader; `{:g}` stands for its scale.
-    """
-
-    noisy: Callable[[torch.Tensor, float, NoiseSource], torch.Tensor]
-    event: Callable[[float], Release]
-    claim: Callable[[float, float], Claim]
-    source: str
-    published_source: str
-    words: str
-
-    def labels(self, counts: torch.Tensor, *, scale: float, noise: NoiseSource) -> torch.Tensor:
-        """argmax(counts + noise) for each query: labels (N,), int64, on the device of `counts`.
-
-        `counts`, **private**, is (N, c), int64: fractions would carry more than one vote each. `scale` is b, or σ. Ties
-        go to the lowest class, which reveals nothing more.
-        """
-        return self.noisy(counts.detach().cpu(), scale, noise).argmax(dim=1).to(counts.device)
-
-
-VOTE_MECHANISMS: dict[str, NoisyVote] = {
-    # DGD Eq. 3.
-    "laplace": NoisyVote(
-        noisy=lambda counts, scale, noise: counts.double() + scale * laplace(noise, tuple(counts.shape)),
-        event=LaplaceVotes,
-        # b = 2/ε₀
-        claim=lambda scale, epsilon1: NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1),
-        source=(
-            "Laplace mechanism on two counts that move by one each, whatever the votes; loss distributions rounded "
-            "pessimistically"
-        ),
-        published_source="DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
-        words="Lap({:g})",
-    ),
-    # GNMax, which DGD calls DGD+.
-    "gaussian": NoisyVote(
-        noisy=lambda counts, scale, noise: counts.double() + scale * noise.gaussian(tuple(counts.shape)),
-        # argmax is post-processing of counts with L2 sensitivity √2.
-        event=lambda scale: Gaussian(mu=math.sqrt(2.0) / scale),
-        claim=lambda scale, _: RdpSlope(source=_GNMAX, slope=1.0 / scale**2),
-        source="Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
-        published_source=f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",
-        words="N(0, {:g}^2)",
-    ),
-}
-"""All kinds of noise whose cost is known."""
 
 
 VoteMechanism = Literal["laplace", "gaussian"]
@@ -136,23 +76,25 @@ class NoisyVotes(Mechanism):
     latent_epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        look_up("kind", self.kind, VOTE_MECHANISMS)  # refuses one whose cost is unknown
+        look_up("kind", self.kind, _SOURCES)  # refuses one whose cost is unknown
         check_positive("scale", self.scale)
         if self.latent_epsilon is not None:
             check_positive("latent_epsilon", self.latent_epsilon)
 
-    @property
-    def votes(self) -> NoisyVote:
-        """Noise on the counts, with its cost."""
-        return VOTE_MECHANISMS[self.kind]
+    def claim(self, scale: float, epsilon1: float) -> Claim:
+        """What the paper counts for one label; ε₁ of the latent codes' noise enters only DGD's formula."""
+        if self.kind == "laplace":
+            return NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1)  # b = 2/ε₀
+        return RdpSlope(source=_GNMAX, slope=1.0 / scale**2)
 
     def claim_of_nonprivate_access(self, shape: Shape) -> Claim | None:
-        """DGD does not count its baseline classifier; see `Mechanism.claim_of_nonprivate_access`."""
-        return self.votes.claim(math.inf, 0.0)
+        """DGD counts nothing for its baseline classifier, as for infinite noise; see `Mechanism`."""
+        return self.claim(math.inf, 0.0)
 
     def cost(self, shape: Shape) -> Charge:
-        release, claim = self.votes.event(self.scale), self.votes.claim(self.scale, self.latent_epsilon or 0.0)
-        return Charge(release=release, claim=claim)
+        # argmax is post-processing of counts with L2 sensitivity √2.
+        release = LaplaceVotes(self.scale) if self.kind == "laplace" else Gaussian(mu=math.sqrt(2.0) / self.scale)
+        return Charge(release=release, claim=self.claim(self.scale, self.latent_epsilon or 0.0))
 
     def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         (counts,), classes = tensors, shape.num_classes
@@ -174,12 +116,19 @@ class NoisyVotes(Mechanism):
             settings: None.
 
         Returns:
-            Labels, shape (N,), int64, on the device of the counts.
+            Labels, shape (N,), int64, on the device of the counts: argmax(counts + noise). Ties go to the lowest class,
+            which reveals nothing more.
         """
-        return self.votes.labels(tensors[0], scale=self.scale, noise=self.source)
+        counts = tensors[0].detach().cpu().double()
+        shape_of_noise = tuple(counts.shape)
+        draws = laplace(self.source, shape_of_noise) if self.kind == "laplace" else self.source.gaussian(shape_of_noise)
+        return (counts + self.scale * draws).argmax(dim=1).to(tensors[0].device)
 
     def perturb_latents(self, codes: torch.Tensor) -> torch.Tensor:
         """Adds Laplace noise of scale 2c/ε₁ to normalised codes (DGD Sec. III-E), and rescales them for the decoder.
+
+        Two codes in [-1, 1] differ by at most 2 in each of c coordinates, so that one sample costs a pure ε₁. Samples
+        beyond it are divided by their largest entry; samples that are not finite become zeros.
 
         This bounds nothing about a private record: DGD counts ε₁ once, as if a private record were one sample. Samples
         are synthetic, and if they depend on private data (through a generator trained against the baseline), all of
@@ -195,16 +144,23 @@ class NoisyVotes(Mechanism):
         """
         if self.latent_epsilon is None:
             return codes.detach()
-        noisy = laplace_latents(codes, epsilon=self.latent_epsilon, noise=self.source)
-        return noisy / noisy.abs().amax(dim=1, keepdim=True).clamp_min(1.0)
+        rows = _within_one(zero_non_finite_samples(codes.cpu())).clamp(-1.0, 1.0)
+        noise = laplace(self.source, tuple(rows.shape)) * (2 * codes.shape[1] / self.latent_epsilon)
+        return _within_one((rows + noise).to(codes))
 
     def describe(self, shape: Shape) -> Description:
+        noise = f"Lap({self.scale:g})" if self.kind == "laplace" else f"N(0, {self.scale:g}^2)"
         return of_shards(
             noise=FLOATS,
             mechanism=(
                 f"one label for each queried image, the class of most votes among teachers on disjoint shards after "
-                f"{self.votes.words.format(self.scale)} was added to every count (mechanism={self.kind})"
+                f"{noise} was added to every count (mechanism={self.kind})"
             ),
-            source=self.votes.source,
-            published_source=self.votes.published_source,
+            source=_SOURCES[self.kind],
+            published_source=_PUBLISHED_SOURCES[self.kind],
         )
+
+
+def _within_one(rows: torch.Tensor) -> torch.Tensor:
+    """Samples (N, c), divided by their largest entry if it lies beyond [-1, 1]."""
+    return rows / rows.abs().amax(dim=1, keepdim=True).clamp_min(1.0)

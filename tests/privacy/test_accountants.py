@@ -74,15 +74,8 @@ def test_a_state_shares_nothing_and_a_bad_one_changes_nothing() -> None:
     copy.charge(Gaussian(0.1), 100)
     assert accountant.get_epsilon(DELTA) == before < copy.get_epsilon(DELTA)
     assert good["history"] == [(1.0, 0.1, 1)]
-    for bad in (
-        {},
-        None,
-        {"history": []},
-        {**good, "mechanism": "rdp"},
-        {**good, "history": [(1.0, 7.0, 1)]},
-        {**good, "releases": [({"kind": "magic"}, 1)]},
-        {**good, "releases": [(Gaussian(1.0).to_dict(), -1)]},
-    ):
+    wrong = {"mechanism": "rdp"}, {"history": [(1.0, 7.0, 1)]}, {"releases": [({"kind": "magic"}, 1)]}
+    for bad in (None, *({**good, **one} for one in wrong)):
         with pytest.raises(ValueError, match="must"):
             accountant.load_state_dict(bad)  # type: ignore[arg-type]
         assert accountant.state_dict() == good

@@ -25,10 +25,9 @@ from support.closed_forms import rdp_compose
 from support.seeded import Seeded
 
 from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose, published_dgd_epsilon
-from privacy.mechanisms import NoisyGradients, Shape
+from privacy.mechanisms import NoisyGradients, NoisyVotes, Shape
 from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.noisy_labels import randomized_response
-from privacy.mechanisms.noisy_votes import VOTE_MECHANISMS
 from privacy.session import PrivacySession
 
 DELTA = 1e-5
@@ -139,10 +138,8 @@ def votes_case(kind: Any, scale: float, release: Release, published: float | Non
         noise = Seeded()
 
         def sampler(counts: list[int]) -> Sampler:
-            votes = VOTE_MECHANISMS[kind]
-            return lambda count: votes.labels(
-                torch.tensor([counts]).expand(count * 3, 3), scale=scale * factor, noise=noise
-            ).reshape(count, 3)
+            votes, shape = NoisyVotes(kind=kind, scale=scale * factor, noise=noise), Shape(3, 3)
+            return lambda count: votes.answer(shape, torch.tensor([counts]).expand(count * 3, 3)).reshape(count, 3)
 
         # The log-likelihood ratio up to scale: the two classes change places, and the third is as likely.
         return (

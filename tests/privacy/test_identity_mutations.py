@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,17 +93,18 @@ def refuses_a_shorter_ledger(path: Path) -> bool:
     return False
 
 
-def _one_for_all(self: PrivacyAccount, training: str | None) -> Counter[Release] | None:
-    bounds = [releases for releases in self.ledger.releases_by_training().values() if releases]
-    return bounds[0] if bounds else None
+def _one_for_all(self: Ledger, training: str | None) -> Counter[Release]:
+    bounds = [RELEASES_OF(self, one) for one in self._state.trainings]
+    return next((releases for releases in bounds if releases), Counter())
 
 
 def _anonymous(values: Any) -> Charge:
     return replace(FROM_DICT(values), training=None)
 
 
+UNCHECKED = SimpleNamespace(sha256=lambda line: SimpleNamespace(hexdigest=lambda: "0" * 64))
 FROM_DICT = Charge.from_dict
-REGISTER = Ledger.register
+REGISTER, RELEASES_OF = Ledger.register, Ledger.releases_of
 
 
 def _anew(self: Ledger, training: Training) -> None:
@@ -111,10 +113,10 @@ def _anew(self: Ledger, training: Training) -> None:
 
 
 MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = {
-    "a bound for every training": (keeps_trainings_apart, [(PrivacyAccount, "_bound_of", _one_for_all)]),
+    "a bound for every training": (keeps_trainings_apart, [(Ledger, "releases_of", _one_for_all)]),
     "two trainings as one": (
         composes_two_trainings,
-        [(PrivacyAccount, "_by_training", staticmethod(lambda counts: {DP: Counter(c.release for c in counts)}))],
+        [(PrivacyAccount, "covering", lambda self, counts: (self.ledger.releases_of(DP), {DP}))],
     ),
     "charges that name no training": (
         reads_trainings_back,
@@ -122,7 +124,7 @@ MUTANTS: dict[str, tuple[Callable[[Path], bool], list[tuple[Any, str, Any]]]] = 
     ),
     "a plan that shrinks": (never_forgets_a_plan, [(Ledger, "register", _anew)]),
     "a total without trainings": (totals_everything, [(Ledger, "releases_by_training", lambda self: {})]),
-    "a chain that nobody checks": (refuses_an_edited_line, [(privacy.journal, "_hash", lambda line: "0" * 32)]),
+    "a chain that nobody checks": (refuses_an_edited_line, [(privacy.journal, "hashlib", UNCHECKED)]),
     "a head that nobody checks": (
         refuses_a_shorter_ledger,
         [(Ledger, "verify_head", lambda self, head, *, whose: True)],

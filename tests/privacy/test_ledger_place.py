@@ -100,15 +100,12 @@ WAYS: list[Callable[[Path, pytest.MonkeyPatch], LedgerPlace]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_same_pictures_are_one_budget(
-    way: Callable[..., LedgerPlace], turned: bool, broken: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
+    way: Callable[..., LedgerPlace], turned: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way to the pictures finds what was spent by the first, and the first what was spent by that way."""
-    if broken:  # ledgers are known by name, in the working folder
-        monkeypatch.setattr(ImageFolder, "home", None)
     first = place_of("pictures/train", home=data(pictures).home)
     if turned and way is not _by_copy:
         with monkeypatch.context() as patch:
@@ -118,13 +115,10 @@ def test_the_same_pictures_are_one_budget(
     else:
         used(first)
         found = used(way(pictures, monkeypatch))
-    if broken:
-        assert found.counts()[ANSWER] == 1
-    else:
-        assert found.counts()[ANSWER] == 2
-        monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
-        os.chdir(pictures.parent)
-        assert total(place_of("pictures/train", home=data(pictures).home)) == 2, "and so does the next run"
+    assert found.counts()[ANSWER] == 2
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS", raising=False)
+    os.chdir(pictures.parent)
+    assert total(place_of("pictures/train", home=data(pictures).home)) == 2, "and so does the next run"
 
 
 def test_three_runs_one_of_which_has_another_ledger(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,18 +134,6 @@ def test_three_runs_one_of_which_has_another_ledger(pictures: Path, monkeypatch:
             used(place(), name="faces")
         used(place(), name="faces", chosen="mine.jsonl" if count else None)
         assert total(place()) == 3
-
-
-@pytest.mark.parametrize("first", ["variable", "none"])
-def test_weights_from_elsewhere_lead_to_a_ledger_elsewhere(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = Path("weights.pt").resolve()
-    weights.touch()
-    for number in range(2):
-        with monkeypatch.context() as patch:
-            if (number == 0) is (first == "variable"):
-                patch.setenv("TRANSCRIPTION_LEDGERS", str(weights.parent / "of all"))
-            found = used(place_of("faces", beside=weights), name="faces")
-    assert found.counts()[ANSWER] == 2
 
 
 def test_public_benchmarks_have_ledgers_of_the_working_folder(tmp_path: Path) -> None:
@@ -307,17 +289,12 @@ def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch
     assert not place_of("Digits/train").open(private_data="Digits/train", run="run").notes, "a benchmark's may be lost"
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_pointer_to_a_ledger_that_is_gone_is_said(
-    broken: bool, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pointer_to_a_ledger_that_is_gone_is_said(pictures: Path) -> None:
     used(place_of("pictures/train", home=data(pictures).home))
     shutil.rmtree(user_folder())  # such as with another user or in another container
-    if broken:
-        monkeypatch.setattr(Ledger, "lost", False)
     ledger = place_of("p", home=data(pictures).home).open(private_data="p", run="run")
     assert ledger.counts() == {}
-    assert [text.partition(":")[0] for text in about_place(ledger)] == ([] if broken else ["ANOTHER LEDGER"])
+    assert [text.partition(":")[0] for text in about_place(ledger)] == ["ANOTHER LEDGER"]
 
 
 def test_homes_of_one_part_are_found_by_that_part_alone() -> None:

@@ -26,9 +26,9 @@ DELTAS = [1e-8, 1e-5, 1e-3]
 DP_SGD = [(0.6, 256 / 60_000, 2344), (1.1, 0.01, 1000), (4.0, 0.5, 100), (0.4, 0.001, 50)]
 
 
-def agree(ours: float, theirs: float, *, absolute: float = 1e-3) -> bool:
+def agree(ours: float, theirs: float) -> bool:
     """What every comparison of two ε rests on: to a thousandth."""
-    return bool(ours == pytest.approx(theirs, rel=1e-3, abs=absolute))
+    return bool(ours == pytest.approx(theirs, rel=1e-3, abs=1e-3))
 
 
 def from_oracle(distribution: object, count: int, delta: float) -> float:
@@ -39,38 +39,39 @@ def sampled_gaussian(sigma: float, rate: float) -> object:
     return oracle.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=1e-4)
 
 
-@pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize("sigma", [0.7, 3.0, 40.0])
-@pytest.mark.parametrize("count", [1, 100])
-def test_gaussian(sigma: float, count: int, delta: float) -> None:
-    theirs = from_oracle(oracle.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4), count, delta)
-    assert agree(compose({Gaussian(1 / sigma): count}, delta).epsilon, theirs, absolute=1e-4)
+def gaussian(sigma: float, **more: float) -> object:
+    return oracle.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4, **more)
 
 
-@pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize(("epsilon", "k", "count"), [(1.0, 10, 1), (1.0, 10, 100), (0.5, 2, 50), (0.1, 3, 100)])
-def test_randomized_response(epsilon: float, k: int, count: int, delta: float) -> None:
-    """The distribution itself is composed: PLDAccountant ignores ``count`` for this event."""
+def response(epsilon: float, k: int) -> object:
+    """The distribution itself: PLDAccountant ignores ``count`` for this event."""
     noise = k / (math.exp(epsilon) + k - 1)
     # A hair above epsilon, since the oracle rounds losses up to its grid.
-    one = oracle.from_randomized_response(noise, k, value_discretization_interval=epsilon * 1e-4 * (1 + 1e-12))
-    theirs = from_oracle(one, count, delta)
-    assert agree(compose({RandomizedResponse(epsilon, k): count}, delta).epsilon, theirs)
+    return oracle.from_randomized_response(noise, k, value_discretization_interval=epsilon * 1e-4 * (1 + 1e-12))
+
+
+def laplace(scale: float) -> object:
+    return oracle.from_laplace_mechanism(scale, value_discretization_interval=1e-4)
+
+
+#: Release, the oracle's distribution, how many of it one release is, and how often it happens.
+CASES: list[tuple[Release, object, int, int]] = [
+    *((Gaussian(1 / sigma), gaussian(sigma), 1, count) for sigma in (0.7, 3.0, 40.0) for count in (1, 100)),
+    *(
+        (RandomizedResponse(epsilon, k), response(epsilon, k), 1, count)
+        for epsilon, k, count in [(1.0, 10, 1), (1.0, 10, 100), (0.5, 2, 50), (0.1, 3, 100)]
+    ),
+    *((LaplaceVotes(40.0), laplace(40.0), 2, count) for count in (27, 400, 1000)),
+    *((SampledGaussian(sigma, rate), sampled_gaussian(sigma, rate), 1, count) for sigma, rate, count in DP_SGD),
+    # L2 = sqrt(2) under ADD_OR_REMOVE_ONE; REPLACE_ONE would double it for distributions only.
+    (Gaussian(math.sqrt(2) / 40.0), gaussian(40.0, sensitivity=math.sqrt(2)), 1, 100),
+]
 
 
 @pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize("count", [27, 400, 1000])
-def test_laplace_votes(count: int, delta: float) -> None:
-    one = oracle.from_laplace_mechanism(40.0, value_discretization_interval=1e-4)
-    theirs = from_oracle(one, 2 * count, delta)
-    assert agree(compose({LaplaceVotes(40.0): count}, delta).epsilon, theirs, absolute=0.0)
-
-
-@pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize(("sigma", "rate", "count"), DP_SGD)
-def test_dp_sgd(sigma: float, rate: float, count: int, delta: float) -> None:
-    theirs = from_oracle(sampled_gaussian(sigma, rate), count, delta)
-    assert agree(compose({SampledGaussian(sigma, rate): count}, delta).epsilon, theirs)
+@pytest.mark.parametrize(("release", "theirs", "times", "count"), CASES, ids=lambda value: repr(value)[:40])
+def test_it_agrees(release: Release, theirs: object, times: int, count: int, delta: float) -> None:
+    assert agree(compose({release: count}, delta).epsilon, from_oracle(theirs, times * count, delta))
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), DP_SGD[:3])
@@ -90,13 +91,14 @@ def test_a_broken_figure_of_dp_sgd_is_refused(sigma: float, rate: float, count: 
 @pytest.mark.parametrize("factor", [0.5, 2 / 3, 3 / 2, 0.99, 1.01])
 def test_wrong_noise_is_refused(factor: float) -> None:
     """The negative control of the comparisons without sampling."""
-    gaussian = from_oracle(oracle.from_gaussian_mechanism(3.0, value_discretization_interval=1e-4), 100, 1e-5)
-    assert agree(compose({Gaussian(1 / 3.0): 100}, 1e-5).epsilon, gaussian, absolute=1e-4)
-    assert not agree(compose({Gaussian(1 / (3.0 * factor)): 100}, 1e-5).epsilon, gaussian, absolute=1e-4)
-    laplace = from_oracle(oracle.from_laplace_mechanism(40.0, value_discretization_interval=1e-4), 800, 1e-5)
-    assert not agree(compose({LaplaceVotes(40.0 * factor): 400}, 1e-5).epsilon, laplace, absolute=0.0)
-    answers = oracle.from_randomized_response(10 / (math.e + 9), 10, value_discretization_interval=1e-4)
-    assert not agree(compose({RandomizedResponse(1 / factor, 10): 100}, 1e-5).epsilon, from_oracle(answers, 100, 1e-5))
+    for wrong, theirs in (
+        (Gaussian(1 / (3.0 * factor)), from_oracle(gaussian(3.0), 100, 1e-5)),
+        (LaplaceVotes(40.0 * factor), from_oracle(laplace(40.0), 200, 1e-5)),
+        (RandomizedResponse(1 / factor, 10), from_oracle(response(1.0, 10), 100, 1e-5)),
+    ):
+        assert not agree(compose({wrong: 100}, 1e-5).epsilon, theirs)
+    votes = from_oracle(gaussian(40.0, sensitivity=math.sqrt(2)), 100, 1e-5)
+    assert not agree(compose({Gaussian(1 / 40.0): 100}, 1e-5).epsilon, votes), "noise as for L2 = 1"
 
 
 def test_mixtures() -> None:
@@ -108,15 +110,6 @@ def test_mixtures() -> None:
     counts: dict[Release, int] = {Gaussian(1.0): 1, LaplaceVotes(10.0): 10, RandomizedResponse(0.3, 10): 30}
     for delta in DELTAS:
         assert compose(counts, delta).epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
-
-
-def test_votes_with_the_true_sensitivity() -> None:
-    """L2 = sqrt(2) under ADD_OR_REMOVE_ONE; REPLACE_ONE would double it for distributions only."""
-    one = oracle.from_gaussian_mechanism(40.0, sensitivity=math.sqrt(2), value_discretization_interval=1e-4)
-    theirs = from_oracle(one, 100, 1e-5)
-    assert agree(compose({Gaussian(math.sqrt(2) / 40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
-    # Negative control: noise as for L2 = 1.
-    assert not agree(compose({Gaussian(1 / 40.0): 100}, 1e-5).epsilon, theirs, absolute=0.0)
 
 
 def epsilon_of_export(content: Mapping[str, Any]) -> float:

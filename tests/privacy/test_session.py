@@ -36,33 +36,24 @@ def plan(*fits: tuple[int, int | None]) -> Plan:
     return session.plan
 
 
-def covered(made: Plan) -> int | None:
-    """Calls that are covered whatever is made of them."""
-    return None if made.covered is None else sum((made.covered.charges or {}).values())
-
-
-def test_the_first_plan_is_covered() -> None:
-    assert covered(plan((0, 100))) == 100
-    assert covered(plan((0, None))) is None
-
-
-def test_a_run_that_is_resumed_for_less_covers_its_first_plan() -> None:
-    made = plan((0, 100), (40, 60))
-    assert covered(made) == 100 and not made.changed
-
-
-def test_a_run_that_is_resumed_for_more_has_a_plan_that_was_changed() -> None:
-    for longer, calls in (
-        (plan((0, 100), (40, 101)), 101),
-        (plan((0, 100), (40, None)), 100),
-        (plan((0, None), (40, 100)), 100),
-    ):
-        assert longer.changed and covered(longer) == calls
-
-
-def test_a_plan_may_change_before_the_first_call() -> None:
-    made = plan((0, 100), (0, 60))
-    assert covered(made) == 60 and not made.changed
+@pytest.mark.parametrize(
+    ("fits", "calls", "changed"),
+    [
+        ([(0, 100)], 100, False),
+        ([(0, None)], None, False),
+        ([(0, 100), (0, 60)], 60, False),  # before the first call it may change
+        ([(0, 100), (40, 60)], 100, False),  # resumed for less
+        ([(0, 100), (40, 101)], 101, True),
+        ([(0, 100), (40, None)], 100, True),
+        ([(0, None), (40, 100)], 100, True),
+    ],
+)
+def test_what_a_plan_covers_after_several_fits(
+    fits: list[tuple[int, int | None]], calls: int | None, changed: bool
+) -> None:
+    made = plan(*fits)
+    assert (sum(made.charges.values()) if made.calls is not None or made.charges else None) == calls
+    assert made.changed is changed
 
 
 @pytest.mark.parametrize("change", [{"run": "two"}, {"private_data": "faces/train"}])

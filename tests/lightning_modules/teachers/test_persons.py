@@ -16,7 +16,6 @@ from support.runs import configuration, fit, guarantee, result, working_in
 from lightning_modules import DPSGDTeacher
 from lightning_modules.cli import main
 from privacy import BudgetExceeded, SampledGaussian, compose
-from privacy.account import PrivacyAccount
 from privacy.exported import AlteredError
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
@@ -112,7 +111,6 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     said = of_person.guarantee()  # resumed by now it has none, and its own figure for persons is none for a record
     assert said.level == "record" and said.epsilon == said.epsilon_of_run == math.inf
     with pytest.MonkeyPatch.context() as patch:  # the mutant adds them as one
-        patch.setattr(PrivacyAccount, "require_one_unit", lambda *_: None)
         patch.setattr("privacy.accounting.composition.common_neighbours", lambda _: None)
         patch.setattr("privacy.account.common_neighbours", lambda _: (Unit.PERSON, "any"))
         assert float(fit(student("both", "record")).model.guarantee().epsilon) < 100

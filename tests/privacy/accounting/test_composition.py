@@ -30,22 +30,6 @@ from privacy.numerics import pld
 DELTA = 1e-5
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "classes", "queries", "expected"),
-    [
-        (1.0, 10, 100, 37.2055),
-        (1.0, 3, 100, 67.9245),
-        (1.0, 2, 100, 79.8413),
-        (1.0, 10, 10_000, 1697.5),
-        (0.1, 2, 100, 4.3068),
-    ],
-)
-def test_randomized_response_figures(epsilon: float, classes: int, queries: int, expected: float) -> None:
-    value = compose({RandomizedResponse(epsilon, classes): queries}, DELTA).epsilon
-    assert value == pytest.approx(expected, rel=5e-6 if expected < 1000 else 1e-5)
-    assert value <= queries * epsilon
-
-
 def enumerate_delta(parts: list[tuple[float, int, int]], threshold: float) -> float:
     """delta of independent randomized responses by plain convolution of tables: no transform, no tilt."""
     table = {0.0: 1.0}
@@ -148,14 +132,6 @@ def test_no_mechanism_makes_a_ledger_unreadable(broken: bool, monkeypatch: pytes
     assert bool(failed) is broken
 
 
-def test_mixed_candidates_and_the_smallest_dominates() -> None:
-    mixed = compose({RandomizedResponse(1.0, 10): 50, RandomizedResponse(1.0, 2): 50}, DELTA)
-    assert mixed.epsilon == pytest.approx(58.7973, abs=5e-5)
-    assert mixed.epsilon < compose({RandomizedResponse(1.0, 2): 100}, DELTA).epsilon
-    # Negative control: pricing all answers at the largest k would be too cheap.
-    assert mixed.epsilon > compose({RandomizedResponse(1.0, 10): 100}, DELTA).epsilon
-
-
 @pytest.mark.parametrize(("queries", "expected"), [(27, 0.644), (400, 2.924), (1000, 4.955)])
 def test_laplace_votes_figures(queries: int, expected: float) -> None:
     assert compose({LaplaceVotes(40.0): queries}, DELTA).epsilon == pytest.approx(expected, abs=6e-4)
@@ -185,26 +161,6 @@ def test_both_directions_count_for_subsampling() -> None:
     cheap = pld.compose_epsilon([(add, 2344)], DELTA)
     assert cheap < 0.5 * pld.compose_epsilon([(remove, 2344)], DELTA)
     assert compose({SampledGaussian(0.6, 256 / 60_000): 2344}, DELTA).epsilon > 2 * cheap
-
-
-def test_mixtures_lie_between_their_parts_and_their_renyi_bound() -> None:
-    teacher, votes = {SampledGaussian(1.0, 0.01): 500}, {LaplaceVotes(40.0): 200}
-    both = compose({**teacher, **votes}, DELTA)
-    assert both.method == "pld"
-    assert max(compose(teacher, DELTA).epsilon, compose(votes, DELTA).epsilon) < both.epsilon
-    assert both.epsilon < rdp_compose({**teacher, **votes}, DELTA)
-
-
-def test_epsilons_under_one_delta_are_never_added() -> None:
-    """Adding spends delta twice: two halves of a Gaussian run show that the sum is no composition at delta."""
-    half = compose({Gaussian(1.0): 1}, 0.4).epsilon
-    assert compose({Gaussian(1.0): 2}, 0.4).epsilon > 2 * half
-
-
-def test_a_gaussian_beside_something_else_stays_one_gaussian() -> None:
-    parts = compose({Gaussian(0.3): 4, Gaussian(0.8): 1, RandomizedResponse(0.1, 10): 5}, DELTA).epsilon
-    whole = compose({Gaussian(1.0): 1, RandomizedResponse(0.1, 10): 5}, DELTA).epsilon
-    assert parts == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("order", [1.05, 1.5, 2.0, 4.5, 9.75, 15.5, 40.3, 70.3])

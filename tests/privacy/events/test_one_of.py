@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from support.closed_forms import rdp_compose
 
-from privacy import Gaussian, OneOf, RandomizedResponse, SampledGaussian, compose
+from privacy import Gaussian, OneOf, SampledGaussian, compose
 from privacy.events import Release
 from privacy.neighbours import Relation, Unit
 
@@ -54,14 +53,3 @@ def test_numbers_of_any_size_are_composed_at_once() -> None:
 def test_order_of_the_trainings_is_nothing_and_it_is_about_what_they_are_about() -> None:
     assert OneOf.of([MANY, FEW]) == OneOf.of([FEW, MANY]) == OneOf.of([FEW, MANY, FEW])
     assert (EITHER.unit, EITHER.relation) == (Unit.RECORD, Relation.ADD_OR_REMOVE)
-
-
-@pytest.mark.parametrize("alternatives", [(), ((),), (((EITHER, 1),),), (((Gaussian(1.0), 0),),)])
-def test_what_is_no_choice_of_releases_is_refused(alternatives: tuple[object, ...]) -> None:
-    with pytest.raises(ValueError, match=r"alternatives must|count must"):
-        OneOf(alternatives)  # type: ignore[arg-type]
-
-
-def test_pure_bounds_are_the_largest() -> None:
-    choice = OneOf.of([{RandomizedResponse(1.0, 3): 4}, {RandomizedResponse(0.5, 3): 2}])
-    assert choice.pure_epsilon == 4.0

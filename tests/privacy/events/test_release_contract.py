@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,12 +85,6 @@ def test_monotone_in_count_and_delta(release: Release) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=repr)
-def test_order_free(release: Release) -> None:
-    other = Gaussian(0.05, unit=release.unit, relation=release.relation)
-    assert compose({release: 7, other: 3}, DELTA) == compose({other: 3, release: 7}, DELTA)
-
-
-@pytest.mark.parametrize("release", RELEASES, ids=repr)
 def test_exact_lies_below_renyi_and_below_pure(release: Release) -> None:
     for count in (1, 50):
         for delta in (1e-10, 1e-5):
@@ -132,30 +127,17 @@ def test_answers_drawn_at_once_cost_what_they_cost_one_by_one() -> None:
     assert compose({answer: 2}, DELTA).epsilon < 3 < compose({batch: 2}, DELTA).epsilon
 
 
-@pytest.mark.parametrize(("release", "count"), [(Repeated(Gaussian(1.0), 2), 2), (Gaussian(1.0), 0), ("x", 2)])
-def test_a_batch_without_meaning_is_refused(release: Release, count: int) -> None:
-    with pytest.raises(ValueError, match=r"release must|count must"):
-        Repeated(release, count)
+INFINITE = [
+    *UNBOUNDED, Gaussian(math.inf), LaplaceVotes(0.0), SampledGaussian(0.0, 0.01), RandomizedResponse(math.inf, 10),
+    RevealedGaussian(math.inf, 0.1),
+]  # fmt: skip
+FREE = [
+    Gaussian(0.0), LaplaceVotes(math.inf), RandomizedResponse(0.0, 5), SampledGaussian(1.0, 0.0),
+    SampledGaussian(math.inf, 0.5), RevealedGaussian(1.0, 0.0),
+]  # fmt: skip
 
 
-def test_round_trip_refuses_what_it_does_not_know() -> None:
-    for data in ({"kind": "magic"}, {}, {"kind": "gaussian"}, {**Gaussian(1.0).to_dict(), "sigma": 1.0}):
-        with pytest.raises(ValueError, match="must be"):
-            release_from_dict(data)
-
-
-@pytest.mark.parametrize(
-    "unbounded",
-    [
-        *UNBOUNDED,
-        Gaussian(math.inf),
-        LaplaceVotes(0.0),
-        SampledGaussian(0.0, 0.01),
-        RandomizedResponse(math.inf, 10),
-        RevealedGaussian(math.inf, 0.1),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("unbounded", INFINITE, ids=repr)
 def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
     assert epsilon({unbounded: 0, Gaussian(0.1): 1}) == epsilon({Gaussian(0.1): 1})
     assert compose({unbounded: 1}, DELTA).epsilon == math.inf
@@ -163,40 +145,11 @@ def test_unbounded_is_infinite_once_it_happens(unbounded: Release) -> None:
     assert rdp_compose({unbounded: 1}, DELTA) == math.inf
 
 
-@pytest.mark.parametrize(
-    "free",
-    [
-        Gaussian(0.0),
-        LaplaceVotes(math.inf),
-        RandomizedResponse(0.0, 5),
-        SampledGaussian(1.0, 0.0),
-        SampledGaussian(math.inf, 0.5),
-        RevealedGaussian(1.0, 0.0),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("free", FREE, ids=repr)
 def test_what_reveals_nothing_is_free(free: Release) -> None:
+    paid: dict[Release, int] = {LaplaceVotes(40.0): 10}
     assert epsilon({free: 10**6}) == 0.0
-    paid = {LaplaceVotes(40.0): 10}
     assert epsilon({**paid, free: 10**6}) == pytest.approx(epsilon(paid), rel=1e-9)
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1e-2, 3.0, 1e4])
-@pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.2])
-@pytest.mark.parametrize("count", [1, 100_000])
-def test_extremes_without_overflow(scale: float, delta: float, count: int) -> None:
-    kinds: list[Release] = [
-        Gaussian(scale),
-        RandomizedResponse(scale, 2),
-        RandomizedResponse(scale, 1000),
-        LaplaceVotes(2.0 / scale),
-        RevealedGaussian(scale, 0.5),
-    ]
-    with np.errstate(over="raise", invalid="raise"):
-        for release in kinds:
-            value = epsilon({release: count}, delta)
-            assert 0.0 <= value <= count * release.pure_epsilon * (1 + 1e-9)
-            assert math.isfinite(value)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 50.0, 1e4])
@@ -211,24 +164,12 @@ def test_sampled_gaussian_extremes(noise: float, rate: float, delta: float) -> N
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda: Gaussian(-1.0),
-        lambda: Gaussian(math.nan),
-        lambda: RandomizedResponse(1.0, 1),
-        lambda: RandomizedResponse(-1.0, 3),
-        lambda: RandomizedResponse(1.0, 2.5),  # type: ignore[arg-type]
-        lambda: LaplaceVotes(-1.0),
-        lambda: SampledGaussian(1.0, 1.1),
-        lambda: SampledGaussian(-1.0, 0.1),
-        lambda: RevealedGaussian(1.0, -0.1),
-        lambda: Unbounded(" "),
-        lambda: LabelOnly(Gaussian(1.0)),
-        lambda: compose({Gaussian(1.0): -1}, DELTA),
-        lambda: compose({Gaussian(1.0): 1.5}, DELTA),  # type: ignore[dict-item]
-        lambda: compose({"gaussian": 1}, DELTA),  # type: ignore[dict-item]
-        lambda: compose({Gaussian(1.0): 1}, 0.0),
+        lambda: Gaussian(-1.0), lambda: RandomizedResponse(1.0, 1), lambda: SampledGaussian(1.0, 1.1),
+        lambda: Unbounded(" "), lambda: LabelOnly(Gaussian(1.0)), lambda: compose({Gaussian(1.0): 1.5}, DELTA),
+        lambda: compose({"gaussian": 1}, DELTA), lambda: compose({Gaussian(1.0): 1}, 0.0),
         lambda: Gaussian(1.0).rdp([1.0]),
     ],
-)
-def test_meaningless_arguments_raise(bad: object) -> None:
+)  # fmt: skip
+def test_meaningless_arguments_raise(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"must .*got"):
-        bad()  # type: ignore[operator]
+        bad()

@@ -1,25 +1,20 @@
-"""Sums over teachers on disjoint shards: what one teacher, all that a record changes, can move; noise and price.
+"""Sums over teachers on disjoint shards: noise, price and broken teachers of the directions of logits.
 
-Of the directions of logits (`NoisyMeanResponse`); of bounded gradients (`NoisyGradients`, DPDFD Algorithm 2)
-only what their own tests leave out.
+What one teacher can move is in `test_gradient_bounding.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
 from scipy import stats
-from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.plans import plan_of
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.sessions import session_of
 
-import privacy.mechanisms.responses
 from privacy import Gaussian
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
 from privacy.session import PrivacySession
@@ -77,99 +72,6 @@ def test_each_row_and_each_call_has_noise_of_its_own() -> None:
     assert correlated(shared[:, 0], shared[:, 1])
 
 
-def silent(rows: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> torch.Tensor:
-    """What is released, noise left out."""
-    released = asked(session(kind, batch_size=rows.shape[1], num_classes=rows.shape[2], noise=Seeded(factor=0.0)), rows)
-    assert torch.isfinite(released).all()
-    return released
-
-
-def moved(first: torch.Tensor, second: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> float:
-    """How far an image's row of the sum moves at most between two ensembles."""
-    return max(len(first) * math.hypot(*row) for row in (silent(first, kind) - silent(second, kind)).tolist())
-
-
-def bounded(first: torch.Tensor, second: torch.Tensor, kind: type[Mechanism] = DIRECTIONS) -> bool:
-    return moved(first, second, kind) <= 2 * (1 + 1e-12)
-
-
-#: Logits of one teacher whose sum is beyond all numbers, (1, 1, 3).
-HUGE = torch.full((1, 1, 3), 1.7e308, dtype=torch.float64)
-
-
-@given(neighbours())
-@example(worst_neighbours(changed=1))
-@example((HUGE.repeat(2, 1, 1), torch.cat([HUGE * torch.tensor([-1.0, 0.0, 1.0]), HUGE])))
-def test_one_teacher_moves_each_row_by_two_at_most(pair: Neighbours) -> None:
-    assert bounded(*pair)
-
-
-def test_the_bound_is_reached_and_two_teachers_break_it() -> None:
-    """Overlapping shards would: one record would be in two of them."""
-    assert moved(*worst_neighbours(changed=1)) == pytest.approx(2, rel=1e-6)
-    assert moved(*worst_neighbours(changed=2)) == pytest.approx(4, rel=1e-6)
-    assert not bounded(*worst_neighbours(changed=2))
-
-
-def holds() -> bool:
-    """Whether the bound holds where one teacher turns round, and where it breaks on an image."""
-    first, second = worst_neighbours(changed=1)
-    broken = first.clone()
-    broken[0, 0, 1] = math.inf
-    try:
-        return bounded(first, second) and bounded(first, broken)
-    except AssertionError:  # what is released is not finite
-        return False
-
-
-def _plain(rows: torch.Tensor, **_: float) -> torch.Tensor:
-    return torch.nan_to_num(rows)
-
-
-def _unguarded(rows: torch.Tensor, **_: float) -> torch.Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).add(1e-9)
-
-
-MUTANTS: dict[str, dict[str, Callable[..., torch.Tensor]]] = {
-    "not normalised": {"normalize_per_sample": _plain},
-    # Norms alone, without the guard that turns what is not a number into zeros.
-    "not finite": {"zero_non_finite_samples": torch.Tensor.double, "normalize_per_sample": _unguarded},
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_what_is_not_bounded_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holds()
-    for function, mutant in MUTANTS[name].items():
-        monkeypatch.setattr(privacy.mechanisms.responses, function, mutant)
-    assert not holds()
-
-
-class MeanFirst(NoisyMeanResponse):
-    """The mutant that bounds the teachers' mean in place of each teacher's row."""
-
-    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
-        (logits,) = tensors
-        return super().answer(shape, logits.mean(dim=0, keepdim=True).expand_as(logits))
-
-
-def test_rows_are_bounded_before_they_are_added_up() -> None:
-    """Of the mean, one loud teacher decides alone where it points."""
-    first, second = worst_neighbours(changed=1)
-    first[0], second[0] = 1e3 * first[0], 1e3 * second[0]
-    assert bounded(first, second)
-    assert not bounded(first, second, kind=MeanFirst)
-
-
-def test_only_directions_of_logits_count() -> None:
-    """Neither what is added to all logits of a row, which no softmax sees, nor how large they are."""
-    plain = silent(answers())
-    assert torch.allclose(plain, directions(answers()).mean(dim=0))
-    for same in (answers() + 100 * answers(seed=1)[:, :, :1], 1e5 * answers()):
-        assert torch.allclose(silent(same), plain)
-    assert not torch.allclose(silent(-answers()), plain)
-
-
 @KINDS
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_broken_teacher_is_left_out_of_the_sum_and_counted_in_the_mean(kind: type[Mechanism], broken: float) -> None:
@@ -214,9 +116,3 @@ def test_the_guarantee_is_about_a_record_of_one_teacher(kind: type[Mechanism] | 
     assert guarantee.epsilon == made.account.epsilon() < math.inf
     assert (guarantee.unit == "one training record of one teacher") is (kind is not None)
     assert any("share nothing" in text for text in guarantee.assumptions) is (kind is not None)
-
-
-@pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, 1e-31, 1e31, math.inf, math.nan])
-def test_noise_without_a_meaning_is_refused(noise_multiplier: float) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        NoisyMeanResponse(noise_multiplier=noise_multiplier)

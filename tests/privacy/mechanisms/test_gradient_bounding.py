@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,8 +15,9 @@ from support.seeded import Seeded
 from support.threads import in_threads
 
 import privacy.mechanisms.noisy_gradients
+import privacy.mechanisms.responses
 from privacy import Gaussian
-from privacy.mechanisms import NoisyGradients, Shape
+from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, normalize_per_sample
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
 from privacy.plan import Charge
@@ -24,7 +26,10 @@ from privacy.session import PrivacySession
 
 C, SIGMA = 1e-3, 20.0
 RELEASES = tuple(GRADIENT_RELEASES)
-ONE_VECTOR = ("batch_mean", "batch_mean_rows")
+ONE_VECTOR, OF_TEACHERS = ("batch_mean", "batch_mean_rows"), ("ensemble", "directions")
+BOUNDED = [*itertools.product(RELEASES, GRADIENT_BOUNDINGS), ("directions", "")]
+#: Logits of one teacher whose sum is beyond all numbers, (1, 1, 3).
+HUGE = torch.full((1, 1, 3), 1.7e308, dtype=torch.float64)
 
 
 class Scattered(NoisyGradients):
@@ -65,7 +70,9 @@ class MeanFirst(NoisyGradients):
         return super().bounded(gradients.mean(dim=0), **settings).expand_as(gradients)
 
 
-def mechanism(release: str, *, kind: type[NoisyGradients] = NoisyGradients, **more: Any) -> NoisyGradients:
+def mechanism(release: str, *, kind: type[NoisyGradients] = NoisyGradients, **more: Any) -> Mechanism:
+    if release == "directions":  # of the logits of an ensemble, which have no bound of their own
+        return NoisyMeanResponse(noise_multiplier=SIGMA, noise=Seeded(factor=0.0))
     settings: dict[str, Any] = {
         "release": release,
         "bounding": "normalize_batch",
@@ -95,7 +102,7 @@ def moved(release: str, pair: Neighbours, **more: Any) -> float:
     Of the releases of one vector that vector counts once, and the noise of a mean of samples is that of the mean.
     """
     teachers, batch_size, _ = pair[0].shape
-    only = changed_teacher(pair) if release != "ensemble" else slice(None)
+    only = changed_teacher(pair) if release not in OF_TEACHERS else slice(None)
     one, other = (asked(release, rows[only], **more) for rows in pair)
     difference = one - other
     scale = SIGMA * more.get("norm_bound", C)
@@ -105,6 +112,7 @@ def moved(release: str, pair: Neighbours, **more: Any) -> float:
         "batch_mean": scale / batch_size,
         "batch_mean_rows": scale / math.sqrt(batch_size),
         "ensemble": scale / teachers,
+        "directions": SIGMA / teachers,
     }[release]
     # hypot neither overflows nor rounds more than once.
     entries = difference[:1] if release in ONE_VECTOR else difference
@@ -125,8 +133,7 @@ def tight(release: str, pair: Neighbours, **more: Any) -> bool:
     return moved(release, pair, **more) == pytest.approx(charged(release, pair, **more), rel=1e-6)
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("bounding", GRADIENT_BOUNDINGS)
+@pytest.mark.parametrize(("release", "bounding"), BOUNDED)
 @settings(max_examples=30)
 @given(
     neighbours(),
@@ -135,6 +142,7 @@ def tight(release: str, pair: Neighbours, **more: Any) -> bool:
     st.sampled_from([None, 1]),
 )
 @example(worst_neighbours(changed=1), C, 0.0, None)
+@example((HUGE.repeat(2, 1, 1), torch.cat([HUGE * torch.tensor([-1.0, 0.0, 1.0]), HUGE])), C, 0.0, None)
 def test_one_record_moves_no_more_than_is_charged(
     release: str, bounding: str, pair: Neighbours, norm_bound: float, stability: float, top_k: int | None
 ) -> None:
@@ -168,6 +176,13 @@ def test_what_is_not_bounded_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert not holds(worst_neighbours(changed=2))  # shards that overlap
     monkeypatch.setattr(privacy.mechanisms.noisy_gradients, "zero_non_finite_samples", torch.Tensor.double)
     assert not holds((first, broken))
+
+
+def test_directions_that_are_not_bounded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert covered("directions", worst_neighbours(changed=1)) and tight("directions", worst_neighbours(changed=1))
+    assert not covered("directions", worst_neighbours(changed=2))
+    monkeypatch.setattr(privacy.mechanisms.responses, "normalize_per_sample", lambda rows, **_: rows)
+    assert not covered("directions", worst_neighbours(changed=1))
 
 
 def test_the_batch_has_the_printed_norm() -> None:

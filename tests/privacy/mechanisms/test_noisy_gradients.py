@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
 from support.sessions import session_of
 
 from privacy.account import BudgetExceeded
-from privacy.events import Gaussian, Unbounded
-from privacy.journal import LedgerError
+from privacy.events import Gaussian
 from privacy.mechanisms import Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
@@ -115,16 +111,6 @@ def test_the_mask_keeps_the_largest_entries_and_the_noise_is_on_all(release: str
     assert made.cost == session(release=release).cost
 
 
-def test_the_claim_is_the_paper_s_that_calls() -> None:
-    sources = {}
-    for paper in ("DPDFD", "DPSD"):
-        made = session(ready=False, paper=paper)
-        assert made.cost.claim is not None
-        sources[paper] = made.cost.claim.source
-        assert made.mechanism.describe(made.shape).published_source.startswith(f"{paper} (")
-    assert sources == {"DPDFD": "DPDFD Theorem 3", "DPSD": "DPSD Theorem 1"}
-
-
 def test_reproducible_noise_voids_what_the_ledger_says(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     void = session(ready=False, noise=ReproducibleNoise(seed=1), ledger=str(path))
@@ -140,70 +126,20 @@ def test_reproducible_noise_voids_what_the_ledger_says(tmp_path: Path) -> None:
     assert later.account.epsilon(scope="run") == 0
 
 
-def test_a_source_changed_on_the_way_changes_the_charge() -> None:
-    made = session()
-    assert isinstance(made.cost.release, Gaussian)
-    made.mechanism = replace(made.mechanism, noise=ReproducibleNoise(seed=1))
-    assert isinstance(made.cost.release, Unbounded)
-
-
-class Watching(SystemNoise):
-    """Looks into the ledger's file whenever it is asked for words."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.reserved: list[int] = []
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        entries = [json.loads(line) for line in self.path.read_text().splitlines()]
-        self.reserved.append(sum(entry.get("count", 0) for entry in entries))
-        return super().words(count)
-
-
-def test_nothing_is_released_where_the_charge_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    noise = Watching(path)
-    made = session(ready=False, ledger=str(path), noise=noise, ledger_block=1)
-    made.open(private_data="digits/train")
-    asked(made, gradients())
-    path.unlink()
-    with pytest.raises(LedgerError):
-        asked(made, gradients())
-    assert len(noise.reserved) == 1
-
-
-def one_entry(value: float) -> torch.Tensor:
-    rows = gradients()
-    rows[3, 2] = value
-    return rows
-
-
-BROKEN = {
-    "zeros": torch.zeros(B, CLASSES),
-    "nan": torch.full((B, CLASSES), math.nan),
-    "infinite": torch.full((B, CLASSES), -math.inf),
-    "one nan": one_entry(math.nan),
-    "one infinite": one_entry(math.inf),
-}
-
-
-@pytest.mark.parametrize("rows", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("value", [0.0, math.nan, -math.inf])
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("bounding", ["normalize", "clip"])
-def test_broken_teachers_are_charged_and_released_like_any_other(
-    rows: torch.Tensor, release: str, bounding: str
-) -> None:
-    working, failing = (session(release=release, bounding=bounding) for _ in range(2))
+def test_broken_teachers_are_charged_and_released_like_any_other(value: float, release: str, bounding: str) -> None:
+    rows = gradients()
+    rows[3] = value
+    working, failing, quiet = (
+        session(release=release, bounding=bounding, noise=noise) for noise in (None, None, Seeded(factor=0.0))
+    )
     asked(working, answers(release, gradients()))
-    out = asked(failing, answers(release, rows))
-    assert torch.isfinite(out).all()
-    assert out.shape == (B, CLASSES)
+    out, silent = (asked(made, answers(release, rows)) for made in (failing, quiet))
+    assert torch.isfinite(out).all() and out.shape == (B, CLASSES) and torch.isfinite(silent).all()
     assert failing.account.counts() == working.account.counts()
-    quiet = session(release=release, bounding=bounding, noise=Seeded(factor=0.0))
-    silent = asked(quiet, answers(release, rows))
-    assert torch.isfinite(silent).all()
-    if release not in ONE_VECTOR:
-        assert (silent[~torch.isfinite(rows).all(dim=1)] == 0).all()
+    assert release in ONE_VECTOR or (silent[3] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -238,20 +174,15 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "values"),
+    ("setting", "value"),
     [
-        ("norm_bound", [0.0, -1.0, math.nan, math.inf, 1e-31, 1e31]),
-        ("noise_multiplier", [-1.0, math.nan, math.inf, 1e-31]),
-        ("stability", [-1e-9, math.nan, math.inf]),
-        ("release must be one of per_sample, ", ["per_row", "PER_SAMPLE", ""]),
-        ("top_k", [0]),
-        ("bounding must be one of normalize, clip, normalize_batch, got", ["batch", "NORMALIZE", ""]),
+        ("norm_bound", math.nan), ("norm_bound", 1e-31), ("noise_multiplier", -1.0), ("noise_multiplier", math.inf),
+        ("stability", -1e-9), ("release", "per_row"), ("top_k", 0), ("bounding", "batch"),
     ],
-)
-def test_settings_without_meaning_or_price_are_refused(setting: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(ValueError, match=setting):
-            NoisyGradients(**{setting.split()[0]: value})
+)  # fmt: skip
+def test_settings_without_meaning_or_price_are_refused(setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must"):
+        NoisyGradients(**{setting: value})
 
 
 @pytest.mark.parametrize(("records", "fits"), [(99_999, True), (100_000, False), (200_000, False), (None, True)])
@@ -264,15 +195,6 @@ def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bo
     with pytest.raises(ValueError, match=f"delta must lie below 1/N .* {records} records of digits/train"):
         made.open(private_data="digits/train", num_records=records)
     assert not made.is_open
-
-
-def test_a_run_in_which_nothing_fits_is_refused_before_its_first_step() -> None:
-    made = session(noise_multiplier=100.0, batch_size=256, target_epsilon=10.0)
-    with pytest.raises(BudgetExceeded, match=r"target_epsilon=10 .*spent .*: 0; with one more step: 3703\.85"):
-        made.account.require(made.cost)
-    assert made.affordable(limit=10) == 0
-    fits = session(noise_multiplier=100.0, batch_size=256, release="per_sample_full", target_epsilon=10.0)
-    fits.account.require(fits.cost)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["ledger kept", "ledger lost"])
@@ -319,11 +241,6 @@ def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_ch
     assert noise_changed(changed) and all(
         f"sigma={sigma:g}" in described(changed).mechanism for sigma in (SIGMA, SIGMA / 2)
     )
-
-
-def test_a_mask_of_more_entries_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="top_k must be at most the number of classes 10, got 11"):
-        session(ready=False, top_k=11)
 
 
 def test_every_way_has_a_price_and_is_tested() -> None:

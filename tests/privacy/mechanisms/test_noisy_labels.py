@@ -127,17 +127,3 @@ def test_what_is_revealed_is_charged_once_and_bounded_by_nothing(kind: type[Mech
     assert made.account.unbounded() == ["the generator was trained against the teacher"]
     # DPSD counts it for nothing.
     assert made.account.epsilon_published(counts={**made.account.counts(), made.cost: 5}) == before
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon must be above 0"),
-        ({"epsilon": math.inf}, "epsilon must be above 0"),
-        ({"smallest": 1}, "smallest must be"),
-        ({"smallest": 11}, "smallest must be at most the number of classes 10"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        session(**settings)

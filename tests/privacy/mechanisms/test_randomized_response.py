@@ -45,13 +45,6 @@ def test_integer_thresholds_never_exceed_epsilon(epsilon: float, k: int) -> None
         assert kept * (k - 1) == pytest.approx(math.exp(epsilon) * given_up, rel=1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [45.0, 100.0, 1e4])
-def test_epsilon_beyond_the_words_is_kept_below(epsilon: float) -> None:
-    for k in (2, 10):
-        kept = keep_threshold(epsilon, k)
-        assert math.log(kept) + math.log(k - 1) - math.log(WORDS - kept) <= epsilon
-
-
 @pytest.mark.parametrize(("epsilon", "k"), [(0.1, 2), (1.0, 3), (1.0, 10), (4.0, 5)])
 def test_transition_matrix_has_the_stated_worst_case(epsilon: float, k: int) -> None:
     assert worst_case_epsilon(transition(epsilon, k, 10)) == pytest.approx(epsilon, rel=1e-6)
@@ -91,7 +84,6 @@ def test_threshold_candidates_are_topped_up_to_two() -> None:
     ("change", "message"),
     [
         ({"epsilon": -1.0}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon"),
         ({"labels": torch.tensor([5])}, "labels must lie"),
         ({"labels": torch.tensor([[0]])}, "labels must be"),
         ({"candidates": torch.tensor([[True, False, False]])}, "2 or more"),
@@ -101,12 +93,9 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
     good = {"labels": torch.tensor([0]), "candidates": torch.ones(1, 3, dtype=torch.bool), "epsilon": 1.0}
     with pytest.raises(ValueError, match=message):
         randomized_response(**{**good, **change}, noise=ReproducibleNoise(seed=0))
-    with pytest.raises(ValueError, match="k must"):
-        top_k_candidates(torch.zeros(2, 3), k=4)
-    with pytest.raises(ValueError, match="k must lie"):
-        top_k_candidates(torch.zeros(2, 3), k=torch.tensor([1, 3]))
-    with pytest.raises(ValueError, match="one for each of 2 rows"):
-        top_k_candidates(torch.zeros(2, 3), k=torch.tensor([2, 3, 3]))
+    for k in (4, torch.tensor([1, 3]), torch.tensor([2, 3, 3])):
+        with pytest.raises(ValueError, match="k must"):
+            top_k_candidates(torch.zeros(2, 3), k=k)
 
 
 def test_each_row_has_as_many_candidates_as_it_was_given() -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from privacy.mechanisms import NoisyVotes
 from privacy.mechanisms.noise import ReproducibleNoise, laplace, uniform_integers
-from privacy.mechanisms.noisy_votes import laplace_latents, vote_counts
+from privacy.mechanisms.noisy_votes import vote_counts
 
 
 def test_laplace_against_scipy() -> None:
@@ -55,22 +56,16 @@ def test_counts_of_decisions() -> None:
         vote_counts(torch.tensor([[3]]), num_classes=3)
 
 
-def within_sensitivity(codes: torch.Tensor) -> bool:
-    """Two codes in [-1, 1]^c differ by at most 2c in L1, of which the noise is made."""
-    return float(codes.abs().max()) <= 1 + 1e-9
-
-
-@given(size=st.floats(0, 1e6), seed=st.integers(0, 50))
-def test_latent_codes_stay_within_their_sensitivity(size: float, seed: int) -> None:
-    codes = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * size
-    assert within_sensitivity(laplace_latents(codes, epsilon=1e15, noise=ReproducibleNoise(seed=0)))
-
-
-def test_codes_that_are_not_scaled_break_the_sensitivity() -> None:
-    codes = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 10
-    assert not within_sensitivity(codes)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_latent_codes_are_scaled_to_their_sensitivity_before_noise(scaled: bool) -> None:
+    """Two codes in [-1, 1]^c differ by at most 2c in L1, of which the noise is made: larger codes would drown it."""
+    codes = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 1e6
+    direction = codes / codes.abs().amax(dim=1, keepdim=True)
+    mechanism, epsilon = NoisyVotes(latent_epsilon=16.0), 1e9  # noise of scale 1; and, as if not scaled, of 1e-8
+    released = (mechanism if scaled else NoisyVotes(latent_epsilon=epsilon)).perturb_latents(codes)
+    assert torch.allclose(released, direction, atol=1e-3) is not scaled
 
 
 def test_a_broken_code_is_released_like_any_other() -> None:
     codes = torch.tensor([[math.nan, 1.0], [math.inf, 0.0]])
-    assert torch.isfinite(laplace_latents(codes, epsilon=1.0, noise=ReproducibleNoise(seed=0))).all()
+    assert torch.isfinite(NoisyVotes(latent_epsilon=1.0).perturb_latents(codes)).all()
