@@ -22,8 +22,12 @@ if TYPE_CHECKING:  # they import torch
 
 _PUBLIC = (
     "the following are public: the number of private records, the number of classes, image shape and normalisation, "
-    "the test split, the weights before the first step and any put in between fits, and every setting in the "
-    "configuration"
+    "the weights before the first step and any put in between fits, and every setting in the configuration"
+)
+_TEST_PICTURES = (
+    "TEST PICTURES ARE PUBLIC BY ASSUMPTION: accuracy on them was measured without noise, and epsilon protects nobody "
+    "who is shown only there. A hospital tests on pictures that may be known, or holds a patient's out of training and "
+    "test alike"
 )
 
 _NO_ACCESSES = (
@@ -119,7 +123,7 @@ def guarantee_of(
         artefacts=artefacts,
         covered=session.covering(),
         of_run=own + unmade(plan.charges, own),
-        planned=plan.covered is not None
+        planned=(plan.calls is not None or bool(plan.charges))
         and not plan.changed
         and (plan.calls is None or session.calls_made() <= plan.calls),
         noise_changed=noise_changed(session),
@@ -161,7 +165,7 @@ def epsilons(session: PrivacySession, counts: Mapping[Charge, int] | None = None
     return {
         name: account.epsilon(counts=counts),
         f"{name}_planned": account.stated(stated),
-        **({"privacy/epsilon_published": published} if math.isfinite(published) else {}),
+        **({"privacy/epsilon_published": published} if account.budget.published and math.isfinite(published) else {}),
         **(
             {"privacy/epsilon_label": account.epsilon_label(counts=counts)}
             if session.mechanism.source_of_labels
@@ -223,7 +227,8 @@ def state_guarantee(
     of_teacher = not source_of_labels
     # From the charges, not a setting: other runs in the ledger may protect single records.
     unit, relation = account.neighbours(counts=covered)
-    epsilon, claimed = account.stated(account.epsilon(counts=covered)), account.epsilon_published()
+    epsilon = account.stated(account.epsilon(counts=covered))
+    claimed = account.epsilon_published() if account.budget.published else math.inf
     by_itself = epsilon if of_run is None else min(epsilon, account.stated(account.epsilon(counts=of_run)))
     # A person-level ε does not hold for another stated unit.
     other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
@@ -234,6 +239,7 @@ def state_guarantee(
     accesses = [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries]
     conditions = [
         _PUBLIC,
+        _TEST_PICTURES,
         *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
         *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
         *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
@@ -272,7 +278,7 @@ def state_guarantee(
         training=account.training or "",
         queries=account.queries(),
         claimed_epsilon=claimed,
-        claimed_source=words.published_source,
+        claimed_source=words.published_source if account.budget.published else "",
         run=account.ledger.run,
         queries_of_run=account.queries(scope="run"),
         teacher_epsilon=teacher_epsilon,
@@ -281,7 +287,16 @@ def state_guarantee(
         releases=_listed(releases),
         claims=() if math.isinf(claimed) else _listed(account.claims()),
         fully_adaptive=account.budget.fully_adaptive,
-        labels=None if not source_of_labels else _of_labels(account, covered, source_of_labels, conditions),
+        labels=None
+        if of_teacher
+        else LabelStatement(
+            epsilon=account.epsilon_label(counts=covered),
+            delta=account.budget.delta,
+            source=source_of_labels,
+            # What voids the bound for a record need not void that for its label.
+            assumptions=(*(text for text in conditions if not text.startswith("VOID")), *_LABELS),
+            epsilon_spent=account.epsilon_label(),
+        ),
     )
 
 
@@ -308,20 +323,6 @@ def _about_releases(
 def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:
     """What a ledger does not count since it is another one, or lies where it does; for the console too."""
     return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *ledger.notes]
-
-
-def _of_labels(
-    account: PrivacyAccount, covered: Mapping[Charge, int], source: str, conditions: Sequence[str]
-) -> LabelStatement:
-    # What voids the bound for a record need not void that for its label.
-    holds = [text for text in conditions if not text.startswith("VOID")]
-    return LabelStatement(
-        epsilon=account.epsilon_label(counts=covered),
-        delta=account.budget.delta,
-        source=source,
-        assumptions=(*holds, *_LABELS),
-        epsilon_spent=account.epsilon_label(),
-    )
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

@@ -111,14 +111,14 @@ def planned_cost(cli: Any) -> list[str]:
     words, reason = session.mechanism.describe(session.shape), _without_noise(cli)
     meant = "the least target that allows it" if session.budget.fully_adaptive else "a bound"
     record, published = (epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS)
-    claim = "no theorem of the papers is about it"
+    claim = "; no theorem of the papers is about it"
     if words.published_source:
-        claim = f"published ε = {published:.6g} (a claim of {words.published_source}, which bounds no record)"
+        claim = f"; published ε = {published:.6g} (a claim of {words.published_source}, which bounds no record)"
     return [
         f"{words.mechanism}.",
         f"Unit: {words.unit}; relation: {words.relation}; δ = {session.budget.delta:g}.",
         f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
-        f"({'of its noisy releases alone' if reason else meant}); {claim}.",
+        f"({'of its noisy releases alone' if reason else meant}){claim if session.budget.published else ''}.",
         *([f"It also uses, without noise, {reason[0]}."] if reason else []),
     ]
 

@@ -19,7 +19,7 @@ from privacy.identity import CheckpointError
 
 MAY_CHANGE = {
     # Budgets apply from then on, and each release is charged for the noise that it was made with.
-    "model.budget": "target_epsilon accounting scope delta ledger ledger_block",
+    "model.budget": "target_epsilon accounting scope delta ledger ledger_block published",
     "model.mechanism": "noise noise_multiplier scale",
     "model.query_phase": "queries",
     # Locations. Teachers are compared by identity, not by path.

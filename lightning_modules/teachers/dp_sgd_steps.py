@@ -49,16 +49,19 @@ class PlannedSteps:
 
     def calibrated(self, *, rate: float, steps: int) -> float:
         """Smallest noise multiplier at which `steps` steps cost at most `target_epsilon`."""
-        assert self.target_epsilon is not None
-        calibration = calibrate_noise(
-            lambda noise: compose({self.step(noise, rate): steps}, self.delta).epsilon,
-            self.target_epsilon,
-            low=0.2,
-            high=1e4,
-        )
+        target = self.target_epsilon
+        assert target is not None
+
+        def epsilon_of(noise: float) -> float:
+            return compose({self.step(noise, rate): steps}, self.delta).epsilon
+
+        calibration = calibrate_noise(epsilon_of, target, low=0.2, high=1e4)
+        if calibration.value == 0.2:  # such a target needs less
+            calibration = calibrate_noise(epsilon_of, target, low=0.02, high=0.2)
+        least = "" if calibration.epsilon > 0.99 * target else f"; target_epsilon={target:g} allows less noise, no use"
         rank_zero_info(
             f"noise_multiplier={calibration.value:.4f} for epsilon={calibration.epsilon:.4f} at delta={self.delta:g} "
-            f"after {steps} steps at sample rate {rate:.4f}"
+            f"after {steps} steps at sample rate {rate:.4f}{least}"
         )
         return calibration.value
 

@@ -34,7 +34,6 @@ from lightning_modules.training.manual_optimization import OptimizedGroup
 from privacy import Budget, mechanisms
 from privacy.ledger import Ledger
 from privacy.mechanisms.noise import SystemNoise
-from privacy.session import PrivacySession
 
 Given = dict[str, Any]
 
@@ -77,7 +76,7 @@ OF_DATA: Given = {"num_classes": 10, "image_shape": (1, 8, 8)}
 
 
 def by(kind: str, /, **settings: Any) -> Given:
-    budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2, "fully_adaptive": False}
+    budget = {**BUDGET, "ledger": "own.jsonl", "ledger_block": 2, "fully_adaptive": False, "published": True}
     return {"mechanism": {kind: {**settings, "noise": SystemNoise()}}, "budget": budget}
 
 
@@ -388,7 +387,7 @@ def test_a_charge_is_on_the_disk_before_its_noise(
     name: str, settings: Given, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broken == "charge":
-        monkeypatch.setattr(PrivacySession, "charge", lambda *_, **__: None)
+        monkeypatch.setattr(Ledger, "charge", lambda *_, **__: None)
     module = made(getattr(lightning_modules, name), settings)
     watched = Watched(monkeypatch)
     if broken == "fsync":

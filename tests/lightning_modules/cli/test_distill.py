@@ -76,6 +76,8 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
     assert "model.pt" not in Path("public/config.json").read_text()
     said = "\n".join(one.message for one in caplog.records)
     assert "Nothing is known to bound the teacher" in said and "As configured, 2 calls: record-level ε = " in said
+    # Nobody asked for the paper's figure, a thousandth of the bound.
+    assert not re.search("paper's own figure|ublished ε|ublished epsilon", said + Path("public/README.md").read_text())
 
 
 def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folder: Path) -> None:
