@@ -55,8 +55,8 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         _of_process()
         return None
     command = next((argument for argument in args if not argument.startswith("-")), None)
-    exported = any(one.partition("=")[0] == "--images" or Path(one, "config.json").is_file() for one in args)
-    if command == "predict" and exported:  # and no run
+    # An export, and no run.
+    if command == "predict" and any(one[:8] == "--images" or Path(one, "config.json").is_file() for one in args):
         importlib.import_module("lightning_modules.cli.export").predict(list(args)[1:])
         return None
     if args[:1] == [command]:
