@@ -26,6 +26,7 @@ _WARNED = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The '\w+_dataloader' does not have many workers which may be a bottleneck",  # of images in memory
     r"The number of training batches \(\d+\) is smaller than the logging interval",  # an epoch's last step is logged
+    "You're resuming from a checkpoint that ended before the epoch ended and your dataloader is",  # draws follow steps
     "There is a performance drop because we have not yet implemented the batching rule for aten::addcmul_",  # of DP-SGD
     r"Found \d+ module\(s\) in eval mode at the start of training",  # of a frozen encoder, which stays in it
 )

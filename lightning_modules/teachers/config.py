@@ -31,8 +31,9 @@ from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LEDGERS
 
 _BESIDE = (
-    "ONE FOLDER: the ledger lies beside the teacher's file. It holds no use of the same data through a teacher in "
-    f"another folder, nor through this one before it was moved, unless {LEDGERS} names one folder for all ledgers"
+    "ONE FOLDER: the ledger is found by the teacher's folder, and by that of its data if the run names it. It holds no "
+    "use of the same data through a teacher in another folder, nor through this one before it was moved, unless the "
+    f"data or {LEDGERS} (one folder for all ledgers) lead to it"
 )
 _UNNAMED = (
     "UNNAMED DATA: the teacher's file does not say what it was trained on. Its ledger is known by the file's folder "

@@ -67,7 +67,7 @@ def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.Monk
     (said,) = used("weights.pt")[1]
     assert said.startswith("UNNAMED DATA") and "before it was moved" in said
     (said,) = used("weights.pt", private_data="faces")[1]
-    assert said.startswith("ONE FOLDER") and "TRANSCRIPTION_LEDGERS names one folder" in said
+    assert said.startswith("ONE FOLDER") and "TRANSCRIPTION_LEDGERS (one folder for all ledgers)" in said
     monkeypatch.setenv("TRANSCRIPTION_LEDGERS", "ledgers")
     assert used("weights.pt", private_data="faces")[1] == ()
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
