@@ -157,6 +157,13 @@ tables: $(INSTALLED) ## every table and figure, first seeds first; goes on where
 	$(RUN_TABLES)
 	$(if $(RECORD),$(BIN)/LightningCLI render)
 
+.PHONY: sweep-digits
+sweep-digits: $(INSTALLED) teachers/digits.ckpt ## a small W&B sweep on the digits, without an account or a server: some minutes
+	OMP_NUM_THREADS=1 $(BIN)/LightningCLI sweep sweeps/wandb/dpdfd_digits.yaml
+
+teachers/digits.ckpt: | $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/LightningCLI fit --config sweeps/teacher_digits.yaml
+
 .PHONY: leaks
 leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPELINE=leaks_digits SHADOWS=64)
 	$(BIN)/python -m experiments.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)

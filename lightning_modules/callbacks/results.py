@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_modules.callbacks.saving import SaveConfig
@@ -119,6 +120,10 @@ class ResultRecord(Callback):
         # Lightning has moved it to the CPU by now, where thousands of patch filters take minutes.
         measured = measured_on(network.to(device), loader, device, auroc=asks_for_auroc(trainer))
         network.to(home)
+        for logger in trainer.loggers:
+            if not isinstance(logger, CSVLogger):  # which would move its columns for one row
+                figures = {f"test/{name}": value for name, value in measured.items() if isinstance(value, float)}
+                logger.log_metrics(figures, step=trainer.global_step)
         record |= {
             **measured,
             "class_names": names_of(data, len(measured["recall"])),

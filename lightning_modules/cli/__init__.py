@@ -33,6 +33,7 @@ COMMANDS = {
     "calibrate": ("lightning_modules.cli.calibrate", "show what a configuration would cost, without training"),
     "pipeline": ("sweeps.runner.pipeline", "run fits in order, each once"),
     "tables": ("sweeps.runner.tables", "run the papers' tables, or your own"),
+    "sweep": ("sweeps.runner.sweep", "run a W&B sweep's file without W&B's server"),
     "render": ("sweeps.runner.documents", "write results into tables' pages and documents"),
     "verify": ("lightning_modules.cli.verify", "check an exported folder against its guarantee"),
     "ledger": ("lightning_modules.cli.ledger", "show what was spent on private data"),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from lightning.pytorch.loggers import WandbLogger
-from support.data_files import write_mnist
 from support.runs import QUIET
 
 import sweeps
 from lightning_modules.cli import main
 from lightning_modules.cli.wandb_runs import end_wandb_run
+from lightning_modules.training.run import run_folder
+from sweeps.runner.fit import RunnerError
+from sweeps.runner.sweep import command, points
 
 SWEEPS = Path(sweeps.__path__[0])
 FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))
@@ -36,32 +37,6 @@ def own_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     end_wandb_run()
 
 
-def points(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Runs of a file that together have every value of every parameter."""
-    choices = {name: entry.get("values") or [entry["value"]] for name, entry in values["parameters"].items()}
-    most = max(map(len, choices.values()))
-    return [{name: given[number % len(given)] for name, given in choices.items()} for number in range(most)]
-
-
-def as_the_agent_does(values: dict[str, Any], point: dict[str, Any]) -> list[str]:
-    """The command line of one run: macros that fill a whole part become lists, `${args}` in W&B's own words."""
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
-
-    macros = {
-        "program": [values["program"]],
-        "env": ["/usr/bin/env"],
-        "interpreter": ["python"],
-        **create_sweep_command_args({"args": {name: {"value": value} for name, value in point.items()}}),
-    }
-    line: list[str] = []
-    for part in map(str, create_sweep_command(list(values["command"]))):
-        if part.startswith("${") and part.endswith("}"):
-            line += macros[part[2:-1]]
-        else:
-            line.append(part)
-    return line
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
@@ -79,29 +54,54 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
 
 
 @pytest.fixture
-def mnist(tmp_path: Path) -> Path:
-    write_mnist(tmp_path / "data", name="MNIST")
-    limits = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1", "--trainer.max_epochs=1"]
-    main(["fit", "--config", "sweeps/teacher_mnist.yaml", *limits, *QUIET])
-    return tmp_path
+def teacher(tmp_path: Path) -> None:
+    main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
 
 
-def test_the_agent_runs_the_real_command(mnist: Path) -> None:
-    values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_mnist.yaml").read_text())
-    point = points(values)[0]
-    _, program, *arguments = as_the_agent_does(values, point)
-    assert program == "LightningCLI"
-    cli = main([*arguments, *TINY, *QUIET])
+def test_a_run_is_the_agent_s_and_has_its_test_accuracy(teacher: None) -> None:
+    values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_digits.yaml").read_text())
+    *_, point = points(values, "dpdfd_digits")
+    line = command(values, point)
+    assert line[:3] == ["fit", "--config", "sweeps/dpdfd_digits.yaml"]
+    assert line[-len(point) :] == [f"--{name}={value}" for name, value in point.items()]  # as the agent writes ${args}
+    cli = main([*line, *TINY, *QUIET])
     assert cli is not None and cli.model.images.kind == point["model.images.source"]
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == point["model.student.optimizer.lr"]
     (logger,) = (one for one in cli.trainer.loggers if isinstance(one, WandbLogger))
     run = logger.experiment
-    assert run.name == run.group == "DPDFD-MNIST"
+    assert run.name == run.group == "DPDFD-Digits"
+    record = json.loads((run_folder(cli.trainer) / "result.json").read_text())
+    # Once, W&B had the half that is chosen by, and not what is reported.
+    assert run.summary["test/accuracy"] == record["accuracy"] and "val/accuracy" in dict(run.summary)
     config = run.config.as_dict()
     assert "mechanism" not in config  # the model's settings stand under `model`, once
     model = config["model"]["init_args"]
-    assert model["mechanism"]["init_args"]["noise_multiplier"] == 50.0 and model["gradient_targets"]["gamma"] is None
+    assert "'noise_multiplier': 100.0" in str(model["mechanism"]) and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
     end_wandb_run()
     (folder,) = Path().rglob("offline-run-*")
     assert list(folder.glob("run-*.wandb")) and list(folder.rglob("*synthetic*.png"))
+
+
+def test_a_sweep_runs_each_point_once_without_a_server(teacher: None, capsys: pytest.CaptureFixture[str]) -> None:
+    values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_digits.yaml").read_text())
+    small = dict(one.removeprefix("--").split("=") for one in TINY)
+    values["parameters"] |= {name: {"value": value} for name, value in small.items()}
+    values["parameters"] |= {
+        "model.images.source": {"value": "prior"},
+        "model.mechanism.noise_multiplier": {"value": 50.0},
+    }
+    Path("own.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    main(["sweep", "own.yaml"])
+    said = capsys.readouterr().out
+    assert (
+        said.count("] LightningCLI fit --config sweeps/dpdfd_digits.yaml")
+        == len(list(Path().rglob("offline-run-*")))
+        == 2
+    )
+    assert "test accuracy" in said and " 0.001 " in said and " 0.003 " in said
+    main(["sweep", "own.yaml"])
+    assert len(list(Path().rglob("offline-run-*"))) == 2  # nothing is charged twice
+    Path("own.yaml").write_text(yaml.safe_dump({**values, "method": "bayes"}))
+    with pytest.raises(RunnerError, match="without W&B's server, method must be grid"):
+        main(["sweep", "own.yaml"])
