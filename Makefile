@@ -67,7 +67,11 @@ test: $(INSTALLED) ## the fast test suite, doctests included
 
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## the tests that the fast suite leaves out
-	$(PYTEST) $(PARALLEL) -m slow $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) -m "slow and not accuracy" $(PYTEST_ARGS)
+
+.PHONY: test-accuracy
+test-accuracy: $(INSTALLED) ## five recipes, and a cell of a table if data/ has MNIST, against their records: for the night
+	$(PYTEST) $(PARALLEL) -m accuracy tests/test_accuracy.py $(PYTEST_ARGS)
 
 # From Python 3.12 on the interpreter itself says which lines ran, at hardly any cost.
 .PHONY: coverage
