@@ -43,7 +43,7 @@ class PrivacyCallback(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Logs both ε with each validation accuracy, whatever `log_every_n_steps` leaves out."""
         if pl_module.session.is_open and not trainer.sanity_checking:
-            pl_module.log_dict(pl_module.spent(), prog_bar=True, on_step=False, on_epoch=True)
+            pl_module.log_dict(pl_module.spent(), prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
 
 
 class ForwardExceptions(Callback):

@@ -343,7 +343,8 @@ class DPSGDTeacher(Teacher):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs ε after an epoch's last step, since callbacks write the epoch's line before `on_train_epoch_end`."""
         if self.trainer.is_last_batch or self.trainer.should_stop:
-            self.log_dict(self._spent(), prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            logged = partial(self.log_dict, prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
+            logged(self._spent(), batch_size=1)
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         """Logs accuracy on held-out private records, which the bound does not cover."""

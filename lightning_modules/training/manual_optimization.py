@@ -119,6 +119,7 @@ class ManualOptimization(LightningModule, ABC):
     """Base that trains several networks, each with its own optimizer and schedule."""
 
     _schedules: Mapping[str, Any] = {}
+    _last_step = -1
 
     @abstractmethod
     def optimized_groups(self) -> dict[str, OptimizedGroup]:
@@ -163,7 +164,12 @@ class ManualOptimization(LightningModule, ABC):
             with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
                 self.manual_backward(loss)
             average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
-        optimizer.step()
+        step = self.trainer.fit_loop.total_batch_idx
+        if step != self._last_step:
+            optimizer.step()
+        else:  # Lightning would count every optimizer's step, and name checkpoints and log by their sum
+            self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None)
+        self._last_step = step
         if scheduled and name in self._schedules:
             self._schedules[name].step()
 

@@ -33,6 +33,7 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     assert set(record) >= RESULT_FIELDS
     assert (record["paper"], record["method"], record["dataset"]) == ("DPDFD", "DPDFD", "Digits")
     assert (record["steps"], record["seed"]) == (6, 3)
+    assert cli.trainer.global_step == 6  # names checkpoints: the student's steps, and not the generator's as well
     assert 0 <= record["accuracy"] <= 1 and "teacher_accuracy" not in record
     assert record["uncharged_accesses"] == [] and not Path("run/private").exists()
     assert record["epsilon_record"] == account.epsilon() and record["epsilon_published"] == account.epsilon_published()

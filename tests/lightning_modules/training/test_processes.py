@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,7 @@ def one_and_two(place: Path, names: list[str]) -> None:
     """Fits of each method by one process and by two, one after another in the same processes; and what is to hold."""
 
     def fits() -> None:
+        warnings.filterwarnings("error", message=".*sync_dist")  # Lightning's, of logs of ours
         for name in names:
             os.environ["TRANSCRIPTION_LEDGERS"] = str(Path("ledgers", name, "two").resolve())
             fit(settings(name, f"{name} in two"), *TWO)
