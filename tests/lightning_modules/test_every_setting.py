@@ -215,7 +215,7 @@ def test_a_metric_that_is_not_stated_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher", "DirectTraining"])
 def test_without_the_check_a_fit_fails_when_it_was_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("private_fit", "teachers.dp_sgd", "direct_training"):
+    for place in ("private_fit", "teachers.dp_sgd"):
         monkeypatch.setattr(f"lightning_modules.{place}.require_monitored", lambda *_: None)
     with pytest.raises(RuntimeError, match="conditioned on metric `x` which is not available"):
         listed_and_logged(made(getattr(lightning_modules, name), dict(FITS)[name]), name)
