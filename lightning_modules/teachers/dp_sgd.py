@@ -19,7 +19,16 @@ from datamodules.poisson_sampled import require_batches_as_drawn, require_poisso
 from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
-from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
+from lightning_modules.teachers.dp_sgd_steps import (
+    CHOICE,
+    CHOSEN_ON,
+    PERSONS,
+    RESUMED,
+    KnownWeights,
+    PlannedSteps,
+    described,
+    noisy_means,
+)
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import InnerProduct, Teacher
@@ -41,17 +50,10 @@ from privacy.checks import check_delta
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.mechanisms.base import FLOATS, Description
 from privacy.mechanisms.noise import NoiseSource, SystemNoise
 from privacy.neighbours import Unit
-from privacy.processes import Processes, by_all, on_rank_zero, require_same
+from privacy.processes import Processes, by_all, require_same
 from privacy.statement import epsilon_metric, state_guarantee
-
-_CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
-_CHOICE = (
-    "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
-    "these data, and epsilon does not count that choice"
-)
 
 
 class DPSGDTeacher(Teacher):
@@ -118,8 +120,7 @@ class DPSGDTeacher(Teacher):
         self._configured = (target_epsilon, noise_multiplier)
         self.delta = delta
         self.clipped = ClippedNetwork(self.network, self.clipping, self.criterion, image_shape=self.image_shape)
-        #: Digest of the weights with which a fit may begin; None during a fit.
-        self._weights: bytes | None = self._digest()
+        self.known_weights = KnownWeights(self.network)
         self.noise = noise or SystemNoise()
         self.steps = PlannedSteps(delta=delta, target_epsilon=target_epsilon, unit=self.unit)
         #: Counts the steps taken so far.
@@ -192,7 +193,7 @@ class DPSGDTeacher(Teacher):
             ValueError: The weights may come from another training.
         """
         require_monitored(self.trainer, self.logged_names())
-        by_all(self.processes, self._refuse_other_weights)
+        by_all(self.processes, self.known_weights.require)
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)
@@ -218,7 +219,17 @@ class DPSGDTeacher(Teacher):
     @property
     def uncharged_queries(self) -> list[str]:
         """Unaccounted queries to the private data; for a client, those to the whole data set."""
-        return [_CHOICE] if (self.own_training.private_data or "").partition("/")[0] in _CHOSEN_ON else []
+        return [CHOICE] if (self.own_training.private_data or "").partition("/")[0] in CHOSEN_ON else []
+
+    @property
+    def _assumptions(self) -> list[str]:
+        """Assumptions that this training adds to its guarantee, and through its file to those of students."""
+        prior = None if self.class_prior is None else ", ".join(f"{share:g}" for share in self.class_prior)
+        stated = {RESUMED: self.own_training.resumed, PERSONS: self.unit is Unit.PERSON}
+        return [
+            *(text for text, holds in stated.items() if holds),
+            *([] if prior is None else [f"the frequencies of the classes, {prior}, are public"]),
+        ]
 
     def guarantee(self) -> Guarantee:
         """Guarantee of the teacher itself, which its students inherit."""
@@ -229,7 +240,13 @@ class DPSGDTeacher(Teacher):
         )
         return state_guarantee(
             account,
-            self._mechanism,
+            described(
+                self.clipping,
+                noise_multiplier=self.noise_multiplier,
+                rate=self._poisson.sample_rate,
+                unit=self.unit,
+                accessed=bool(self.uncharged_queries),
+            ),
             artefacts=("teacher", "whatever is computed from it"),
             covered=account.counts(),
             planned=self.steps.plan.calls is not None and not self.steps.plan.changed,
@@ -241,58 +258,18 @@ class DPSGDTeacher(Teacher):
             assumptions=[*self._assumptions, *self._poisson.assumptions],
         )
 
-    @property
-    def _mechanism(self) -> Description:
-        assert self.noise_multiplier is not None
-        norm, rate, unit = self.clipping.max_grad_norm, self._poisson.sample_rate, self.unit.value
-        whose = "record gradients" if self.unit is Unit.RECORD else "mean gradients of persons,"
-        bounded = "clipped" if self.clipping.bounding == "clip" else "normalised"
-        return Description(
-            mechanism=(
-                f"sums of {whose} {bounded} to {norm:g}, with Gaussian noise of standard deviation "
-                f"{self.noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
-            ),
-            unit="one training record",
-            relation="add-or-remove of one training record",
-            source=(
-                "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
-                "rounded pessimistically"
-            ),
-            noise=FLOATS,
-            assumption="the settings, the initial weights and fixed features were chosen without the private data"
-            f"{', but for the access above' if self.uncharged_queries else ''}; "
-            f"which records are read depends on no other record; each {unit} was sampled by a coin of its own; "
-            f"gradients of other {unit}s do not depend on who else is in a batch, up to the rounding of float32",
-        )
-
-    @property
-    def _assumptions(self) -> list[str]:
-        """Assumptions that this training adds to its guarantee, and through its file to those of students."""
-        assumptions = []
-        if self.own_training.resumed:
-            assumptions.append("steps that an interrupted fit made after its last checkpoint were shown to nobody")
-        if self.unit is Unit.PERSON:
-            assumptions.append(
-                "the data say truly whose each picture is, and alike in all trainings that epsilon covers; the number "
-                "of persons is public"
-            )
-        if self.class_prior is not None:
-            frequencies = ", ".join(f"{share:g}" for share in self.class_prior)
-            assumptions.append(f"the frequencies of the classes, {frequencies}, are public")
-        return assumptions
-
     def configure_callbacks(self) -> list[Callback]:
         return [*super().configure_callbacks(), *missing_callbacks(self.trainer, ForwardExceptions)]
 
     def on_fit_end(self) -> None:
         """Writes the guarantee and the artefacts that it covers next to the results."""
-        self._weights = self._digest()
+        self.known_weights.take()
         self._write({"teacher": self.network})
 
     def on_exception(self, exception: BaseException) -> None:
         """Writes the guarantee if steps were charged, but no weights: resuming assumes that nobody has seen them."""
-        if self._weights is None:
-            self._weights = self._digest()
+        if self.known_weights.used:
+            self.known_weights.take()
         if self.own_training.is_open and self.releases:
             self._write({})
 
@@ -379,9 +356,9 @@ class DPSGDTeacher(Teacher):
         self.own_training.save(checkpoint, trainer=self._trainer, releases=self.releases, progress=len(self.accountant))
         checkpoint["dp_sgd"] = {
             **self.steps.state_dict(),
+            "settings": self._settings,
             "noise_multiplier": self.noise_multiplier,
             "uncharged_queries": self.uncharged_queries,
-            "settings": self._settings,
             "assumptions": self._assumptions,
         }
 
@@ -413,64 +390,8 @@ class DPSGDTeacher(Teacher):
         state = checkpoint.get("dp_sgd")
         if not isinstance(state, dict) or "accountant" not in state:
             raise CheckpointError("the checkpoint is not of a training by DP-SGD: begin anew without --ckpt_path")
-        for name, value in self._settings.items():
-            before = state["settings"].get(name)
-            # Outside of a fit there is no precision.
-            if value != before and None not in ((value, before) if name == "precision" else ()):
-                raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
-        self.steps.load_state_dict(state)
+        self.steps.load_state_dict(state, settings=self._settings)
         self.noise_multiplier = state["noise_multiplier"]
-        weights = checkpoint["state_dict"].items()
-        self._weights = self._digest({name[len("network.") :]: w for name, w in weights if name.startswith("network.")})
-
-    def _digest(self, state: Mapping[str, Any] | None = None) -> bytes:
-        values = self.network.state_dict() if state is None else state
-        return tensors_digest({name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
-
-    def _refuse_other_weights(self) -> None:
-        """Refuses to begin a fit with weights that were not built, trained or resumed here.
-
-        Raises:
-            ValueError: They may come from another training.
-        """
-        if self._weights != self._digest():
-            raise ValueError(
-                "model.network: its weights are not those that it was built with, or that the fit before or the "
-                "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "
-                "one, give its checkpoint (ckpt_path, load_from_checkpoint); public weights are loaded where the "
-                "network is built"
-            )
-        self._weights = None
-
-
-def noisy_means(
-    sums: Sequence[torch.Tensor],
-    *,
-    std: float,
-    batch_size: int,
-    source: NoiseSource,
-    processes: Processes,
-) -> list[torch.Tensor]:
-    """Adds noise to the sums over a batch and divides by its expected size, in float64.
-
-    If noise is rounded to float32 before it is added, the low bits of the sum tell whether a record took part (an event
-    of probability 3.3 % without it, 0 with it). So the caller rounds the result, once.
-
-    Process 0 adds up the sums of all processes and draws the noise once, since the sum is one release of one batch:
-    shares drawn by each process would have to be assumed independent.
-
-    Args:
-        sums: This process's sums, on the CPU; see `ClippedNetwork.sums`.
-        std: σC, the noise's standard deviation.
-        batch_size: Expected size of a batch over all processes.
-        source: Source of the noise.
-        processes: Processes of the run, each with its own records.
-    """
-    if processes.size > 1:
-        sums = [torch.stack(parts).sum(dim=0) for parts in zip(*processes.gather(list(sums)), strict=True)]
-    means: list[torch.Tensor] = []
-    with on_rank_zero(processes) as first:
-        if first:
-            means = [(total + source.gaussian(tuple(total.shape)) * std) / batch_size for total in sums]
-    noisy: list[torch.Tensor] = processes.broadcast(means)
-    return noisy
+        self.known_weights.take(
+            {name.removeprefix("network."): weight for name, weight in checkpoint["state_dict"].items()}
+        )

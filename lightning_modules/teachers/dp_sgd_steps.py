@@ -1,23 +1,40 @@
-"""The steps of a DP-SGD training, taken and planned, and their cost."""
+"""The steps of a DP-SGD training: taken and planned, their cost, their noise, and how a guarantee describes them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 
+from lightning_modules.teachers.private_teacher import tensors_digest
+from lightning_modules.teachers.record_clipping import Clipping
 from privacy.accountants import ExactAccountant
 from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.identity import CheckpointError
+from privacy.mechanisms.base import FLOATS, Description
+from privacy.mechanisms.noise import NoiseSource
 from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan
+from privacy.processes import Processes, on_rank_zero
 
+CHOSEN_ON = ("MNIST", "FashionMNIST", "CIFAR10", "PneumoniaMNIST")
+CHOICE = (
+    "features, rates and priors of this project's recipes were compared on held-out training or validation records of "
+    "these data, and epsilon does not count that choice"
+)
+RESUMED = "steps that an interrupted fit made after its last checkpoint were shown to nobody"
+PERSONS = (
+    "the data say truly whose each picture is, and alike in all trainings that epsilon covers; the number of persons "
+    "is public"
+)
 _INSECURE = "the noise or the sampling can be reproduced by anyone who knows its seed"
 
 
@@ -146,6 +163,109 @@ class PlannedSteps:
         """Plain values for a checkpoint, from which ε follows at any δ."""
         return {"accountant": self.accountant.state_dict(), "plan": self.plan.to_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, settings: Mapping[str, Any]) -> None:
+        """Restores what was taken and planned.
+
+        Raises:
+            CheckpointError: It was with other settings than these.
+        """
+        for name, value in settings.items():
+            before = state["settings"].get(name)
+            # Outside of a fit there is no precision.
+            if value != before and None not in ((value, before) if name == "precision" else ()):
+                raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.accountant.load_state_dict(state["accountant"])
         self.plan = Plan.from_dict(state["plan"])
+
+
+class KnownWeights:
+    """Weights with which a fit may begin: those that were built, trained or resumed here.
+
+    Steps behind any others would not be counted.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        #: Whether a fit has begun with them, and not ended.
+        self.used = False
+        self.take()
+
+    def take(self, state: Mapping[str, Any] | None = None) -> None:
+        """Lets the next fit begin with the network's present weights, or with those of a checkpoint."""
+        self._digest, self.used = self._of(self._network.state_dict() if state is None else state), False
+
+    def _of(self, state: Mapping[str, Any]) -> bytes:
+        names = self._network.state_dict().keys() & state.keys()
+        return tensors_digest({name: state[name] for name in names if isinstance(state[name], Tensor)})
+
+    def require(self) -> None:
+        """Refuses other weights, when a fit begins.
+
+        Raises:
+            ValueError: They may come from another training.
+        """
+        if self.used or self._digest != self._of(self._network.state_dict()):
+            raise ValueError(
+                "model.network: its weights are not those that it was built with, or that the fit before or the "
+                "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "
+                "one, give its checkpoint (ckpt_path, load_from_checkpoint); public weights are loaded where the "
+                "network is built"
+            )
+        self.used = True
+
+
+def described(clipping: Clipping, *, noise_multiplier: float, rate: float, unit: Unit, accessed: bool) -> Description:
+    """What the steps release, for a guarantee; `accessed` if there were queries that epsilon does not count."""
+    norm, one = clipping.max_grad_norm, unit.value
+    whose = "record gradients" if unit is Unit.RECORD else "mean gradients of persons,"
+    bounded = "clipped" if clipping.bounding == "clip" else "normalised"
+    return Description(
+        mechanism=(
+            f"sums of {whose} {bounded} to {norm:g}, with Gaussian noise of standard deviation "
+            f"{noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
+        ),
+        unit="one training record",
+        relation="add-or-remove of one training record",
+        source=(
+            "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
+            "rounded pessimistically"
+        ),
+        noise=FLOATS,
+        assumption="the settings, the initial weights and fixed features were chosen without the private data"
+        f"{', but for the access above' if accessed else ''}; "
+        f"which records are read depends on no other record; each {one} was sampled by a coin of its own; "
+        f"gradients of other {one}s do not depend on who else is in a batch, up to the rounding of float32",
+    )
+
+
+def noisy_means(
+    sums: Sequence[Tensor],
+    *,
+    std: float,
+    batch_size: int,
+    source: NoiseSource,
+    processes: Processes,
+) -> list[Tensor]:
+    """Adds noise to the sums over a batch and divides by its expected size, in float64.
+
+    If noise is rounded to float32 before it is added, the low bits of the sum tell whether a record took part (an event
+    of probability 3.3 % without it, 0 with it). So the caller rounds the result, once.
+
+    Process 0 adds up the sums of all processes and draws the noise once, since the sum is one release of one batch:
+    shares drawn by each process would have to be assumed independent.
+
+    Args:
+        sums: This process's sums, on the CPU; see `ClippedNetwork.sums`.
+        std: σC, the noise's standard deviation.
+        batch_size: Expected size of a batch over all processes.
+        source: Source of the noise.
+        processes: Processes of the run, each with its own records.
+    """
+    if processes.size > 1:
+        sums = [torch.stack(parts).sum(dim=0) for parts in zip(*processes.gather(list(sums)), strict=True)]
+    means: list[Tensor] = []
+    with on_rank_zero(processes) as first:
+        if first:
+            means = [(total + source.gaussian(tuple(total.shape)) * std) / batch_size for total in sums]
+    noisy: list[Tensor] = processes.broadcast(means)
+    return noisy

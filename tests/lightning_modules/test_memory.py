@@ -6,7 +6,6 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import nn
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
 from lightning_modules.cli import main
-from lightning_modules.networks import SmallCNN
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from sweeps.runner.pipeline import pipeline
@@ -84,20 +82,6 @@ def test_no_features_are_left_where_module_and_trainer_are(
     train(module, data)
     assert held and all(one() is None for one in held)
     assert module.trainer.datamodule is data  # type: ignore[attr-defined]
-
-
-small = partial(SmallCNN, width=4, hidden=8, norm="group", activation="tanh")
-
-
-def test_after_a_fit_a_teacher_is_validated_and_another_is_trained_on_images(folder: Path) -> None:
-    """Features are for one network and one fit."""
-    module, data, _ = teacher()
-    train(module, data)
-    other = DPSGDTeacher(num_classes=10, image_shape=SHAPE, noise_multiplier=1.0, network=small)
-    (found,) = module.trainer.validate(module, datamodule=data, verbose=False)
-    assert 0 <= found["test_split/accuracy"] <= 1
-    train(other, data)
-    train(module, data)  # on features that are computed again
 
 
 def test_a_pipeline_holds_one_fit_at_a_time(folder: Path) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy
 import pytest
 import torch
-import yaml
-from support.features import linear_spec, whitened
+from support.features import whitened
 from support.runs import watched
 from torch import nn
 
-from lightning_modules.cli import main
 from lightning_modules.networks import Patches
 from lightning_modules.networks import feature_cache as module
 from lightning_modules.networks.feature_cache import digest_of, feature_memory
@@ -96,25 +93,6 @@ def test_what_validation_leaves_can_be_trained_on() -> None:
             one(IMAGES)
         head(one(IMAGES)).sum().backward()
     assert head.weight.grad is not None
-
-
-def test_a_pipeline_computes_the_features_of_a_teacher_once(computed: list[int]) -> None:
-    network = linear_spec("Patches", whitening={"images": 30}, filters=10, patch=3)
-    teacher = {
-        "trainer": {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "num_sanity_val_steps": 0},
-        "model": {"class_path": "DPSGDTeacher", "init_args": {"network": network, "target_epsilon": 1.0}},
-        "data": {"class_path": "PoissonSampled", "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 512}},
-    }
-    Path("teacher.yaml").write_text(yaml.safe_dump(teacher))
-    images: dict[int, int] = {}
-    for fits in (1, 2):
-        names = {f"t{n}": {"config": "teacher.yaml", "set": {"model.target_epsilon": n + 1.0}} for n in range(fits)}
-        Path("pipe.yaml").write_text(yaml.safe_dump({"folder": f"out{fits}", "fits": names}))
-        computed.clear()
-        main(["pipeline", "pipe.yaml"])
-        images[fits] = sum(computed)
-    assert images[1] >= 1000 / 32  # the training records and the test split, 32 at a time
-    assert images[2] == images[1]
 
 
 @dataclasses.dataclass

@@ -111,14 +111,6 @@ def test_features_that_print_nothing_are_told_apart_by_their_settings() -> None:
         assert not same_module(one.plain, other.plain)
 
 
-def test_images_move_each_way_and_repeat_their_edge() -> None:
-    image = torch.arange(6.0).reshape(1, 1, 2, 3)
-    up, down, left, right = (moved[0, 0].tolist() for moved in moved_each_way(image, 1))
-    assert up == [[3, 4, 5], [3, 4, 5]] and down == [[0, 1, 2], [0, 1, 2]]
-    assert left == [[1, 2, 2], [4, 5, 5]] and right == [[0, 0, 1], [3, 3, 4]]
-    assert moved_each_way(image, 0) == [] and len(moved_each_way(image, 2)) == 8
-
-
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_features_of_moved_images_are_averaged(mirrored: bool) -> None:
     def found(shifts: int) -> WhitenedFeatures:
@@ -132,18 +124,6 @@ def test_features_of_moved_images_are_averaged(mirrored: bool) -> None:
     assert not torch.allclose(averaged.before_whitening(given), each[0], atol=1e-2)
     # Statistics are of the averaged features as well, and the two never count as one.
     assert not torch.equal(plain.mean, averaged.mean) and not same_module(plain, averaged)
-
-
-def test_features_of_the_priors_images_are_as_long_as_before_on_the_average() -> None:
-    network = whitened()
-    images = StrokePrior().sample(
-        60, image_shape=SHAPE, generator=torch.Generator().manual_seed(0), device=torch.device("cpu")
-    )
-    lengths = (
-        network.feature_extractor(images).norm(dim=1).mean()
-        / network.feature_extractor.before_whitening(images).norm(dim=1).mean()
-    )
-    assert float(lengths) == pytest.approx(1, rel=1e-4)
 
 
 def test_shifts_out_of_the_image_are_refused() -> None:

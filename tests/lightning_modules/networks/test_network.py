@@ -99,12 +99,8 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
         ("{file}:Net", {}, r"model\.teacher\.network: .*missing 1 required positional argument: 'n_out'"),
         ("{file}:Net", {"n_out": 5, "widht": 3}, "unexpected keyword argument 'widht'"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
-        ("{file}:THREE", {}, "must be a class or a function, got int"),
         ("{file}.py:Net", {}, r"there is no file .*my\.py\.py"),
         ("nowhere.at.all.Net", {}, "No module named 'nowhere'"),
-        ("torchvision.models.resnet81", {}, "has no attribute 'resnet81'"),
-        ("torchvision", {}, "no network is described by .*'torchvision'"),
-        (":Net", {}, "give package.Name, or path/to/file.py:Name"),
         ("SmalCNN", {}, "no network is described by .*'SmalCNN'"),
         ("SmallCNN", {"widht": 3}, "no network is described by .*SmallCNN.*'widht' is not accepted"),
         ("SmallCNN", {"width": "three"}, "no network is described by .*SmallCNN.*\"width\": Expected a <class 'int'>"),
@@ -115,12 +111,6 @@ def test_what_is_not_there_is_named(file: Path, name: str, arguments: dict[str, 
         build(name.format(file=file), **arguments)
 
 
-def test_a_file_that_fails_says_why(file: Path) -> None:
-    file.write_text("import not_installed_anywhere\n")
-    with pytest.raises(ValueError, match=r"my\.py:Net cannot be imported: .*not_installed_anywhere"):
-        build(f"{file}:Net")
-
-
 def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the two may be the private teacher: loading it would write into the student."""
     kept = nn.Linear(64, 5)
@@ -129,19 +119,10 @@ def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time(monk
         return [built(lambda *_: make(), 5, (1, 8, 8), name=f"model.{part}.network") for part in ("teacher", "student")]
 
     twice(lambda: nn.Linear(64, 5))
-    for make in (lambda: kept, lambda: Reusing(kept)):
-        with pytest.raises(ValueError, match="must build a new network, and 'weight' belongs to another"):
-            twice(make)
+    with pytest.raises(ValueError, match="must build a new network, and 'weight' belongs to another"):
+        twice(lambda: kept)
     monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
     assert twice(lambda: kept) == [kept, kept]
-
-
-class Reusing(nn.Module):
-    """A parameter of its own, of another's numbers."""
-
-    def __init__(self, other: nn.Linear) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(other.weight)
 
 
 MNIST = (1, 28, 28)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.dp_teachers import SMALL, OtherDigits
+from support.dp_teachers import SMALL
 from support.ensembles import ADDED, Changed, differ, of_shards, train_ensemble
 from support.features import linear_spec
 from support.processes import fit_in_processes, saved_by
@@ -26,7 +26,7 @@ from datamodules import Digits, ImageDataset, ShardedRecords, Shards, shard_of
 from datamodules.base import Part
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
-from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, Scattering, SmallCNN
+from lightning_modules.networks import LinearOnFeatures, Scattering, SmallCNN
 from lightning_modules.teachers import ensemble, ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
@@ -87,15 +87,6 @@ def test_one_record_changes_one_teacher_and_two_counts(
     assert bool(moved.any()) or way == "heads"
 
 
-@pytest.mark.slow
-def test_neither_dropout_nor_shifts_couple_teachers() -> None:
-    first, second = (
-        train(dataset, network=DataLensClassifier, shift=2, num_teachers=3)
-        for dataset in (Digits(), Changed(record=7, how="replaced"))
-    )
-    assert differ(first, second) == [int(shard_of(torch.tensor([7]), num_shards=3))]
-
-
 class Masks(nn.Module):
     """Masks pixels by as many draws as an image has of them, bright ones or only the very brightest."""
 
@@ -148,26 +139,6 @@ class ClippedTogether(TeacherEnsemble):
         training.backward = backward  # type: ignore[method-assign]
 
 
-class OrderedTogether(TeacherEnsemble):
-    """Draws all teachers' batches from one stream of random numbers, of which a shard takes as many as it is large."""
-
-    def _begin_chunk(self) -> None:
-        super()._begin_chunk()
-        if self.training_now is not None:
-            self.training_now.batch = self.drawn_together  # type: ignore[method-assign]
-
-    def drawn_together(self, step: int) -> tuple[Tensor, Tensor]:
-        assert self._records is not None
-        if step == 0:
-            torch.manual_seed(0)
-        rows = []
-        for teacher in self.chunk:
-            positions = self._records.positions(teacher)
-            rows.append(positions.start + torch.randperm(len(positions))[:40])
-        images, labels = self._records.records.__getitems__(torch.cat(rows).tolist())
-        return images.unflatten(0, (len(rows), 40)), labels.unflatten(0, (len(rows), 40))
-
-
 class CentredTogether(TeacherEnsemble):
     """Centres features by the mean over all shards."""
 
@@ -197,7 +168,6 @@ class SolvedTogether(TeacherEnsemble):
     ("coupled", "way"),
     [
         (ClippedTogether, "networks"),
-        (OrderedTogether, "networks"),
         (CentredTogether, "heads"),
         (CentredTogether, "ridge"),
         (SolvedTogether, "ridge"),
@@ -453,17 +423,6 @@ def test_shifts_by_hand() -> None:
     moves = torch.tensor([[0, 0], [1, 1], [-1, 0], [0, 2], [-2, -2]])
     alone = torch.cat([shifted(many[i : i + 1], moves[i : i + 1]) for i in range(5)])
     assert torch.equal(shifted(many, moves), alone)
-
-
-def test_its_file_is_of_its_training_and_not_of_what_it_was_tested_on(tmp_path: Path) -> None:
-    with working_in(tmp_path):
-        data = {"num_teachers": 3, "batch_size": 40, "steps_per_epoch": 2}
-        cli = fit(of_shards(data=data, network={"class_path": "SmallCNN", "init_args": {"width": 4}}, steps=2))
-        other = Shards(dataset=OtherDigits(), num_teachers=4)
-        cli.trainer.test(cli.model, datamodule=other, verbose=False)
-        cli.trainer.save_checkpoint("later.ckpt")
-        teacher = TeacherConfig(path="later.ckpt").load_ensemble(num_classes=10, image_shape=SHAPE)
-    assert (teacher.private_data, teacher.num_teachers) == ("Digits/train", 3)
 
 
 _own: Any = TeacherEnsemble.own_chunk.fget

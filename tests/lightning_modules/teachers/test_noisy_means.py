@@ -10,7 +10,7 @@ import torch
 from support.seeded import Seeded, p_value
 from support.threads import in_threads
 
-from lightning_modules.teachers.dp_sgd import noisy_means
+from lightning_modules.teachers.dp_sgd_steps import noisy_means
 from privacy.processes import ALONE, Processes
 
 C, SIGMA, BATCH = 0.3, 4.0, 16

@@ -106,10 +106,3 @@ def test_a_copy_in_another_type_and_without_counters_is_no_new_teacher() -> None
     assert again.queries == first.queries > 0
     torch.save({name: value + 1e-3 for name, value in copy.items()}, "other.pt")
     assert used("other.pt", private_data="faces")[0].training != first.training == again.training
-
-
-def test_other_weights_of_the_same_name_are_in_the_same_ledger() -> None:
-    first, _ = used("weights.pt")
-    torch.save(SmallCNN(**SHAPE).state_dict(), "weights.pt")
-    second, _ = used("weights.pt")
-    assert second.private_data == first.private_data and second.training != first.training
