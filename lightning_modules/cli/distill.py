@@ -114,8 +114,8 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     Raises:
         TeacherError: The file cannot be read without running third-party code.
     """
-    require_file(path)
-    content = None if is_onnx(path) else read_file(path)
+    file = require_file(path)
+    content = None if is_onnx(file) else read_file(file)
     content = content if isinstance(content, dict) else {}
     settings = content.get("hyper_parameters")
     settings = settings if isinstance(settings, Mapping) else {}

@@ -160,14 +160,15 @@ def check_network(
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
-        logits = dry_run(network, torch.zeros(2, *image_shape, device=device))
+        outputs = dry_run(network, torch.zeros(2, *image_shape, device=device))
     except DRY_RUN_ERRORS as error:
         raise ValueError(
             f"{name}: {type(network).__name__} cannot take images of shape {image_shape} (channels, height, width):"
             f" {error}"
         ) from error
+    logits = logits_of(outputs) if any_outputs else outputs
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
             f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two"
         )
@@ -175,6 +176,28 @@ def check_network(
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")
     if not any_outputs and bool((logits >= 0).all()) and torch.allclose(logits.sum(dim=1), logits.new_ones(())):
         raise ValueError(f"{name}: {type(network).__name__} must give logits, got probabilities: leave out its softmax")
+
+
+def logits_of(outputs: Any, *, probabilities: bool = False) -> Any:
+    """The logits (N, c) in what anybody's network returns; what holds none is returned unchanged.
+
+    They may be `.logits`, an entry `logits` or the only one of a dict, or the first of a tuple. A single output (N, 1)
+    or (N,) is for the second of two classes: z becomes (0, z).
+
+    Args:
+        outputs: What the network returned.
+        probabilities: Whether it gives probabilities: a single p becomes (1 - p, p).
+    """
+    if isinstance(outputs, Mapping) and ("logits" in outputs or len(outputs) == 1):
+        outputs = outputs["logits"] if "logits" in outputs else next(iter(outputs.values()))
+    elif hasattr(outputs, "logits"):
+        outputs = outputs.logits
+    elif isinstance(outputs, (tuple, list)) and outputs:
+        outputs = outputs[0]
+    if isinstance(outputs, Tensor) and outputs.shape[1:] in ((), (1,)):
+        one = outputs.reshape(-1, 1)
+        outputs = torch.cat([1 - one if probabilities else torch.zeros_like(one), one], dim=1)
+    return outputs
 
 
 def dry_run(network: nn.Module, images: Tensor) -> Any:
@@ -203,7 +226,7 @@ class External(ImageClassifier):
 
     Args:
         num_classes: Number of classes c; passed on if the network takes it and it is not among the arguments.
-        image_shape: Channels, height, width; likewise.
+        image_shape: Channels, height, width; likewise, to timm as `in_chans`.
         name: The class or function.
         arguments: Its keyword arguments. Dotted names of classes or functions are resolved unless the parameter is a
             string (`block: torchvision.models.resnet.BasicBlock`), and a mapping with `class_path` is built.
@@ -229,8 +252,10 @@ class External(ImageClassifier):
             key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)
             for key, value in given.items()
         }
+        timm = str(target.__module__).startswith("timm.")  # whose networks take any number of channels if told
         open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         of_data = {"num_classes": num_classes, "image_shape": tuple(image_shape)}
+        of_data |= {"in_chans": image_shape[0]} if timm else {}
         taken = of_data if open_ended else of_data.keys() & parameters.keys()
         return _called(target, given, {key: of_data[key] for key in of_data if key in taken and key not in given})
 

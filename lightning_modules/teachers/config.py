@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.named_code import require_known_code
@@ -17,8 +18,9 @@ from lightning_modules.networks import NetworkCallable, build_network, described
 from lightning_modules.networks.network import hand_out
 from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
-from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs
+from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
 from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
+from lightning_modules.teachers.libraries import stated_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_teacher import (
     PrivateEnsemble,
@@ -49,11 +51,11 @@ class TeacherConfig:
 
     Attributes:
         path: The teacher's checkpoint, or a network in a script; for an ensemble the file of a `TeacherEnsemble`, or an
-            `nn.ModuleList` in a script.
+            `nn.ModuleList` in a script. Also a folder with `config.json` and weights, as Hugging Face and timm save it.
         network: Builds the classifier that the file is of; for an ensemble each of them. Required if the file holds
             only weights.
         private_data: Public name of the training data, if the file does not say.
-        input: The input format, if not images in [-1, 1] of the data's size and channels.
+        input: The input format, if not images in [-1, 1] of the data's size and channels, nor stated by the file.
         outputs: `logits`, which include log-probabilities, or `probabilities`, whose logarithm is taken.
         trial: Try an external teacher on procedural images when it is loaded: outputs that are not as stated are
             refused, and the same class for all of them gives a warning. This is not charged, and guarantees name it,
@@ -89,7 +91,8 @@ class TeacherConfig:
         return replace(self, path=teacher)
 
     def adapted(self, network: nn.Module) -> nn.Module:
-        """Returns the network, wrapped in an `AdaptedTeacher` if its inputs or outputs are not this project's."""
+        """Returns a network of the same weights that gives logits, for this project's images."""
+        network = giving_logits(network, probabilities=self.outputs == "probabilities")
         if self.input == TeacherInput() and self.outputs == "logits":
             return network
         return AdaptedTeacher(network, takes=self.input, outputs=self.outputs)
@@ -101,7 +104,7 @@ class TeacherConfig:
             TeacherError: The file is missing or cannot be read without running code, has another architecture or
                 number of classes, or weights that are not finite.
         """
-        teacher = self._load(self._read, num_classes=num_classes, image_shape=image_shape)
+        teacher = self._load(ensemble=False, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateTeacher):
             raise TeacherError("teacher must be one network, got an nn.ModuleList of several")
         return teacher
@@ -112,32 +115,50 @@ class TeacherConfig:
         Raises:
             TeacherError: As for `load`, or the ensemble is unfinished, or the file holds none.
         """
-        teacher = self._load(self._read_ensemble, num_classes=num_classes, image_shape=image_shape)
+        teacher = self._load(ensemble=True, num_classes=num_classes, image_shape=image_shape)
         if not isinstance(teacher, PrivateEnsemble):
             raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
         return teacher
 
-    def _load(self, read: Callable[..., PrivateModel], **of_data: Any) -> PrivateModel:
+    def _load(self, *, ensemble: bool, **of_data: Any) -> PrivateModel:
         held: Any = self.held().path
         teacher: PrivateModel | Any = held
         if not isinstance(teacher, PrivateModel):
-            file = Path(str(teacher))
-            require_file(file)
+            file = require_file(Path(str(teacher)))
             content = None if is_onnx(file) else read_file(file)
-            teacher = read(file, content, of_data)
+            config, loaded = self._completed(file, content)
+            if ensemble:
+                teacher = config._read_ensemble(file, content, of_data)
+            else:
+                teacher = config._read(file, content, of_data, loaded=loaded)
         teacher.require_usable(**of_data)
         return teacher
 
-    def _read(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateTeacher:
+    def _completed(self, file: Path, content: Any) -> tuple[TeacherConfig, bool]:
+        """These settings with the architecture and the input that a file of timm or transformers states, unless set.
+
+        With them, whether the network has its weights already.
+        """
+        stated = stated_in(file, content) if self.network is None else None
+        if stated is None:
+            return self, False
+        if self.input != TeacherInput():
+            return replace(self, network=stated.network), stated.loaded
+        told = ", ".join(f"{name}: {value}" for name, value in asdict(stated.input).items() if value is not None)
+        rank_zero_info(f"Teacher {file} states its input ({told}); model.teacher.input would replace it.")
+        return replace(self, network=stated.network, input=stated.input), stated.loaded
+
+    def _read(self, file: Path, content: Any, of_data: Mapping[str, Any], *, loaded: bool) -> PrivateTeacher:
         if is_onnx(file):
             graph = OnnxNetwork(file)
             origin = self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
             return PrivateTeacher(self.adapted(graph), **origin)
         entries = weights_in(content, file)
         network = self._architecture(content, file, of_data)
-        weights = fitted_weights(entries, network, file=file)
-        with _fits(file, network, of_data):
-            network.load_state_dict(weights)
+        weights = entries if loaded else fitted_weights(entries, network, file=file)
+        if not loaded:
+            with _fits(file, network, of_data):
+                network.load_state_dict(weights)
         # A weight in a plain file may have the name of one of our settings.
         stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
         return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
@@ -147,7 +168,7 @@ class TeacherConfig:
         template, extractor = without_feature_extractor(self._architecture(content, file, of_data))
         with _fits(file, template, of_data):
             stack = NetworkStack(restored(template, weights), feature_extractor=extractor)
-        if self.adapted(template) is not template:
+        if isinstance(self.adapted(template), AdaptedTeacher):
             stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
         return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
 

@@ -6,15 +6,19 @@ student lists it.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_modules.networks.network import logits_of
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.training.randomness import stream
@@ -110,6 +114,18 @@ class TeacherInput:
         return images
 
 
+def giving_logits(network: nn.Module, *, probabilities: bool) -> nn.Module:
+    """Returns a network of the same class and weights that gives `logits_of` its outputs, by a hook of its own."""
+    copied = copy.copy(network)
+    copied._forward_hooks = OrderedDict(network._forward_hooks)
+    copied.register_forward_hook(partial(_logits, probabilities=probabilities))
+    return copied
+
+
+def _logits(network: nn.Module, inputs: Any, outputs: Any, *, probabilities: bool) -> Any:
+    return logits_of(outputs, probabilities=probabilities)
+
+
 class AdaptedTeacher(nn.Module):
     """Wraps a teacher to map this project's images to logits; gradients and hooks reach the inner network.
 
@@ -180,6 +196,8 @@ def try_external(
     count = f"{len(images)} procedural images"
     finite = raw[torch.isfinite(raw).all(dim=1)]
     sums_to_one = ((finite.sum(dim=1) - 1).abs() < _TOLERANCE).all()
+    if raw.shape[1] == 2 and not finite[:, 0].any():  # of one output z, (0, z)
+        sums_to_one = (finite <= 1).all()
     found: TeacherOutputs = "probabilities" if bool((finite >= -1e-6).all() and sums_to_one) else "logits"
     if len(finite) and found != outputs:
         stated = f"{named}.outputs states {outputs}. State {named}.outputs: {found}"

@@ -19,7 +19,7 @@ from lightning_modules.networks.feature_cache import bytes_of, same_module
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
-from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.files import TeacherError, common_prefix
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
@@ -375,13 +375,13 @@ def _digest(value: torch.Tensor) -> bytes:
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Hash of names, shapes and values. **Private**: a ledger keeps only a keyed hash of it.
 
-    Floating-point numbers count as float32, and BatchNorm's counters are left out: a copy without them is the same
-    teacher.
+    Floating-point numbers count as float32, and BatchNorm's counters and a prefix of all names are left out: a copy
+    without them is the same teacher.
     """
-    digest = hashlib.sha256()
+    digest, shared = hashlib.sha256(), len(common_prefix(tensors))
     for name in sorted(name for name in tensors if not name.endswith("num_batches_tracked")):
         value = tensors[name].float() if tensors[name].is_floating_point() else tensors[name]
-        digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
+        digest.update(f"{name[shared:]}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(bytes_of(value))
     return digest.digest()
 

@@ -81,7 +81,7 @@ def test_torchvision_and_timm_by_name() -> None:
     )
     assert len(whole.layer1) == 1 and isinstance(whole.bn1, nn.Identity)
     assert build("torchvision.models.resnet18", (3, 32, 32))(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
-    by_timm = build("timm.create_model", model_name="test_resnet.r160_in1k", in_chans=1)
+    by_timm = build("timm.create_model", model_name="test_resnet.r160_in1k")
     assert by_timm.eval()(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
 
 

@@ -6,13 +6,17 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sklearn.linear_model import Ridge
 from support.runs import distil, fit_script
 from support.variants import MoodyTeacher
 from torch import nn
@@ -92,6 +96,11 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "beside a loss": lambda weights: {
         "state_dict": {**prefixed(weights, "model."), "criterion.weight": torch.ones(10)}
     },
+    "beside settings": lambda weights: {
+        "state_dict": weights,
+        "args": argparse.Namespace(lr=0.1, best=np.float64(0.9)),
+        "step": np.int64(3),
+    },
     "half precision": lambda weights: {name: value.half() for name, value in weights.items()},
     "before counters": lambda weights: {
         name: value for name, value in weights.items() if not name.endswith("num_batches_tracked")
@@ -137,6 +146,27 @@ def test_one_identity_whatever_the_wrapping(network: nn.Module) -> None:
     assert load().training.digest not in found  # type: ignore[union-attr]
 
 
+class Holds(nn.Module):
+    """Another network, and nothing else."""
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.inner = SmallCNN(num_classes, image_shape)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.inner(images)  # type: ignore[no-any-return]
+
+
+def test_a_network_that_holds_the_files_is_the_same_teacher(network: nn.Module) -> None:
+    images, found = torch.randn(3, 1, 8, 8), set()
+    for weights in (network.state_dict(), prefixed(network.state_dict(), "model.inner.")):
+        torch.save(weights, "weights.pt")
+        teacher = load(network=Holds)
+        assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
+        found.add(teacher.training.digest)  # type: ignore[union-attr]
+    assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
+
+
 def test_safetensors_are_read_and_programs_of_torch_export_refused(network: nn.Module) -> None:
     images = torch.randn(3, 1, 8, 8)
     torch.export.save(torch.export.export(network, (images,)), "program.pt2")
@@ -148,22 +178,60 @@ def test_safetensors_are_read_and_programs_of_torch_export_refused(network: nn.M
 
 
 def test_what_is_no_file_of_weights(network: nn.Module) -> None:
+    weights = network.state_dict()
     Path("text.ckpt").write_text("hello")
-    Path("cut.safetensors").write_bytes(b"\x00" * 100)
+    Path("empty.pt").touch()
+    Path("pointer.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n")
+    Path("page.safetensors").write_text("\n<!DOCTYPE html><html>")
+    Path("sklearn.pkl").write_bytes(pickle.dumps(Ridge()))
+    torch.save(weights, "cut.pt")
+    torch.save(weights, "cut_old.pt", _use_new_zipfile_serialization=False)
+    save_file(weights, "cut.safetensors")
+    for file in Path().glob("cut*"):
+        file.write_bytes(file.read_bytes()[:-600])
     torch.save({"a": 1}, "none.ckpt")
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
-    for file, message in (
-        ("text.ckpt", "cannot be read as plain weights"),
-        ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors"),
+    for name, message in (
+        ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
+        ("empty.pt", "is empty"),
+        ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
+        ("page.safetensors", "is a web page.*/resolve/"),
+        ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
+        ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
+        ("cut_old.pt", "it is cut short after"),
+        ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
-        ("folder", "is a folder: give the file"),
+        ("folder", r"is a folder: give the file.*or a folder with config\.json"),
         ("of_my_own.ckpt", r"or give your own"),
         ("mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
     ):
         with pytest.raises(TeacherError, match=message):
-            load(file)
+            load(name)
+
+
+def test_weights_in_another_form_are_refused_by_what_they_are() -> None:
+    def layers() -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    pruned, normalised = layers(), layers()
+    nn.utils.prune.l1_unstructured(pruned[1], "weight", 0.5)
+    nn.utils.parametrizations.weight_norm(normalised[1])
+    adapted = {"base.lora_A.weight": torch.zeros(2, 64), "base.lora_B.weight": torch.zeros(10, 2)}
+    quantized = {"1.scale": torch.ones(()), "1.zero_point": torch.zeros(()), "1._packed_params._packed_params": ()}
+    for weights, message in (
+        (pruned.state_dict(), r"are pruned: .*prune\.remove"),
+        (normalised.state_dict(), "are weight-normalised or otherwise parametrised: .*remove_parametrizations"),
+        (quantized, "are quantized: give those from before"),
+        (adapted, "are of an adapter"),
+    ):
+        torch.save(weights, "weights.pt")
+        with pytest.raises(TeacherError, match=message):
+            load(network=lambda *_: layers())
+    # Which a network that has the same form takes.
+    torch.save(normalised.state_dict(), "weights.pt")
+    load(network=lambda *_: copy.deepcopy(normalised))
 
 
 PICKLED: dict[str, Callable[[nn.Module], None]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import SmallCNN, logits_and_statistics
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput
+from lightning_modules.teachers.files import TeacherError
+from privacy.mechanisms import NoisyGradients, Shape
+from privacy.session import PrivacySession
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
@@ -83,7 +87,60 @@ def test_outputs_become_logits_of_the_same_probabilities() -> None:
         assert torch.allclose(whole(images).softmax(dim=1), expected, atol=1e-6)
     sure = AdaptedTeacher(nn.Softmax(1), takes=TeacherInput(range=[0, 500]), outputs="probabilities")
     assert torch.isfinite(sure(torch.tensor([[[[-1.0]], [[1.0]]]]))).all()
-    assert TeacherConfig(path="x").adapted(network) is network
+    assert not isinstance(TeacherConfig(path="x").adapted(network), AdaptedTeacher)
+
+
+class Answer(NamedTuple):
+    logits: torch.Tensor
+    auxiliary: torch.Tensor
+
+
+class Gives(nn.Module):
+    """Logits in another form."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any], classes: int = 3) -> None:
+        super().__init__()
+        self.body, self.form = nn.Sequential(nn.Flatten(), nn.Linear(16, classes)), form
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.form(self.body(images))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda logits: {"logits": logits, "loss": None},
+        lambda logits: {"out": logits},
+        lambda logits: (logits, logits.sum()),
+        lambda logits: Answer(logits, logits),
+    ],
+)
+def test_logits_are_found_in_what_a_network_gives(form: Callable[[torch.Tensor], Any]) -> None:
+    network, images = Gives(form), torch.randn(4, 1, 4, 4)
+    teacher = TeacherConfig(path=network).load(num_classes=3, image_shape=(1, 4, 4))
+    assert torch.allclose(teacher.logits(images), network.body(images))
+    assert type(network(images)) is type(form(images[:, 0, 0]))  # the script's own is left as it was
+    torch.save(network.state_dict(), "weights.pt")
+    read = TeacherConfig(path="weights.pt", network=lambda *_: Gives(form)).load(num_classes=3, image_shape=(1, 4, 4))
+    assert torch.allclose(read.logits(images), network.body(images), atol=1e-6)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_one_output_is_of_the_second_of_two_classes(flat: bool) -> None:
+    images, shape = torch.randn(4, 1, 4, 4), {"num_classes": 2, "image_shape": (1, 4, 4)}
+    for outputs, end in (("logits", nn.Identity()), ("probabilities", nn.Sigmoid())):
+        network = Gives(lambda one, end=end: end(one)[:, 0] if flat else end(one), classes=1)
+        teacher = TeacherConfig(path=network, outputs=outputs).load(**shape)  # type: ignore[arg-type]
+        expected = network.body(images).sigmoid()[:, 0]
+        assert torch.allclose(teacher.logits(images).softmax(dim=1)[:, 1], expected, atol=1e-6)
+        # A sigmoid's outputs are told from logits.
+        stated, other = (outputs, "logits") if outputs == "probabilities" else (outputs, "probabilities")
+        wrong = TeacherConfig(path=network, outputs=other).load(**shape)  # type: ignore[arg-type]
+        session = PrivacySession(NoisyGradients(), Shape(8, 2))
+        with pytest.raises(ValueError, match=f"gives {stated} for"):
+            wrong.try_external(session, image_shape=(1, 4, 4), prior=None, named="model.teacher")
+    with pytest.raises(TeacherError, match=r"must give 10 logits an image, got \(4?2?"):
+        TeacherConfig(path=Gives(nn.Identity(), classes=1)).load(num_classes=10, image_shape=(1, 4, 4))
 
 
 def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:

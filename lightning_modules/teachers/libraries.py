@@ -1,0 +1,124 @@
+"""Teachers in the files of timm and transformers, which state their architecture and what pictures they take."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from lightning_modules.teachers.external import TeacherInput
+from lightning_modules.teachers.files import TeacherError
+
+
+class Stated(NamedTuple):
+    """What a file or folder states: how to build its network, what pictures it takes, whether it has its weights."""
+
+    network: Callable[[int, tuple[int, int, int]], nn.Module]
+    input: TeacherInput
+    loaded: bool = False
+
+
+def stated_in(file: Path, content: Any) -> Stated | None:
+    """The architecture and the input that a file of weights states, or the configuration beside it; None if neither.
+
+    Nothing but networks of the two libraries is built: a name is looked up in their own lists, and the code that a
+    configuration of Hugging Face may name (`auto_map`) is not run.
+
+    Args:
+        file: The weights: `model.safetensors` beside a `config.json`, or a checkpoint of timm's training script.
+        content: What was read from it.
+
+    Raises:
+        TeacherError: The library is not installed, or does not have the architecture.
+    """
+    beside = file.with_name("config.json")
+    if file.name in ("model.safetensors", "pytorch_model.bin") and beside.is_file():
+        config = json.loads(beside.read_text(encoding="utf-8"))
+        if "architecture" in config:
+            arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
+            return _of_timm(file, config["architecture"], arguments, config.get("pretrained_cfg", {}))
+        return _of_transformers(file) if "model_type" in config else None
+    if isinstance(content, Mapping) and isinstance(settings := content.get("args"), Namespace) and "arch" in content:
+        given = {name: value for name, value in vars(settings).items() if value is not None}
+        size = given.get("input_size") or given.get("img_size")
+        taken = {name: given[name] for name in ("mean", "std") if name in given} | (
+            {"input_size": size} if size else {}
+        )
+        arguments = {name: given.get(name) for name in ("num_classes", "in_chans")} | given.get("model_kwargs", {})
+        return _of_timm(file, content["arch"], arguments, taken)
+    return None
+
+
+def _library(name: str, file: Path) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TeacherError(f"teacher {file}: pip install 'private-model-transcription[{name}]' to build it") from error
+
+
+def _of_timm(file: Path, name: str, arguments: Mapping[str, Any], pictures: Mapping[str, Any]) -> Stated:
+    timm = _library("timm", file)
+    if not timm.is_model(name):
+        raise TeacherError(f"{file} is of {name!r}, which timm {timm.__version__} does not have")
+    # Plain values alone, and none by which timm would read another file.
+    kept = {
+        key: value
+        for key, value in arguments.items()
+        if isinstance(value, (bool, int, float, str, list, tuple)) and not key.startswith(("pretrained", "checkpoint"))
+    }
+    own = timm.get_pretrained_cfg(name)
+    stated = {**({} if own is None else own.to_dict()), **pictures}
+    size = stated.get("input_size")
+    channels = kept.get("in_chans") or (size[0] if isinstance(size, (list, tuple)) else 3)
+    mean, std = stated.get("mean"), stated.get("std")
+    if mean is not None and len(mean) != channels:
+        mean, std = mean[:1], std[:1]
+
+    def build(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+        network: nn.Module = timm.create_model(
+            name, pretrained=False, **{"num_classes": num_classes, "in_chans": channels, **kept}
+        )
+        return network
+
+    return Stated(build, _input(mean, std, size[1:] if isinstance(size, (list, tuple)) else size, channels))
+
+
+def _of_transformers(file: Path) -> Stated:
+    transformers = _library("transformers", file)
+    try:
+        # The library's own loading: names of weights change with its versions.
+        network, found = transformers.AutoModelForImageClassification.from_pretrained(
+            str(file.parent), trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # the library's own
+        raise TeacherError(f"{file.parent} is no image classifier of transformers: {str(error)[:300]}") from error
+    if lacking := sorted({*found["missing_keys"], *found["unexpected_keys"]}):
+        raise TeacherError(f"the weights in {file} are not those of {type(network).__name__}: {', '.join(lacking[:8])}")
+    processor = file.with_name("preprocessor_config.json")
+    pictures = json.loads(processor.read_text(encoding="utf-8")) if processor.is_file() else {}
+    size = pictures.get("crop_size" if pictures.get("do_center_crop") else "size")
+    if isinstance(size, Mapping):
+        size = [size["height"], size["width"]] if "height" in size else size.get("shortest_edge")
+    scaled = math.isclose(pictures.get("rescale_factor", 1 / 255), 1 / 255)
+    normalised = bool(pictures.get("do_normalize")) and scaled
+    mean, std = (pictures.get(f"image_{name}") if normalised else None for name in ("mean", "std"))
+    size = size or getattr(network.config, "image_size", None)
+    return Stated(lambda *_: network, _input(mean, std, size, network.config.num_channels), loaded=True)
+
+
+def _input(mean: Any, std: Any, size: Any, channels: int) -> TeacherInput:
+    def listed(values: Any) -> list[float] | None:
+        return None if values is None else [float(value) for value in values]
+
+    return TeacherInput(
+        mean=listed(mean),
+        std=listed(std),
+        size=list(size) if isinstance(size, (list, tuple)) else size,
+        channels=channels,
+    )
