@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import sys
 from abc import ABC
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +46,7 @@ def named_object(name: str) -> Any:
         path, *above, last = name.split(".")
     try:
         if not colon:
+            find_named([name])
             found = importlib.import_module(path)
         for part in above:
             path += f".{part}"
@@ -52,10 +56,57 @@ def named_object(name: str) -> Any:
         raise ValueError(f"{name} cannot be imported: {error}; of a file give path/to/file.py:Name") from error
 
 
-def look_in_current_folder() -> None:
-    """Append the current folder to the import path, after everything that is installed."""
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.append(str(Path.cwd()))
+class _NamedModules(MetaPathFinder):
+    """Finds the user's modules that were named, see `find_named`."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, Path] = {}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        folder = None if path else self.folders.get(fullname)
+        return None if folder is None else PathFinder.find_spec(fullname, [str(folder)])
+
+
+_NAMED = _NamedModules()
+
+
+def find_named(texts: Iterable[str]) -> None:
+    """Lets modules of the working folder be imported that the user names, and what their code imports from beside it.
+
+    The folder does not join `sys.path`, where the imports of other packages would find the user's files.
+
+    Args:
+        texts: Names such as `my.Net`, and any other texts, which are left alone.
+    """
+    for text in texts:
+        first, dot, _ = text.partition(".")
+        if dot and first.isidentifier():
+            _find(first, Path.cwd())
+
+
+def _find(name: str, folder: Path) -> None:
+    files = [file] if (file := folder / f"{name}.py").is_file() else [*(folder / name).glob("*.py")]
+    if not files or _NAMED.folders.get(name) == folder:
+        return
+    if _NAMED not in sys.meta_path:
+        sys.meta_path.append(_NAMED)  # last, after everything that is installed
+    _NAMED.folders[name] = folder
+    importlib.invalidate_caches()
+    for file in files:
+        _find_imports(file, folder)
+
+
+def _find_imports(file: Path, folder: Path) -> None:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # the import itself says where
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            _find(str(node.module).partition(".")[0], folder)
+        elif isinstance(node, ast.Import):
+            for imported in node.names:
+                _find(imported.name.partition(".")[0], folder)
 
 
 def _module_of(file: Path, name: str) -> ModuleType:
@@ -68,8 +119,7 @@ def _module_of(file: Path, name: str) -> ModuleType:
         return sys.modules[identity]
     module = sys.modules[identity] = ModuleType(identity)
     module.__file__ = str(path)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, for the file's imports from its own folder
+    _find_imports(path, path.parent)
     try:
         # Not by a loader, which reuses stale bytecode if a file changes within a second.
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
@@ -104,7 +154,6 @@ def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
 
 def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
     """Return the first name that `require_known_code` refuses, or None."""
-    look_in_current_folder()  # as building from a name does
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
     return next((text for text in texts if not _is_known(text)), None)
@@ -157,14 +206,12 @@ def _is_known(text: str) -> bool:
             module = find_spec(parts[0])  # of a name without a dot, for which nothing is imported
         except ValueError:
             return False  # a module that was made by hand, such as `__main__`
-        if module is None:
-            return True
+        own = any(Path(parts[0] + end).is_file() for end in (".py", "/__init__.py"))  # in the working folder
+        if module is None and not own:
+            return not Path(parts[0]).is_dir() or (len(parts) == 2 and parts[1] in _DATA)
         # A file such as `test.ckpt`, although there is a module or a folder of that name.
-        return (
-            len(parts) == 2
-            and parts[1] in _DATA
-            and (module.origin is None or parts[0] in (*sys.stdlib_module_names, "test"))
-        )
+        plain = not own and module is not None and module.origin is None
+        return len(parts) == 2 and parts[1] in _DATA and (plain or parts[0] in (*sys.stdlib_module_names, "test"))
     if any(part.startswith("__") for part in parts):
         return False
     try:

@@ -40,7 +40,7 @@ from lightning_modules.cli.errors import explain
 from lightning_modules.cli.outcome import outcome, say_how_to_resume
 from lightning_modules.cli.resuming import find_checkpoint, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.named_code import look_in_current_folder, texts_in
+from lightning_modules.named_code import find_named, texts_in
 from lightning_modules.quiet import quiet_evaluation
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import LAST, first_process, folder_of, own_folder, run_folder
@@ -78,8 +78,9 @@ class TranscriptionCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str], *, run: bool = True) -> None:
-        look_in_current_folder()  # for the user's own methods, data sets and priors
         self._arguments = find_configs(args)
+        for settings in given_in(self._arguments):
+            find_named(texts_in(settings))  # the user's own methods, data sets and priors
         super().__init__(
             model_class=LightningModule,
             datamodule_class=LightningDataModule,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lightning_modules.named_code import look_in_current_folder, named_object
+from lightning_modules.named_code import find_named, named_object, texts_in
 from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.generators import ConvVAE, ImageGenerator
 
@@ -43,7 +43,7 @@ def network_of(spec: Any, kind: Any = NetworkCallable) -> Callable[..., Any]:
     """
     factory: Callable[..., Any] = spec
     if isinstance(spec, (str, Mapping)):
-        look_in_current_folder()
+        find_named(texts_in(spec))
         parser, parsed = _parsed(spec, kind)
         factory = parser.instantiate(parsed).network
     return factory
@@ -243,7 +243,6 @@ class External(ImageClassifier):
     def __new__(
         cls, num_classes: int, image_shape: tuple[int, int, int], *, name: str, arguments: dict[str, Any] | None = None
     ) -> Any:
-        look_in_current_folder()
         target, given = named_object(name), arguments or {}
         if not callable(target):
             raise ValueError(f"{name} must be a class or a function, got {type(target).__name__}")

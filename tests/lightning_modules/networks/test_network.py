@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,19 @@ def test_a_class_of_a_file_gets_all_its_arguments(file: Path) -> None:
     assert network.depth == 7 and network.layers[1].out_features == 9 and isinstance(network.layers[2], nn.Tanh)
     assert network(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
     assert build(f"{file}:make")(torch.zeros(3, 1, 8, 8)).shape == (3, 5)
+
+
+def test_the_working_folder_does_not_join_the_import_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray file of the user's was run by another package's optional import."""
+    for name in ("my", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (file.parent / "z3.py").write_text("raise RuntimeError('a stray file')\n")
+    network: Any = build("my.Net", n_out=5)  # in the working folder, and what it imports
+    assert network.depth == 7 and find_spec("beside") is not None
+    build(f"{file}:Net", n_out=5)
+    assert find_spec("z3") is None and str(file.parent) not in sys.path
+    monkeypatch.syspath_prepend(str(file.parent))  # the control
+    assert find_spec("z3") is not None
 
 
 def test_torchvision_and_timm_by_name() -> None:
