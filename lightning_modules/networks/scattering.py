@@ -15,58 +15,37 @@ from torch import Tensor, nn
 
 from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.priors import ImagePrior
-from lightning_modules.setting_checks import check_whole_number
 
 _PIECE = 32
+_ANGLES, _GROUPS, _STEP = 8, 27, 4
 
 
 class Scattering(nn.Module):
-    """Scattering features of orders 0 to 2 from Morlet wavelets, averaged and subsampled by 2**scales. No parameters.
+    """Scattering features of orders 0 to 2 from Morlet wavelets of 2 scales and 8 angles, averaged and subsampled by 4.
 
-    They are normalised over groups of channels within each image. This is Tramèr and Boneh's option that spends no
-    privacy; statistics of the data would have to be released.
+    They have no parameters, and are normalised over 27 groups of channels within each image. This is Tramèr and Boneh's
+    option that spends no privacy; statistics of the data would have to be released.
 
     Args:
         image_shape: channels, height, width.
         prior: not used, since the wavelets are fixed.
-        scales: J.
-        angles: L.
-        groups: groups of the normalisation, a divisor of the number of feature channels. 81 channels (J=2, L=8, gray)
-            allow 1, 3, 9, 27 and 81.
 
     Raises:
-        ValueError: a setting does not fit, or a side of the image is below 2**scales pixels.
+        ValueError: a side of the image is below 4 pixels.
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        prior: ImagePrior | None = None,
-        *,
-        scales: int = 2,
-        angles: int = 8,
-        groups: int = 27,
-    ) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], prior: ImagePrior | None = None) -> None:
         super().__init__()
-        for name, value in (("scales", scales), ("angles", angles)):
-            check_whole_number(f"Scattering.{name}", value, least=1)
-        channels, height, width = checked_shape(
-            f"Scattering of {scales} scales", image_shape=image_shape, least=2**scales
-        )
-        self.scales, self.angles = scales, angles
-        step = 2**scales
-        margins = _margin(height, step), _margin(width, step)
-        size = (height + sum(margins[0]), width + sum(margins[1]))
-        self.margins = margins
-        paths = 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
-        self.output_shape = (channels * paths, -(-height // step), -(-width // step))
-        if groups < 1 or channels * paths % groups:
-            raise ValueError(f"Scattering.groups must divide the {channels * paths} scattering channels, got {groups}")
-        self.norm = nn.GroupNorm(groups, channels * paths, affine=False)
-        for scale in range(scales):
-            bank = [_morlet(size, scale, math.pi * angle / angles, slant=4 / angles) for angle in range(angles)]
+        channels, height, width = checked_shape("Scattering", image_shape=image_shape, least=_STEP)
+        self.margins = _margin(height), _margin(width)
+        size = (height + sum(self.margins[0]), width + sum(self.margins[1]))
+        paths = 1 + 2 * _ANGLES + _ANGLES**2
+        self.output_shape = (channels * paths, -(-height // _STEP), -(-width // _STEP))
+        self.norm = nn.GroupNorm(_GROUPS, channels * paths, affine=False)
+        for scale in range(2):
+            bank = [_morlet(size, scale, math.pi * angle / _ANGLES, slant=4 / _ANGLES) for angle in range(_ANGLES)]
             self.register_buffer(f"wavelets{scale}", torch.stack(bank), persistent=False)
-        for scale in range(scales):
+        for scale in range(2):
             self.register_buffer(f"average{scale}", self._averaging(size, 2**scale), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,7 +55,7 @@ class Scattering(nn.Module):
 
     @torch.no_grad()
     def scattered(self, images: Tensor) -> Tensor:
-        """Features before normalisation, (N, C·paths, ⌈H/2**J⌉, ⌈W/2**J⌉), order by order."""
+        """Features before normalisation, (N, C·81, ⌈H/4⌉, ⌈W/4⌉), order by order."""
         # Small pieces stay in the processor's cache.
         kind = torch.promote_types(torch.float32, self.get_buffer("average0").dtype)
         pieces = [self._transform(piece) for piece in images.to(kind).split(_PIECE)]
@@ -85,36 +64,23 @@ class Scattering(nn.Module):
     def _transform(self, images: Tensor) -> Tensor:
         (top, bottom), (left, right) = self.margins
         padded = nn.functional.pad(images, (left, right, top, bottom), mode="reflect")
-        outputs = [self._average(padded[:, :, None], 0)]
-        spectrum = self._spectrum(padded, 0)
-        deeper: list[Tensor] = []
-        for scale in range(self.scales):
-            # A wavelet's band is narrow enough to keep only every 2**scale-th sample.
-            first = self._filtered(spectrum, self._wavelets(scale), 0, scale)
-            outputs.append(self._average(first, scale))
-            if scale + 1 == self.scales:
-                break
-            spectra = self._spectrum(first, scale)
-            for coarser in range(scale + 1, self.scales):
-                # The wavelet's spectrum on the grid of `first`.
-                bank = folded(self._wavelets(coarser), 2**scale) * 4**scale
-                second = self._filtered(spectra, bank, scale, coarser)
-                deeper.append(self._average(second.flatten(2, 3), coarser))
-        return torch.cat(outputs + deeper, dim=2).flatten(1, 2)
+        spectrum = self._spectrum(padded)
+        # A wavelet's band is narrow enough to keep only every 2**scale-th sample.
+        fine, coarse = (self._filtered(spectrum, scale) for scale in range(2))
+        second = self._filtered(self._spectrum(fine), 1)
+        maps = ((padded[:, :, None], 0), (fine, 0), (coarse, 1), (second.flatten(2, 3), 1))
+        return torch.cat([self._average(*one) for one in maps], dim=2).flatten(1, 2)
 
-    def _spectrum(self, maps: Tensor, scale: int) -> Any:
-        """Fourier transform of maps (..., H, W) subsampled by 2**`scale`."""
+    def _spectrum(self, maps: Tensor) -> Any:
+        """Fourier transform of maps (..., H, W)."""
         return torch.fft.fft2(maps)
 
-    def _filtered(self, spectra: Any, bank: Tensor, before: int, scale: int) -> Tensor:
-        """Moduli of maps filtered by a bank (J, H, W) and subsampled by 2**(scale - before)."""
-        maps = torch.fft.ifft2(_filtered(spectra, bank, 2 ** (scale - before)))
+    def _filtered(self, spectra: Any, scale: int) -> Tensor:
+        """Moduli of maps filtered by the wavelets of a scale and subsampled by 2**`scale`."""
+        maps = torch.fft.ifft2(_filtered(spectra, self.get_buffer(f"wavelets{scale}"), 2**scale))
         # `abs` guards against overflow, which images cannot cause, and takes twice as long.
         real, imaginary = torch.view_as_real(maps).unbind(dim=-1)
         return (real.square() + imaginary.square()).sqrt_()
-
-    def _wavelets(self, scale: int) -> Tensor:
-        return self.get_buffer(f"wavelets{scale}")
 
     def _average(self, maps: Tensor, scale: int) -> Tensor:
         _, height, width = self.output_shape
@@ -123,14 +89,13 @@ class Scattering(nn.Module):
 
     def _averaging(self, size: tuple[int, int], kept: int) -> Tensor:
         """Matrix that averages by a Gaussian and subsamples maps that were subsampled by `kept` before."""
-        step = 2**self.scales
         _, height, width = self.output_shape
         sides = []
         for length, (before, _), count in zip(size, self.margins, (height, width), strict=True):
             source = torch.arange(0, length, kept, dtype=torch.float64)
-            target = before + step * torch.arange(count, dtype=torch.float64)
+            target = before + _STEP * torch.arange(count, dtype=torch.float64)
             distance = torch.remainder(source[:, None] - target + length / 2, length) - length / 2
-            weights = torch.exp(-(distance**2) / (2 * (0.8 * step) ** 2))
+            weights = torch.exp(-(distance**2) / (2 * (0.8 * _STEP) ** 2))
             sides.append(weights / weights.sum(dim=0))
         return torch.kron(sides[0], sides[1]).float()
 
@@ -165,13 +130,13 @@ def folded(spectra: Tensor, factor: int) -> Tensor:
     return folded
 
 
-def _margin(side: int, step: int) -> tuple[int, int]:
-    """Reflection padding before and after, at most side - 1 each, that makes the total a multiple of `step`."""
-    before = min(step, side - 1)
+def _margin(side: int) -> tuple[int, int]:
+    """Reflection padding before and after, at most side - 1 each, that makes the total a multiple of 4."""
+    before = min(_STEP, side - 1)
     for after in range(before, side):
-        if (side + before + after) % step == 0:
+        if (side + before + after) % _STEP == 0:
             return before, after
-    return 0, -side % step
+    return 0, -side % _STEP
 
 
 def _morlet(size: tuple[int, int], scale: int, angle: float, *, slant: float) -> Tensor:

@@ -135,10 +135,9 @@ class PortableScattering(Scattering):
 
     def __init__(self, scattering: Scattering) -> None:
         nn.Module.__init__(self)
-        self.scales, self.angles = scattering.scales, scattering.angles
         self.margins, self.output_shape, self.norm = scattering.margins, scattering.output_shape, scattering.norm
-        height, width = scattering._wavelets(0).shape[-2:]
-        for scale in range(self.scales):
+        height, width = scattering.get_buffer("wavelets0").shape[-2:]
+        for scale in range(2):
             # Sizes of the maps after subsampling at this scale.
             for direction, sign in (("forward", -1), ("backward", 1)):
                 for axis, side in (("rows", height >> scale), ("columns", width >> scale)):
@@ -151,11 +150,12 @@ class PortableScattering(Scattering):
         """See `Scattering.scattered`; all images at once."""
         return self._transform(images.double()).to(images.dtype)
 
-    def _spectrum(self, maps: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        return self._transformed(maps, None, "forward", scale)
+    def _spectrum(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        return self._transformed(maps, None, "forward", 0)
 
-    def _filtered(self, spectra: tuple[Tensor, Tensor], bank: Tensor, before: int, scale: int) -> Tensor:
-        parts = [folded(part.unsqueeze(-3) * bank, 2 ** (scale - before)) for part in spectra]
+    def _filtered(self, spectra: tuple[Tensor, Tensor], scale: int) -> Tensor:
+        bank = self.get_buffer(f"wavelets{scale}")
+        parts = [folded(part.unsqueeze(-3) * bank, 2**scale) for part in spectra]
         real, imaginary = self._transformed(parts[0], parts[1], "backward", scale)
         return (real.square() + imaginary.square()).sqrt()
 

@@ -148,8 +148,6 @@ class TeacherEnsemble(Evaluated):
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
         self._records: ShardedRecords | None = None
-        #: The teachers queried last, by their numbers.
-        self._voters: tuple[tuple[int, int], NetworkStack] | None = None
         #: First teacher that no validation has seen, and first teacher of the current validation.
         self._newest, self._evaluated_from, self._evaluates_all = 0, 0, True
         self.evaluation = Evaluation(num_classes)
@@ -191,15 +189,12 @@ class TeacherEnsemble(Evaluated):
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
-        numbers, teachers = (since, len(self.trained_teachers)), self.trained_teachers[since:]
-        if self.training_now is not None and not teachers:
+        teachers = self.trained_teachers[since:]
+        if not teachers and self.training_now is not None:
             teachers = self.training_now.networks()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
-        if self._voters is None or self._voters[0] != numbers or not self.trained_teachers:
-            extractor = self.networks.feature_extractor
-            self._voters = numbers, NetworkStack(teachers, feature_extractor=extractor)
-        return self._voters[1].logits(images).argmax(dim=2)
+        return NetworkStack(teachers, feature_extractor=self.networks.feature_extractor).logits(images).argmax(dim=2)
 
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "32")
 
@@ -409,4 +404,4 @@ class TeacherEnsemble(Evaluated):
         self.own_training.load(checkpoint)
         content = checkpoint["ensemble"]
         self.draw_seed, self._settings_before = content["draw_seed"], content["settings"]
-        self.trained_teachers, self._voters = restored(self.networks.fresh(seed=0, teacher=0), content["weights"]), None
+        self.trained_teachers = restored(self.networks.fresh(seed=0, teacher=0), content["weights"])

@@ -153,7 +153,7 @@ def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:
             f"{file} holds an ensemble, and this method takes one teacher: set model.mechanism.release to ensemble for "
             "DPDFD, take NoisyMeanResponse for Distillation, NoisyVotes for DGD, or LocalClients (teachers=FILE)"
         )
-    inner, seen = content, []
+    inner, seen = content, list[str]()
     while isinstance(inner, Mapping):
         if inner and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in inner.items()):
             return dict(inner)

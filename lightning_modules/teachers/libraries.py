@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lightning_modules.teachers.files import TeacherError
 class Stated(NamedTuple):
     """What a file or folder states: how to build its network, what pictures it takes, whether it has its weights."""
 
-    network: Callable[[int, tuple[int, int, int]], nn.Module]
+    network: Any
     input: TeacherInput
     loaded: bool = False
 
@@ -46,12 +46,11 @@ def stated_in(file: Path, content: Any) -> Stated | None:
         return _of_transformers(file) if "model_type" in config else None
     if isinstance(content, Mapping) and isinstance(settings := content.get("args"), Namespace) and "arch" in content:
         given = {name: value for name, value in vars(settings).items() if value is not None}
-        size = given.get("input_size") or given.get("img_size")
-        taken = {name: given[name] for name in ("mean", "std") if name in given} | (
-            {"input_size": size} if size else {}
-        )
-        arguments = {name: given.get(name) for name in ("num_classes", "in_chans")} | given.get("model_kwargs", {})
-        return _of_timm(file, content["arch"], arguments, taken)
+        taken = {name: given[name] for name in ("mean", "std", "input_size") if name in given}
+        if "img_size" in given:
+            taken["input_size"] = (given.get("in_chans", 3), given["img_size"], given["img_size"])
+        arguments = {name: given[name] for name in ("num_classes", "in_chans") if name in given}
+        return _of_timm(file, content["arch"], arguments | given.get("model_kwargs", {}), taken)
     return None
 
 
@@ -67,18 +66,18 @@ def _of_timm(file: Path, name: str, arguments: Mapping[str, Any], pictures: Mapp
     if not timm.is_model(name):
         raise TeacherError(f"{file} is of {name!r}, which timm {timm.__version__} does not have")
     # Plain values alone, and none by which timm would read another file.
-    kept = {
+    kept: dict[str, Any] = {
         key: value
         for key, value in arguments.items()
         if isinstance(value, (bool, int, float, str, list, tuple)) and not key.startswith(("pretrained", "checkpoint"))
     }
-    own = timm.get_pretrained_cfg(name)
-    stated = {**({} if own is None else own.to_dict()), **pictures}
-    size = stated.get("input_size")
-    channels = kept.get("in_chans") or (size[0] if isinstance(size, (list, tuple)) else 3)
+    own: Any = timm.get_pretrained_cfg(name)
+    stated: dict[str, Any] = {"input_size": (3, None, None), **(own.to_dict() if own else {}), **pictures}
+    channels, *size = stated["input_size"]
+    channels = int(kept.get("in_chans", channels))
     mean, std = stated.get("mean"), stated.get("std")
     if mean is not None and len(mean) != channels:
-        mean, std = mean[:1], std[:1]
+        mean, std = mean[:1], stated["std"][:1]
 
     def build(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
         network: nn.Module = timm.create_model(
@@ -86,7 +85,7 @@ def _of_timm(file: Path, name: str, arguments: Mapping[str, Any], pictures: Mapp
         )
         return network
 
-    return Stated(build, _input(mean, std, size[1:] if isinstance(size, (list, tuple)) else size, channels))
+    return Stated(build, _input(mean, std, size if all(size) else None, channels))
 
 
 def _of_transformers(file: Path) -> Stated:

@@ -27,7 +27,7 @@ SHAPE = (1, 8, 8)
 
 
 def coarse(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    return linear(num_classes=num_classes, image_shape=image_shape, scales=1, angles=2, groups=1)
+    return linear(num_classes=num_classes, image_shape=image_shape)
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,7 @@ import torch
 from support.runs import distil
 from torch import nn
 
-from lightning_modules import DGD, DPDFD
-from lightning_modules.dgd.phases import GeneratorPhase
-from lightning_modules.images import Images
-from lightning_modules.setting_checks import settings_of
-from lightning_modules.teachers.config import TeacherConfig
-from lightning_modules.teachers.external import TRIAL_ACCESS, TeacherInput
+from lightning_modules.teachers.external import TRIAL_ACCESS
 from lightning_modules.teachers.files import TeacherError
 from privacy.identity import CheckpointError
 
@@ -116,19 +111,3 @@ def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
     assert gone_on.model.steps_done == 6
     # That the first part was tried is not forgotten.
     assert TRIAL_ACCESS in gone_on.model.session.uncharged_queries
-
-
-def test_a_script_saves_and_takes_what_it_stated() -> None:
-    stated = TeacherInput(range=[0, 1], channels=3)
-    given: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 4}
-    module = DPDFD(**given, teacher=TeacherConfig(path="x", input=stated), images=Images(source="prior"))
-    fields = {"range": [0, 1], "mean": None, "std": None, "size": None, "channels": 3}
-    assert module.hparams["teacher"]["input"] == fields
-    assert settings_of(TeacherConfig, module.hparams["teacher"], name="teacher").input == stated
-    phase = GeneratorPhase(baseline=TeacherConfig(path="x", input=stated))
-    nested = DGD(**given, teacher=TeacherConfig(path="x"), images=Images(), generator_phase=phase)
-    assert nested.hparams["generator_phase"]["baseline"]["input"] == fields
-    again = DGD(**given, teacher=TeacherConfig(path="x"), generator_phase=nested.hparams["generator_phase"])
-    assert again.generator_phase.baseline == phase.baseline
-    with pytest.raises(ValueError, match=r"teacher.outputs must be logits or probabilities, got 'softmax'"):
-        TeacherConfig(path="x", outputs="softmax")  # type: ignore[arg-type]

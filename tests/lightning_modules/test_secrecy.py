@@ -28,7 +28,7 @@ from support.variants import FixedGradients, MoodyTeacher, UndetachedDPDFD, gene
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
-from lightning_modules import DPDFD, DirectTraining, DPSGDTeacher, FedDPSD
+from lightning_modules import DPDFD, DPSGDTeacher, FedDPSD
 from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images import Images
@@ -38,7 +38,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.identity import CheckpointError
-from privacy.mechanisms import DirectGradients, NoisyGradients
+from privacy.mechanisms import NoisyGradients
 
 PRIOR = Images(source="prior")
 
@@ -121,23 +121,17 @@ class OfTeachers(HeldOut, PoissonSampled):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("kind", [DPDFD, DPSGDTeacher, DirectTraining])
+@pytest.mark.parametrize("kind", [DPDFD, DPSGDTeacher])
 def test_own_loaders_of_what_is_evaluated_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, broken: bool
 ) -> None:
-    settings: dict[Any, dict[str, Any]] = {
-        DPDFD: {
-            "teacher": TeacherConfig(path=MoodyTeacher()),
-            "mechanism": NoisyGradients(),
-            "images": PRIOR,
-            "batch_size": 4,
-        },
-        DPSGDTeacher: {"network": SMALL, "noise_multiplier": 1.0},
-        DirectTraining: {"network": SMALL, "mechanism": DirectGradients(), "batch_size": 64},
-    }
-    module = kind(num_classes=10, image_shape=(1, 8, 8), **settings[kind])
+    teacher = TeacherConfig(path=MoodyTeacher())
+    settings: dict[str, Any] = {"teacher": teacher, "mechanism": NoisyGradients(), "images": PRIOR, "batch_size": 64}
+    if kind is DPSGDTeacher:
+        settings = {"network": SMALL, "noise_multiplier": 1.0}
+    module = kind(num_classes=10, image_shape=(1, 8, 8), **settings)
     wrapped: Any = OfStudents if kind is DPDFD else OfTeachers
-    given = {"dataset": Digits(), "batch_size": settings[kind].get("batch_size", 64), "steps_per_epoch": 1}
+    given = {"dataset": Digits(), "batch_size": 64, "steps_per_epoch": 1}
     if not broken:
         with pytest.raises(ValueError, match=r"val_dataloader must not be overridden, and HeldOut does"):
             wrapped(**given)
@@ -211,7 +205,7 @@ def test_the_generator_learns_of_the_teacher_through_released_targets_alone(fold
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("kind", ["its layers", "a warm start", "a client's layers", "a client's warm start"])
+@pytest.mark.parametrize("kind", ["its layers", "a warm start"])
 def test_a_student_begins_with_no_weight_of_the_teacher(
     folder: Path, kind: str, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,12 +225,8 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: None)
 
     def begun() -> torch.Tensor:
-        client = kind.startswith("a client")
-        given: dict[str, Any] = (
-            {"clients": LocalClients(teachers=[teacher])} if client else {"teacher": TeacherConfig(path=teacher)}
-        )
-        given |= {"images": PRIOR, "student": StudentConfig(network=network)}
-        module = (FedDPSD if client else DPDFD)(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
+        given: dict[str, Any] = {"images": PRIOR, "student": StudentConfig(network=network), "batch_size": 8}
+        module = DPDFD(num_classes=10, image_shape=(1, 8, 8), teacher=TeacherConfig(path=teacher), **given)
         before = next(module.student.parameters()).clone()
         fit_script(module, steps=1)
         return before

@@ -262,7 +262,7 @@ def client_by_dp_sgd(number: int, *, target_epsilon: float | None, seed: int = 0
         "class_path": "ClientRecords",
         "init_args": {"dataset": {"class_path": "Digits"}, **records},
     }
-    model: dict[str, Any] = {"class_path": "Teacher", "init_args": {"network": linear_spec(scales=1, groups=1)}}
+    model: dict[str, Any] = {"class_path": "Teacher", "init_args": {"network": linear_spec()}}
     if target_epsilon is not None:
         model = {"class_path": "DPSGDTeacher", "init_args": {**model["init_args"], "target_epsilon": target_epsilon}}
         data = {"class_path": "PoissonSampled", "init_args": {"dataset": data, "batch_size": 300}}

@@ -49,23 +49,6 @@ def test_without_noise_to_speak_of_it_finds_the_function(count: int) -> None:
     assert error(fitted, clean) < 1e-5
 
 
-def mean_error(count: int, *, std: float = 5.0) -> float:
-    found = []
-    for seed in range(10):
-        rows, answers, clean = task(count, std=std, seed=seed)
-        found.append(error(fit_noisy_responses(rows, answers, std=std), clean))
-    return sum(found) / len(found)
-
-
-def test_noise_is_averaged_away() -> None:
-    """With sixteen times the answers a sixteenth of the error, where there are far more of them than features."""
-    few, many = mean_error(4000), mean_error(64000)
-    assert 10 < few / many < 24
-    # Each answer by itself is of no use: the noise is far above the signal.
-    _, _, clean = task(1)
-    assert float(clean(task(2000, seed=99)[0]).var(dim=0).mean()) < 25 and few < 0.1
-
-
 def by_normal_equations(rows: Tensor, answers: Tensor, *, ratio: float) -> tuple[Tensor, Tensor]:
     """Ridge regression solved head-on, its penalty in units of the mean of the squared singular values above 0."""
     middle, offset = rows.mean(dim=0), answers.mean(dim=0)

@@ -83,7 +83,7 @@ def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int)
 
 def whitened(**settings: Any) -> LinearOnFeatures:
     torch.manual_seed(0)
-    return linear(whitened=True, image_shape=SHAPE, **{"images": 60, "groups": 9, **settings})
+    return linear(whitened=True, image_shape=SHAPE, **{"images": 60, **settings})
 
 
 class Waves(nn.Module):

@@ -16,7 +16,7 @@ SHAPE = (3, 14, 12)
 KINDS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "kernels": (Kernels, {"first_anchors": 6, "anchors": 8, "cells": 2}),
     "patches": (Patches, {"filters": 12, "patch": 4, "stride": 1}),
-    "scattering": (Scattering, {"groups": 9}),
+    "scattering": (Scattering, {}),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -73,7 +73,6 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("patches", {"filters": 13}),
     ("patches", {"patch": 3}),
     ("patches", {"contrast": 0.1}),
-    ("scattering", {"groups": 27}),
     *(("patches", {"prior": prior}) for prior in (FewLeaves(), FractalPrior())),
     *(("scattering", change) for change in ({"image_shape": (3, 12, 14)}, {"power": 0.5}, {"images": 21})),
 ]

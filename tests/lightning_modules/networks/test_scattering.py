@@ -17,7 +17,7 @@ SHAPE = (1, 28, 28)
     [((1, 8, 8), (81, 2, 2)), ((1, 28, 28), (81, 7, 7)), ((3, 32, 32), (243, 8, 8)), ((1, 30, 26), (81, 8, 7))],
 )
 def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
-    extractor = Scattering(shape, groups=9)
+    extractor = Scattering(shape)
     assert extractor.output_shape == expected
     assert extractor(torch.rand(3, *shape)).shape == (3, *expected)
     assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
@@ -65,8 +65,6 @@ def test_second_order_tells_apart_what_the_first_cannot() -> None:
 
 
 def test_settings_without_meaning() -> None:
-    with pytest.raises(ValueError, match="groups must divide the 81"):
-        linear(groups=4)
     with pytest.raises(ValueError, match="image_shape"):
         Scattering((1, 2, 2))
     with pytest.raises(ValueError, match="prior must be null for Scattering without whitening, got StrokePrior"):

@@ -69,11 +69,9 @@ def test_all_kinds_at_their_sizes(
     assert write_onnx(made, tmp_path, image_shape=shape) <= allowed(made, shape)
 
 
-@pytest.mark.parametrize(
-    ("shape", "scales", "angles"), [((1, 8, 8), 2, 8), ((3, 12, 10), 1, 4), ((1, 28, 28), 2, 8), ((2, 30, 26), 3, 6)]
-)
-def test_portable_scattering_is_scattering(shape: tuple[int, int, int], scales: int, angles: int) -> None:
-    fast = Scattering(shape, scales=scales, angles=angles, groups=1)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10), (1, 28, 28), (2, 30, 26)])
+def test_portable_scattering_is_scattering(shape: tuple[int, int, int]) -> None:
+    fast = Scattering(shape)
     exact = PortableScattering(fast)
     images = 2 * torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)) - 1
     given, expected = exact.scattered(images), fast.scattered(images)

@@ -20,7 +20,7 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.mechanisms.noise import ReproducibleNoise
 
-LINEAR = linear_spec(scales=1, groups=9)
+LINEAR = linear_spec()
 
 
 def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, Any]:

@@ -55,13 +55,10 @@ def test_sizes_and_channels_are_torchvisions() -> None:
     ("given", "message"),
     [
         ({"range": [0, 1], **IMAGENET}, "either range, or mean and std"),
-        ({"mean": [0.5]}, "must be finite and equally many"),
         ({"range": [1, 0]}, r"range must be a lowest and a highest value.*got \[1, 0\]"),
-        ({"range": [0]}, "range must be a lowest and a highest value"),
         ({"mean": [0.5], "std": [0.0]}, "std above 0"),
         ({"mean": [float("nan")], "std": [1.0]}, "must be finite and equally many"),
         ({"size": 0}, "size must be a side of 1 or more"),
-        ({"size": [8, 8, 8]}, "size must be a side"),
         ({"channels": 4}, "channels must be 1 or 3, got 4"),
     ],
 )

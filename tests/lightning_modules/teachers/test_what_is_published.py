@@ -11,7 +11,7 @@ from support.data_files import write_folders
 from support.dp_teachers import dp_sgd
 from support.runs import fit, guarantee
 
-from datamodules import ClientRecords, Digits, PoissonSampled
+from datamodules import Digits
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
 from lightning_modules.callbacks.privacy import ForwardExceptions
@@ -56,16 +56,6 @@ def test_the_page_says_that_private_pictures_may_be_public_and_not_how_many() ->
     assert [text for text in guarantee("run_some")["assumptions"] if "known" in text] == [
         "a private picture that is also in the public test part of insects may be known"
     ]
-
-
-def test_a_clients_rate_is_of_the_bound_as_well() -> None:
-    pictures("some", 12)
-    client = ClientRecords(
-        dataset=ImageFolder(root="some", size=8, channels=1, num_records=400), client=0, num_clients=1
-    )
-    data = PoissonSampled(dataset=client, batch_size=8)
-    data.setup("fit")
-    assert data.sample_rate == 8 / 400
 
 
 @pytest.mark.parametrize("broken", [False, True])
