@@ -79,8 +79,8 @@ class TranscriptionCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str], *, run: bool = True) -> None:
         self._arguments = find_configs(args)
-        for settings in given_in(self._arguments):
-            find_named(texts_in(settings))  # the user's own methods, data sets and priors
+        # The user's own methods, data sets and priors.
+        find_named(texts_in([part for argument in self._arguments for part in argument.split("=", 1)]))
         super().__init__(
             model_class=LightningModule,
             datamodule_class=LightningDataModule,

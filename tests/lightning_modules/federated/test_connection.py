@@ -107,4 +107,4 @@ def test_clients_that_share_what_they_learnt_are_refused(frozen: bool, monkeypat
 
 
 def test_heads_on_different_extractors_share_nothing() -> None:
-    assert not reached([*heads(1), *heads(1, whitened=True, images=20)])._share_features
+    assert not reached([*heads(1), heads(2, whitened=True, images=20)[1]])._share_features
