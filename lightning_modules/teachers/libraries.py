@@ -46,7 +46,7 @@ def stated_in(file: Path, content: Any) -> Stated | None:
         return _of_transformers(file) if "model_type" in config else None
     if isinstance(content, Mapping) and isinstance(settings := content.get("args"), Namespace) and "arch" in content:
         given = {name: value for name, value in vars(settings).items() if value is not None}
-        taken = {name: given[name] for name in ("mean", "std", "input_size") if name in given}
+        taken: dict[str, Any] = {name: given[name] for name in ("mean", "std", "input_size") if name in given}
         if "img_size" in given:
             taken["input_size"] = (given.get("in_chans", 3), given["img_size"], given["img_size"])
         arguments = {name: given[name] for name in ("num_classes", "in_chans") if name in given}
