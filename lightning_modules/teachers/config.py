@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.named_code import require_known_code
-from lightning_modules.networks import NetworkCallable, build_network, described, network_of
+from lightning_modules.networks import ImageClassifier, NetworkCallable, build_network, described, network_of
 from lightning_modules.networks.network import hand_out
 from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
@@ -92,7 +92,8 @@ class TeacherConfig:
 
     def adapted(self, network: nn.Module) -> nn.Module:
         """Returns a network of the same weights that gives logits, for this project's images."""
-        network = giving_logits(network, probabilities=self.outputs == "probabilities")
+        if not isinstance(network, ImageClassifier):  # which give nothing else
+            network = giving_logits(network, probabilities=self.outputs == "probabilities")
         if self.input == TeacherInput() and self.outputs == "logits":
             return network
         return AdaptedTeacher(network, takes=self.input, outputs=self.outputs)
@@ -139,7 +140,8 @@ class TeacherConfig:
 
         With them, whether the network has its weights already.
         """
-        stated = stated_in(file, content) if self.network is None else None
+        ours = isinstance(content, dict) and "hyper_parameters" in content
+        stated = None if ours or self.network is not None else stated_in(file, content)
         if stated is None:
             return self, False
         if self.input != TeacherInput():

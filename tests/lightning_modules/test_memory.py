@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +12,12 @@ import pytest
 from lightning import LightningDataModule, LightningModule
 from support.dp_teachers import train
 from support.features import linear
-from support.runs import configuration
 from torch import nn
 
 from datamodules import Digits, PoissonSampled, Shards, SyntheticSteps
 from lightning_modules import Distillation, DPSGDTeacher, TeacherEnsemble
-from lightning_modules.cli import main
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
-from sweeps.runner.pipeline import pipeline
 
 SHAPE = (1, 8, 8)
 
@@ -82,20 +78,3 @@ def test_no_features_are_left_where_module_and_trainer_are(
     train(module, data)
     assert held and all(one() is None for one in held)
     assert module.trainer.datamodule is data  # type: ignore[attr-defined]
-
-
-def test_a_pipeline_holds_one_fit_at_a_time(folder: Path) -> None:
-    alive: list[int] = []
-    modules: list[weakref.ref[Any]] = []
-
-    def watched(arguments: list[str]) -> None:
-        alive.append(sum(one() is not None for one in modules))
-        made = main(arguments)
-        assert made is not None
-        modules.append(weakref.ref(made.model))
-
-    Path("student.json").write_text(json.dumps(configuration()))
-    fits = "\n".join(f"  {name}: {{config: student.json}}" for name in ("one", "two", "three"))
-    Path("pipe.yaml").write_text(f"folder: out\nfits:\n{fits}\n")
-    pipeline(["pipe.yaml"], run=watched)
-    assert alive == [0, 0, 0] and not any(one() is not None for one in modules)

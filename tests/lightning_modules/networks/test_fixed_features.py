@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from support.features import linear
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_modules.networks import LinearOnFeatures, Whitening
+from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.feature_cache import same_module
 from lightning_modules.networks.fixed_features import (
     WhitenedFeatures,
@@ -84,31 +83,6 @@ def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int)
 def whitened(**settings: Any) -> LinearOnFeatures:
     torch.manual_seed(0)
     return linear(whitened=True, image_shape=SHAPE, **{"images": 60, **settings})
-
-
-class Waves(nn.Module):
-    """Features of anyone's, which print none of their settings."""
-
-    def __init__(self, rate: float, shifts: Tensor | None = None) -> None:
-        super().__init__()
-        self.rate, self.shifts = rate, torch.zeros(SHAPE) if shifts is None else shifts
-        self.output_shape = (math.prod(SHAPE),)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return (self.rate * images + self.shifts).sin().flatten(1)
-
-
-def test_features_that_print_nothing_are_told_apart_by_their_settings() -> None:
-    def found(plain: Waves) -> WhitenedFeatures:
-        return WhitenedFeatures(plain, Whitening(images=20), image_shape=SHAPE, prior=StrokePrior())
-
-    one, again = found(Waves(1.0)), found(Waves(1.0))
-    assert torch.equal(one.mean, again.mean) and same_module(one, again)
-    shifts = torch.zeros(SHAPE)
-    shifts[0, 5, 5] = 1.0
-    for other in (found(Waves(3.0)), found(Waves(1.0, shifts))):
-        assert not torch.equal(one.mean, other.mean)
-        assert not same_module(one.plain, other.plain)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

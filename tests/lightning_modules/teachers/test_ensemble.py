@@ -22,7 +22,7 @@ from support.processes import fit_in_processes, saved_by
 from support.runs import checkpoint, equal, fit, leaks, working_in
 from torch import Tensor, nn
 
-from datamodules import Digits, ImageDataset, ShardedRecords, Shards, shard_of
+from datamodules import Digits, ImageDataset, Shards, shard_of
 from datamodules.base import Part
 from datamodules.mapped import MappedRecords
 from lightning_modules import TeacherEnsemble
@@ -134,18 +134,6 @@ class ClippedTogether(TeacherEnsemble):
         training.backward = backward  # type: ignore[method-assign]
 
 
-class CentredTogether(TeacherEnsemble):
-    """Centres features by the mean over all shards."""
-
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        assert self._records is not None and isinstance(self._records.records, MappedRecords)
-        inputs = self._records.records.inputs.float()
-        self._records = ShardedRecords(
-            MappedRecords(inputs - inputs.mean(dim=0), self._records.records.labels), self._records.starts
-        )
-
-
 class SolvedTogether(TeacherEnsemble):
     """Fits each teacher to the records of its neighbour as well: shards that overlap."""
 
@@ -163,8 +151,6 @@ class SolvedTogether(TeacherEnsemble):
     ("coupled", "way"),
     [
         (ClippedTogether, "networks"),
-        (CentredTogether, "heads"),
-        (CentredTogether, "ridge"),
         (SolvedTogether, "ridge"),
     ],
 )
