@@ -154,7 +154,7 @@ def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
     as_it_is = logits_and_statistics(network, images[:, :, 1:9, 1:9].repeat(1, 3, 1, 1))[1]
     assert not torch.allclose(logits_and_statistics(whole, images)[1], as_it_is)
     terms = GeneratorLoss()
-    loss, expected = terms(whole, images)[0], terms(network, given)[0]
+    loss, expected = terms(whole, images), terms(network, given)
     assert torch.allclose(loss, expected, atol=1e-4)
     found, wanted = (torch.autograd.grad(one, images, retain_graph=True)[0] for one in (loss, expected))
     assert torch.allclose(found, wanted, atol=1e-5) and found.abs().sum() > 0
