@@ -148,11 +148,11 @@ class Journal:
         self.state.take(line)
 
 
-def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Path:
+def write_atomically(path: str | Path, content: str | bytes | memoryview, *, mode: int = 0o666) -> Path:
     """Writes a file so that a crash leaves either the old content or the new, never a part of it.
 
     The content is written to a temporary file next to the target, synced, and renamed. A new file has the permissions
-    of the process's `umask`; a replaced file keeps its own.
+    `mode` less the process's `umask`; a replaced file keeps its own.
 
     Raises:
         OSError: The file could not be written, for example because the disk is full; the old content remains.
@@ -160,7 +160,7 @@ def write_atomically(path: str | Path, content: str | bytes | memoryview) -> Pat
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(content.encode() if isinstance(content, str) else content)

@@ -46,4 +46,4 @@ def test_no_imports_run_in_a_circle() -> None:
     assert len(graph) > 100 and circle(graph) == []
     graph["lightning_modules.private_fit"].add("lightning_modules.callbacks.saving")
     graph["lightning_modules.private_fit"].add("lightning_modules.callbacks")
-    assert "lightning_modules.callbacks.privacy" in circle(graph), "a package that imports what imports it is noticed"
+    assert "lightning_modules.callbacks" in circle(graph), "a package that imports what imports it is noticed"

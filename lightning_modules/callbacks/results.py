@@ -296,6 +296,7 @@ class PredictionWriter(BasePredictionWriter):
         given = trainer.ckpt_path
         folder = (given and folder_of_checkpoint(Path(given))) or run_folder(trainer)
         path = folder / ("private" if private else "") / "predictions.csv"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         names = names_of(datamodule_of(trainer), len(rows[0][2]) if rows else 0)
         write_atomically(path, table(sorted(rows), names))
         rank_zero_info(f"{len(rows):,} predictions: {path}" + (f"\n{_PRIVATE}." if private else ""))

@@ -85,7 +85,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             return
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        write_atomically(path, buffer.getbuffer())
+        write_atomically(path, buffer.getbuffer(), mode=0o600)  # it may hold a private teacher
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -55,18 +55,19 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     if args is None:
         _of_process()
         return None
+    args = list(args)
     command = next((argument for argument in args if not argument.startswith("-")), None)
     # An export, and no run.
     if command == "predict" and any(one[:8] == "--images" or Path(one, "config.json").is_file() for one in args):
-        importlib.import_module("lightning_modules.cli.export").predict(list(args)[1:])
+        importlib.import_module("lightning_modules.cli.export").predict(args[1:])
         return None
     if args[:1] == [command]:
-        check_files(args)
+        args = check_files(args)
     if command is not None and command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.
         wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=_built)
-        function(list(args)[1:], **{name: given for name, given in offered.items() if name in wanted})
+        function(args[1:], **{name: given for name, given in offered.items() if name in wanted})
         return None
     if command is None:
         print("usage: LightningCLI COMMAND [--help] [options]\n\ncommands:")
@@ -77,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
     from lightning_modules.cli.fit import TranscriptionCLI, show_settings
 
-    if show_settings(args):
+    if {"--help", "-h"} & {*args} and show_settings(args):
         return None
     # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
     return copy_context().run(TranscriptionCLI, args)

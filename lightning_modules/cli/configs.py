@@ -21,7 +21,7 @@ _load = get_loader("yaml")
 def find_config(path: str) -> str:
     """Return `path` if it exists, else that file in the installed `sweeps` package, else `path` unchanged."""
     parts = Path(path).parts
-    if Path(path).exists() or parts[:1] != ("sweeps",):
+    if parts[:1] != ("sweeps",) or Path(path).exists():
         return path
     packaged = Path(str(resources.files("sweeps"))).joinpath(*parts[1:])
     return str(packaged) if packaged.is_file() else path
@@ -31,7 +31,6 @@ def find_configs(args: Sequence[str]) -> list[str]:
     """Replace a run by its configuration and checkpoint, `fit --resume RUN` or `test RUN`, and values of `--config`.
 
     Raises:
-        ValueError: A file does not exist.
         CheckpointError: There is no such run.
     """
     found = list(args)
@@ -47,15 +46,12 @@ def find_configs(args: Sequence[str]) -> list[str]:
         if missing := [file for file in (config, checkpoint) if not file.is_file()]:
             raise CheckpointError(f"{run} is not the folder of a run, or a checkpoint in it: there is no {missing[0]}")
         found[1:1] = ["--config", str(config), "--ckpt_path", str(checkpoint)]
-    for position, argument in enumerate(found):
-        option, equals, value = argument.partition("=")
-        if option not in _CONFIG or not (equals or position + 1 < len(found)):
-            continue
-        position, value = (position, value) if equals else (position + 1, found[position + 1])
-        if value.endswith((".yaml", ".yml", ".json")) and "{" not in value:
-            if not Path(file := find_config(value)).exists():
-                raise ValueError(f"{option} {value}: there is no such file")
-            found[position] = f"{option}={file}" if equals else file
+    for position, one in enumerate(found):
+        option, equals, value = one.partition("=")
+        if equals and option in _CONFIG:
+            found[position] = f"{option}={find_config(value)}"
+        elif found[position - 1] in _CONFIG:
+            found[position] = find_config(one)
     return found
 
 
@@ -71,15 +67,18 @@ def missing_teacher(file: str | Path) -> str:
     )
 
 
-def check_files(args: Sequence[str]) -> None:
+def check_files(args: Sequence[str]) -> list[str]:
     """Refuses files that are missing or are not YAML, within a second: importing Lightning takes several.
+
+    Returns:
+        The arguments, see `find_configs`.
 
     Raises:
         ValueError: A configuration or the teacher cannot be read.
         CheckpointError: The checkpoint of a command, or a run, is missing.
     """
-    command, given = args[0], dict[str, Any]()
-    for one in given_in(find_configs(args)):
+    command, given, found = args[0], dict[str, Any](), find_configs(args)
+    for one in given_in(found):
         given |= one
     teacher, checkpoint = given.get("model.teacher.path" if command == "fit" else "teacher"), given.get("ckpt_path")
     alone = not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys()  # what one process lacks is said by all together
@@ -87,10 +86,15 @@ def check_files(args: Sequence[str]) -> None:
         raise ValueError(missing_teacher(teacher))
     if isinstance(checkpoint, str) and checkpoint != "last" and not Path(checkpoint).is_file():
         raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {checkpoint} is not a file")
+    return found
 
 
 def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Settings of each configuration and option of a command line, in their order, by dotted names."""
+    """Settings of each configuration and option of a command line, in their order, by dotted names.
+
+    Raises:
+        ValueError: A configuration is missing, or is not YAML.
+    """
     left = list(args)
     while left:
         option, equals, value = left.pop(0).partition("=")
@@ -101,19 +105,23 @@ def given_in(args: Sequence[str]) -> Iterator[dict[str, Any]]:
         is_file = option in _CONFIG and not value.lstrip().startswith("{")
         try:
             content = _load(Path(value).read_text(encoding="utf-8") if is_file else value)
-        except yaml.MarkedYAMLError as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             if is_file:
-                mark, tab = error.problem_mark, "cannot start any token" in str(error.problem)
-                place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-                raise ValueError(
-                    f"{value} is not YAML: {place}{error.problem}{' (indent with spaces)' * tab}"
-                ) from error
-            content = value
-        except (OSError, ValueError, yaml.YAMLError):
+                raise ValueError(f"{option} {value}: {_reason(error)}") from error
             content = value  # a text, or what the parser refuses
         if option not in _CONFIG:
             content = {option.lstrip("-").replace(".init_args", "").removesuffix(".class_path"): content}
         yield flat(content) if isinstance(content, Mapping) else {}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
+    hint = " (indent with spaces)" if "cannot start any token" in str(error.problem) else ""
+    return f"line {line}, column {column} is not YAML: {error.problem}{hint}"
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

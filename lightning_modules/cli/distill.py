@@ -19,6 +19,7 @@ from lightning_modules.networks.network import named_network
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
+from lightning_modules.training.evaluation import require_public_fit
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
 from privacy.accounting.composition import compose
@@ -163,6 +164,11 @@ def distill(
                     "--model.mechanism.noise_multiplier above 0, or add --unprotected to export it anyway"
                 )
         if options.dry_run:
+            # What a fit checks before it begins.
+            planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
+            planned.model.prepare_fit()
+            require_public_fit(planned.trainer, planned.model.session.partitions)
+            planned.model.configure_optimizers()
             rank_zero_info(cost_in_ledger(planned))
             return
     cli = run(["fit", *line, "--ckpt_path=last"])

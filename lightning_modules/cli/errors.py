@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import re
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
 
@@ -19,15 +23,20 @@ _WORDS = (
     (r"^Expected a <class '(?:\w+\.)*(\w+)'>", r"must be \1"),
     (r"^Expected a typing\.Literal\[(.*)\]", r"must be one of \1"),
     (r"^Expected a dot import path string: (\S+)", r"there is no class \1 that fits here"),
-    (r"^unrecognized arguments: --([^\s=]+).*", r"there is no setting \1"),
-    (r"^(?:Option|Key) '([^']+)' is not (?:accepted|expected).*", r"there is no setting \1"),
     (r"^Unexpected import path format: (\S+)", r"there is no class \1 (networks of others: External, with its name)"),
     (
         r"^Expected '([^']+)' to be a function that returns <class 'ImageClassifier'>.*",
         r"there is no class \1 that fits here (networks of others: External, with its name)",
     ),
+    (r"\. Got value: (?:Namespace|NestedArg).*", ""),
     (r"\. Got value: ", ", got "),
 )
+_UNKNOWN = re.compile(
+    r"^unrecognized arguments: --([^\s=]+)|^(?:Option|Key) '([^']+)' is not (?:accepted|expected)"
+    r"|^Group '([^']+)' does not accept option '([^']+)'|^Subcommand '[^']+' does not accept option '([^']+)'"
+)
+_OF_BASES = {"defaults", "last_epoch"}
+"""Settings of torch's base classes, which stand where no class was chosen yet."""
 
 
 def expected(error: Exception) -> bool:
@@ -38,6 +47,36 @@ def expected(error: Exception) -> bool:
 
 def _ours(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] in _PACKAGES
+
+
+def unknown_setting(message: str, known: Mapping[str, Any]) -> str:
+    """Say of jsonargparse's message about a setting which of the `known` ones, with their types, may be meant.
+
+    >>> unknown_setting("unrecognized arguments: --images.sorce=prior", {"images.source": str, "student.network": None})
+    'there is no setting images.sorce: did you mean images.source (str)?'
+    """
+    if (found := _UNKNOWN.search(message)) is None:
+        return message
+    name = ".".join(filter(None, found.groups()))
+    if known.keys() - {"help"} and known.keys() - {"help"} <= _OF_BASES:
+        return f"there is no setting {name} yet: choose the class first"
+    return f"there is no setting {name}{_did_you_mean(name, known)}"
+
+
+def _did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    for close in difflib.get_close_matches(name, known, n=1):
+        kind = re.sub(r"<class '|'>|\b\w+\.", "", str(known[close] or ""))
+        return f": did you mean {close}{kind and f' ({kind})'}?"
+    return ""
+
+
+def _classes() -> dict[str, None]:
+    """Names that a setting of a class may have."""
+    places = "datamodules lightning_modules lightning_modules.networks lightning_modules.priors privacy.mechanisms "
+    places += "torch.optim torch.optim.lr_scheduler lightning.pytorch.callbacks lightning.pytorch.loggers"
+    modules = map(importlib.import_module, places.split())
+    names = (name for module in modules for name in getattr(module, "__all__", dir(module)))
+    return dict.fromkeys(name for name in names if name[0].isupper())
 
 
 def message_of(error: Exception) -> str:
@@ -56,6 +95,7 @@ def message_of(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and frames and any(f"/{one}/" in frames[-1].filename for one in _PACKAGES):
         return text  # it names the argument already
+    text = text.replace(" or switch to automatic optimization", "")  # which is not the user's to choose
     return f"{' '.join(text.split())} (--debug shows where)"
 
 
@@ -78,7 +118,11 @@ def explain(message: str) -> str:
         if text and not _NOISE.search(text):
             for pattern, words in _WORDS:
                 text = re.sub(pattern, words, text)
+            if missing := re.match(r"there is no class (\S+) that fits here$", text):
+                text += _did_you_mean(missing[1], _classes())
             found[text] = None
+    if classes := [text for text in found if text.startswith("there is no class")]:
+        found = dict.fromkeys(classes)  # that it is no number either needs no word
     said = []
     for text in found:
         if text.startswith("must be ") and ", got " not in text and values:

@@ -36,14 +36,15 @@ from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.results import ResultRecord
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
 from lightning_modules.cli.configs import find_configs, flat, given_in
-from lightning_modules.cli.errors import explain
+from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.outcome import outcome, say_how_to_resume
-from lightning_modules.cli.resuming import find_checkpoint, require_same
+from lightning_modules.cli.resuming import require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import find_named, texts_in
 from lightning_modules.quiet import quiet_evaluation
 from lightning_modules.training.processes import check_strategy
-from lightning_modules.training.run import LAST, first_process, folder_of, own_folder, run_folder
+from lightning_modules.training.run import LAST, first_process, own_folder, run_folder
+from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism
 
 set_parsing_settings(subclasses_enabled=[Mechanism])  # a method may have a choice of them, by their class
@@ -51,7 +52,9 @@ set_parsing_settings(subclasses_enabled=[Mechanism])  # a method may have a choi
 _MODEL = ("model", "model.mechanism", "model.budget")
 """Whose settings are never dropped: they decide what a run costs."""
 
-_GROUPS = {"model.teacher": "path", "model.student": "network", "model.images": "source"}
+_GROUPS = {
+    "model.teacher": "path", "model.student": "network", "model.images": "source", "model.budget": "target_epsilon",
+}  # fmt: skip
 """Groups of settings, and the one of each that is most often meant by a text."""
 
 
@@ -63,6 +66,8 @@ class UsageParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit with status 2, or raise if jsonargparse is being debugged."""
+        actions = getattr(ex, "subcommand_parser", self)._actions
+        message = unknown_setting(message, {one.dest: getattr(one, "_typehint", one.type) for one in actions})
         if os.environ.get("JSONARGPARSE_DEBUG") == "true" or not self.exit_on_error:
             super().error(message, ex)
         sys.stderr.write(f"error: {explain(message)}\n")
@@ -78,7 +83,8 @@ class TranscriptionCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str], *, run: bool = True) -> None:
-        self._arguments = find_configs(args)
+        self._arguments = [one for one in find_configs(args) if one != "--force"]
+        self._force = "--force" in args  # of this command alone, so no setting
         # The user's own methods, data sets and priors.
         find_named(texts_in([part for argument in self._arguments for part in argument.split("=", 1)]))
         super().__init__(
@@ -132,32 +138,51 @@ class TranscriptionCLI(LightningCLI):
         super().instantiate_classes()
 
     def _parse_ckpt_path(self) -> None:
-        """Compare a checkpoint with the configuration; Lightning would override the user's settings by its own.
+        """Measure what was trained, whatever configuration files say; a fit's checkpoint is compared by `_resume`.
 
         Raises:
-            CheckpointError: There is no checkpoint, it is of another class, or settings differ that must not.
+            CheckpointError: There is no checkpoint, or see `require_same`.
         """
         command = self.config.get("subcommand")
-        if not command:
+        if command in (None, "fit"):
             return
         config = self.config[command]
-        folder = _place(config.trainer)
-        last = folder and folder / LAST
-        if command == "fit" and not config.get("ckpt_path"):
-            if last is not None and last.is_file():
-                rank_zero_info(f"Replaces {last} of an earlier fit; --ckpt_path {last} would go on from it.")
-            return
-        path = find_checkpoint(config.get("ckpt_path"), command=command, last=last)
-        config["ckpt_path"] = None if path is None else str(path)
-        if path is None:
-            return
-        now = json.loads(self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json"))[command]
-        named = list(texts_in(config.as_dict()))
-        trained = require_same(path, now, command=command, arguments=self._arguments, named=named)
-        if trained and command != "fit":
+        if config.get("ckpt_path") in (None, "last"):
+            raise CheckpointError(f"{command} needs a run: LightningCLI {command} runs/dpdfd_digits/version_0")
+        if trained := self._compared(config.ckpt_path):
             if config.get("data"):
                 _shape(config.data, trained.get("image_shape"))
-            super()._parse_ckpt_path()  # what was trained is measured, whatever configuration files say
+            super()._parse_ckpt_path()
+
+    def _compared(self, checkpoint: str) -> dict[str, Any]:
+        """See `require_same`; Lightning would override the user's settings by the checkpoint's."""
+        command = self.config.subcommand
+        now = json.loads(self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json"))[command]
+        named = list(texts_in(self.config[command].as_dict()))
+        return require_same(Path(checkpoint), now, command=command, arguments=self._arguments, named=named)
+
+    def _resume(self) -> None:
+        """Find the checkpoint that a fit resumes from, if any, and compare it with the configuration.
+
+        Raises:
+            CheckpointError: The fit has no folder yet, or see `require_same`.
+        """
+        given, logger = self.config["fit"].get("ckpt_path"), self.trainer.logger
+        version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
+        last = None if version is None else run_folder(self.trainer) / LAST
+        if given == "last":
+            if last is None:
+                raise CheckpointError(
+                    "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new "
+                    "folder: set trainer.default_root_dir, or the version of trainer.logger if there is one, or give "
+                    "`fit --resume RUN`"
+                )
+            given = str(last) if last.is_file() else None
+            self.config["fit"]["ckpt_path"] = self.config_init["fit"]["ckpt_path"] = given
+        elif given is None and last is not None and last.is_file():
+            rank_zero_info(f"Replaces {last} of an earlier fit; --ckpt_path {last} would go on from it.")
+        if given is not None:
+            self._compared(given)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the logger, the checkpoint and the result record if the configuration does not set them."""
@@ -166,20 +191,10 @@ class TranscriptionCLI(LightningCLI):
         command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
         name = f"{command}{type(self.model).__name__}_{dataset}".lower()
         if settings.logger is None:
-            kwargs["logger"] = CSVLogger("runs", name=name)
-            if folder := _place(settings):
-                kwargs["logger"] = CSVLogger(folder, name="", version=command.rstrip("_"))
-                metrics = folder / "metrics.csv"
-                # Lightning would delete the rows of an earlier attempt.
-                resumes = self.subcommand == "fit" and self.config_init["fit"].get("ckpt_path")
-                if resumes and metrics.is_file() and first_process():
-                    metrics.replace(folder / f"metrics_{len(list(folder.glob('metrics*.csv')))}.csv")
+            root, version = settings.default_root_dir, command.rstrip("_")
+            kwargs["logger"] = CSVLogger(root, "", version) if root else CSVLogger("runs", name)
         else:
             describe_runs(_listed(settings.logger), model=self.model, dataset=dataset)
-        for logger in _listed(kwargs.get("logger", settings.logger)):
-            # Otherwise Lightning's warning is true: the file will be deleted.
-            if isinstance(logger, CSVLogger) and not Path(logger.log_dir, "metrics.csv").is_file():
-                warnings.filterwarnings("ignore", f"Experiment logs directory {re.escape(logger.log_dir)} exists")
         if self.subcommand == "fit" and not settings.fast_dev_run:
             callbacks = _listed(settings.callbacks)
             present = {type(callback) for callback in callbacks}
@@ -214,20 +229,41 @@ class TranscriptionCLI(LightningCLI):
             torch.set_float32_matmul_precision("high")  # TF32, unless configured otherwise
         return trainer
 
+    def _say_of_logs_what_is_true(self) -> None:
+        for logger in self.trainer.loggers:
+            # Otherwise Lightning's warning is true: the file will be deleted.
+            if isinstance(logger, CSVLogger) and not Path(logger.log_dir, "metrics.csv").is_file():
+                warnings.filterwarnings("ignore", f"Experiment logs directory {re.escape(logger.log_dir)} exists")
+
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
 
         Raises:
             RunFolderError: Another fit is running in the folder, or it cannot be written.
+            ValueError: A new fit would replace a checkpoint of a fixed name, such as a teacher.
         """
-        if subcommand != "fit":
+        if subcommand == "fit":
+            self._resume()
+        else:
             quiet_evaluation()
         if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
+            self._say_of_logs_what_is_true()
             super()._run_subcommand(subcommand)
             return
+        for one in self.trainer.checkpoint_callbacks:
+            if isinstance(one, ModelCheckpoint) and one.dirpath:  # a fixed place, such as teachers/digits.ckpt
+                file = Path(one.dirpath, f"{one.filename}{one.FILE_EXTENSION}")
+                fixed = file.is_file() and not one._enable_version_counter
+                if fixed and not self._force and not self.config[subcommand].get("ckpt_path"):
+                    raise ValueError(f"{file} exists, and this fit would replace it: move it, or add --force")
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         logger = self.trainer.logger
         unnamed = isinstance(logger, WandbLogger) and logger.version is None  # W&B names the folder as the fit begins
         with nullcontext() if unnamed else own_folder(run_folder(self.trainer)):
+            metrics = run_folder(self.trainer) / "metrics.csv"
+            if self.config["fit"].get("ckpt_path") and metrics.is_file():  # Lightning would delete its rows
+                metrics.replace(metrics.with_name(f"metrics_{len(list(metrics.parent.glob('metrics*.csv')))}.csv"))
+            self._say_of_logs_what_is_true()
             try:
                 super()._run_subcommand("fit")
             except BaseException as error:
@@ -255,7 +291,8 @@ def refuse_texts(sources: Iterable[Mapping[str, Any]]) -> None:
     """
     for given in sources:
         for name, field in _GROUPS.items():
-            if isinstance(value := given.get(name), str) and not value.endswith((".yaml", ".yml", ".json")):
+            value = given.get(name)
+            if value is not None and not str(value).endswith((".yaml", ".yml", ".json")):
                 raise ValueError(f"{name} is a group of settings: give {name}.{field}, got {value!r}")
 
 
@@ -306,19 +343,6 @@ def _shape(data: Any, shape: Sequence[int] | None) -> None:
                 data.init_args[name] = value
 
 
-def _place(settings: Any) -> Path | None:
-    """Return the folder of any fit with these settings of the trainer; None if each fit gets one of its own."""
-    root = settings.default_root_dir
-    if not settings.logger:
-        return Path(root) if root else None
-    first = _listed(settings.logger)[0]  # `true` is Lightning's own logger, which counts versions
-    if first is True:
-        return None
-    logger = instantiate_class((), first.as_dict())
-    version = logger.version if isinstance(logger, WandbLogger) else getattr(logger, "_version", "")
-    return None if version is None else folder_of(logger, root or Path.cwd())
-
-
 def _require_files(data: Any) -> None:
     """Refuses data that are not there before a model is made, which may compute its features for minutes."""
     inner = data
@@ -339,10 +363,10 @@ def show_settings(args: Sequence[str]) -> bool:
     """Prints every setting of a model and of the mechanisms that it has a choice of, for `--model NAME --help`.
 
     Returns:
-        Whether the arguments ask for that.
+        Whether the arguments name a model.
     """
     models = [str(given["model"]) for given in given_in(args) if given.keys() == {"model"}]
-    if not models or not {"--help", "-h"} & {*args}:
+    if not models:
         return False
     # A name with a dot is of somebody else's class.
     kind = getattr(lightning_modules, models[-1], None) if models[-1].isidentifier() else None

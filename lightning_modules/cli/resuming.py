@@ -47,33 +47,6 @@ def may_change(name: str) -> bool:
     return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
 
 
-def find_checkpoint(given: str | None, *, command: str, last: Path | None) -> Path | None:
-    """Find the file that `--ckpt_path` means, for `last` the one in the run's folder; None for a new fit.
-
-    Raises:
-        CheckpointError: The file does not exist, or a command that needs one got none.
-    """
-    if given is None:
-        raise CheckpointError(
-            f"{command} needs a run, and none was given: LightningCLI {command} runs/dpdfd_digits/version_0, or add "
-            "--ckpt_path"
-        )
-    if given != "last":
-        return Path(given)
-    if last is None:
-        raise CheckpointError(
-            "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new folder: "
-            "set trainer.default_root_dir, or the version of trainer.logger if there is one, or give the file, "
-            "such as runs/dpdfd_digits/version_0/checkpoints/last.ckpt"
-        )
-    if last.is_file():
-        return last
-    if command != "fit":
-        raise CheckpointError(f"ckpt_path last: there is no {last}")
-    rank_zero_info(f"ckpt_path last: there is no {last} yet: the fit begins.")
-    return None
-
-
 def require_same(
     path: Path, now: Mapping[str, Any], *, command: str, arguments: Sequence[str], named: Collection[str]
 ) -> dict[str, Any]:

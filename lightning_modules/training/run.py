@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import nn
 
@@ -38,7 +38,7 @@ _Data = TypeVar("_Data")
 LOCK = ".fit.lock"
 LAST = Path("checkpoints", "last.ckpt")
 """The last checkpoint in a run's folder, which every fit writes."""
-_OF_A_START = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
+_OF_A_START = {LOCK, "private", "config.yaml", "hparams.yaml", "metrics.csv"}
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -47,11 +47,7 @@ def run_folder(trainer: Trainer) -> Path:
     For process 0, which writes all files of a run; others may count another version. `trainer.log_dir` would
     communicate, and a process that calls it alone would wait forever.
     """
-    return folder_of(trainer.logger, trainer.default_root_dir)
-
-
-def folder_of(logger: Logger | None, root: str | Path) -> Path:
-    """Return the folder of a run with this logger, whose version is known."""
+    logger, root = trainer.logger, trainer.default_root_dir
     if isinstance(logger, WandbLogger):
         return Path(logger.save_dir or root) / str(logger.name or "wandb") / str(logger.version)
     if isinstance(logger, (CSVLogger, TensorBoardLogger)):
@@ -143,6 +139,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / "private").mkdir(mode=0o700, exist_ok=True)  # for its owner alone, whoever fills it
             fcntl.flock(held.enter_context((folder / LOCK).open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(
@@ -156,6 +153,9 @@ def own_folder(folder: Path) -> Iterator[None]:
             if new and {path.name for path in folder.iterdir()} <= _OF_A_START:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+        finally:
+            with contextlib.suppress(OSError):
+                (folder / "private").rmdir()  # if nothing did
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:

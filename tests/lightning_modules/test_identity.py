@@ -162,7 +162,7 @@ def test_dp_sgd_goes_on_from_nothing_but_dp_sgd(monkeypatch: pytest.MonkeyPatch)
         module.on_load_checkpoint(content)
     # The mutant takes a missing history for an empty one, and any weights: 3 for those that nothing bounds.
     monkeypatch.setattr(KnownWeights, "require", lambda _: None)
-    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._parse_ckpt_path", lambda self: None)
+    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._resume", lambda self: None)
     monkeypatch.setattr(DPSGDTeacher, "on_load_checkpoint", lambda self, checkpoint: None)
     assert teacher_by_dp_sgd("fine", resume, target_epsilon=3.0, epochs=3).guarantee().epsilon <= 3.0
 
@@ -174,7 +174,7 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
         return teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", noise_multiplier=1.0, epochs=3, dataset=other)
 
     # The command line compares settings before that; a script does not.
-    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._parse_ckpt_path", lambda self: None)
+    monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._resume", lambda self: None)
     with pytest.raises(CheckpointError, match="private_data was 'Digits/train'"):
         resumed()
     load = own_training.OwnTraining.load
@@ -364,7 +364,7 @@ def test_only_what_the_guarantee_covers_is_in_public() -> None:
 
 def test_dp_sgd_in_half_precision_is_refused() -> None:
     for precision in ("bf16-mixed", "16-true"):
-        with pytest.raises(ValueError, match="precision must be 32-true or 64-true for DP-SGD"):
+        with pytest.raises(ValueError, match="precision must be one of 32-true, 32, 64-true, 64"):
             teacher_by_dp_sgd("teacher", noise_multiplier=1.0, precision=precision)
 
 

@@ -99,6 +99,7 @@ CHOSEN += ("methods/ensemble_linear_digits", "methods/distillation_ensemble_digi
 
 def test_the_page_that_chooses(folder: Path) -> None:
     small_sweeps(folder, *CHOSEN)
+    Path("teachers/digits.ckpt").unlink()  # which the page makes
     found = commands(DOCS / "choosing.md")
     assert [arguments[0] for arguments in found].count("export") == 4 and found[-1][0] == "attack"
     for arguments in found[:-1]:
@@ -115,6 +116,7 @@ def test_the_page_that_chooses(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_attack_of_the_page_that_chooses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_sweeps(folder, *CHOSEN)
+    Path("teachers/digits.ckpt").unlink()  # which the page makes
     found = commands(DOCS / "choosing.md")
     for config in ("sweeps/teacher_digits.yaml", "sweeps/dpdfd_digits.yaml"):
         run_command(next(one for one in found if one[0] == "fit" and config in one))
@@ -170,6 +172,8 @@ def test_experiments(page: str, folder: Path) -> None:
         fewer = re.sub(r'    "(25|50)": .*\n', "", text.replace("[0, 1, 2]", "[0]"))
         Path("compare.yaml").write_text(fewer, encoding="utf-8")
     for arguments in commands(DOCS / page):
+        if arguments == ["fit", "--config", "sweeps/teacher_digits.yaml"]:
+            Path("teachers/digits.ckpt").unlink()
         run_command(arguments)
     if page == "tutorial_researcher.md":
         rendered = Path("runs/tables/results/compare.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.data_files import write_folders
-from support.runs import SMALL, guarantee
+from support.runs import SMALL, configuration, guarantee
 
 from lightning_modules.networks import SmallCNN
 from privacy.accounting.composition import compose
@@ -84,33 +84,23 @@ def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_pa
     """The second has a folder for all ledgers, the third another ledger by setting: the fourth is refused."""
     network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **SMALL["init_args"])  # type: ignore[arg-type]
     torch.save(network.state_dict(), tmp_path / "weights.pt")
-    one = compose({Gaussian(16**0.5 * 2 / 20): 1}, 1e-5).epsilon
-    target = compose({Gaussian(16**0.5 * 2 / 20): 3}, 1e-5).epsilon * 1.01
-    budget = {"target_epsilon": target, "ledger_block": 1}
-    config = {
-        "trainer": {"max_epochs": 1, "default_root_dir": "run"},
-        "model": {
-            "class_path": "DPDFD",
-            "init_args": {
-                "teacher": {"path": str(tmp_path / "weights.pt"), "private_data": "faces", "network": SMALL},
-                "student": {"network": SMALL},
-                "images": {"source": "prior"},
-                "mechanism": {"release": "per_sample_full", "noise_multiplier": 20.0},
-                "budget": budget,
-            },
+    one, three = (compose({Gaussian(8**0.5 * 2 / 20): count}, 1e-5).epsilon for count in (1, 3))
+    target = three * 1.01
+    teacher = {"path": str(tmp_path / "weights.pt"), "private_data": "faces", "network": SMALL}
+    config = configuration(
+        model={"teacher": teacher, "images": "prior"},
+        mechanism={
+            "release": "per_sample_full", "noise_multiplier": 20.0, "target_epsilon": target, "ledger_block": 1,
         },
-        "data": {
-            "class_path": "SyntheticSteps",
-            "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 16, "steps_per_epoch": 1},
-        },
-    }
+        steps=1,
+    )  # fmt: skip
     (tmp_path / "student.yaml").write_text(json.dumps(config))
     fit = ("fit", f"--config={tmp_path / 'student.yaml'}", *QUIET)
     user("first", *fit)
     assert guarantee(str(tmp_path / "first/run"))["epsilon"] == pytest.approx(one, rel=1e-6)
     user("second", *fit, TRANSCRIPTION_LEDGERS=str(tmp_path / "of all"))
     user("third", *fit, f"--model.budget.ledger={tmp_path / 'mine.jsonl'}")
-    assert guarantee(str(tmp_path / "third/run"))["epsilon"] == pytest.approx(target / 1.01, rel=1e-6)
+    assert guarantee(str(tmp_path / "third/run"))["epsilon"] == pytest.approx(three, rel=1e-6)
     said = user("fourth", *fit, fails=True)
     assert re.search(r"error: target_epsilon=\S+ .* leaves no room for one more step", said)
     assert reserved(tmp_path) >= 3

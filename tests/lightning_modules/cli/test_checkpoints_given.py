@@ -126,17 +126,12 @@ def test_last_is_where_the_fit_writes(folder: Path, monkeypatch: pytest.MonkeyPa
     end_wandb_run()
     assert (fit(config, *more).model.steps_done, charged()) == (4, 4)
     end_wandb_run()
-    monkeypatch.setattr("lightning_modules.cli.fit._place", lambda settings: Path(settings.default_root_dir))
-    fit(config, *more)
-    end_wandb_run()
-    assert charged() == 8
 
 
 @pytest.mark.parametrize("config", [logging_to("TensorBoardLogger"), of_trainer(default_root_dir=None)])
 def test_last_of_fits_that_each_have_a_folder_is_refused(folder: Path, config: dict[str, Any]) -> None:
-    for more in ((), ("--trainer.logger=true",)):
-        with pytest.raises(CheckpointError, match=r"each fit gets a new folder: set trainer\.default_root_dir, or"):
-            fit(config, "--ckpt_path=last", *more)
+    with pytest.raises(CheckpointError, match=r"each fit gets a new folder: set trainer\.default_root_dir, or"):
+        fit(config, "--ckpt_path=last")
     assert not charged()
 
 
@@ -193,7 +188,7 @@ GIVEN = ("--config", "given.json", *QUIET)
 
 def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None:
     for command in ("test", "validate", "predict"):
-        with pytest.raises(CheckpointError, match=rf"^{command} needs a run, .*add --ckpt_path"):
+        with pytest.raises(CheckpointError, match=rf"^{command} needs a run: LightningCLI"):
             main([command, *GIVEN])
     for given, message in (
         ("best", "`last` or a checkpoint's file, and best is not a file"),
@@ -231,10 +226,6 @@ def test_a_checkpoint_of_other_weights_is_refused(tested: Path) -> None:
     content = torch.load("run/checkpoints/last.ckpt", weights_only=True)
     content["hyper_parameters"] = {}  # of a script, which does not say what it has built
     torch.save(content, "script.ckpt")
-    for command in ("fit", "test"):
-        with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for DPDFD"):
-            wider = ["--model.student.network.init_args.width=8", "--trainer.max_epochs=2"]
-            main([command, *GIVEN, "--ckpt_path=script.ckpt", *wider])
     del content["distillation"]
     torch.save(content, "script.ckpt")
     with pytest.raises(CheckpointError, match="does not say what its run was charged"):

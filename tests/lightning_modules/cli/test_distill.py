@@ -15,7 +15,7 @@ from support.data_files import write_folders
 from support.runs import QUIET
 
 from datamodules.records import PartitionError
-from lightning_modules import load_student
+from lightning_modules import DPDFD, load_student
 from lightning_modules.cli import main
 from lightning_modules.cli.distill import facts_of
 from lightning_modules.publishing import ExportError
@@ -44,7 +44,9 @@ def distil(*arguments: str) -> None:
     main(["distill", *arguments, *QUIET])
 
 
-def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
     Path("my_own_network.py").write_text(NETWORK)
     space: dict[str, type[torch.nn.Module]] = {}
@@ -57,8 +59,19 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(caplog: pytest.LogCaptur
             for number in range(6):
                 Image.new("RGB", (16, 16), colour).save(Path("pictures", part, label, f"{number}.png"))
     given = ("--teacher", "model.pt", "--network", "my_own_network.py:Net", "--data", "ImageFolder:pictures/")
-    with pytest.raises(PartitionError, match=r"^images.pool must lie outside of the folder of pictures"):
-        distil(*given, "--to", "public", "--pictures", "pictures/test", "--folder", "refused")
+    Path("empty").mkdir()
+    refused: dict[str, tuple[type[Exception], str]] = {
+        "pictures/test": (PartitionError, r"^images.pool must lie outside of the folder of pictures"),
+        "empty": (ValueError, "images.pool must be a data set or pictures .*empty has 0"),
+    }
+    for folder, (kind, said) in refused.items():
+        public = ("--to", "public", "--pictures", folder, "--folder", "refused")
+        for more in ((), ("--dry-run",)):
+            with pytest.raises(kind, match=said):
+                distil(*given, *public, *more)
+        with monkeypatch.context() as before:  # a dry run accepted it
+            before.setattr(DPDFD, "prepare_fit", lambda _: None)
+            distil(*given, *public, "--dry-run")
     distil(*given, "--to", "public", "--steps", "2", "--data.batch_size", "8")
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
@@ -147,7 +160,6 @@ POOL = f"--config={json.dumps({'model': {'init_args': {'images': DIGITS_POOL}}})
 @pytest.mark.parametrize(
     ("config", "settings", "words"),
     [
-        ("distillation_digits", [], "record-level ε = inf by this run"),  # a mechanism without noise
         ("methods/labeldp_digits", ["--model.images.source=generator"], "record-level ε = inf by this run"),
         ("methods/labeldp_digits", [], "(a bound)"),
         ("methods/dgd_digits", [POOL, "--model.images.pool_part=train"], "private records themselves (images.pool)"),

@@ -21,8 +21,9 @@ from support.runs import configuration, fit
 
 from datamodules import ImageFolder
 from lightning_modules.cli import main
-from lightning_modules.cli.outcome import outcome
+from lightning_modules.cli.outcome import outcome, say_how_to_resume
 from lightning_modules.cli.wandb_runs import describe_runs
+from lightning_modules.training.run import LAST
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
@@ -119,6 +120,17 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     assert bounded["statement"] in text and "export" in text and "stay private" not in text
 
 
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError("the disk is full"), True), (ValueError("lr must be above 0"), False)]
+)
+def test_what_would_recur_is_not_resumed(tmp_path: Path, error: Exception, said: bool) -> None:
+    (tmp_path / LAST).parent.mkdir()
+    (tmp_path / LAST).touch()
+    say_how_to_resume(error, folder=tmp_path, checkpoint=str(tmp_path / LAST))
+    notes = [f"To resume: LightningCLI fit --resume {tmp_path}"] if said else []
+    assert getattr(error, "__notes__", []) == notes or not hasattr(error, "add_note")
+
+
 def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:
     """Warnings about a private teacher, and its accuracy, are said there."""
     given = [None, {"mode": "offline"}, {"console": "wrap"}]
@@ -127,21 +139,3 @@ def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> Non
     assert [one._wandb_init["settings"] for one in loggers] == [
         {"console": "off"}, {"console": "off", "mode": "offline"}, {"console": "wrap"},
     ]  # fmt: skip
-
-
-def test_a_run_by_tensorboard_has_the_folder_of_any_other(folder: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = configuration(steps=1)
-    del config["trainer"]["default_root_dir"]
-    Path("student.yaml").write_text(yaml.safe_dump(config))
-    before = {path.name for path in Path.cwd().iterdir()}
-    main(["fit", "--config=student.yaml", "--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=runs"])
-    assert Path("runs/lightning_logs/version_0/result.json").is_file()
-    assert Path("runs/lightning_logs/version_0/public/guarantee.md").is_file()
-    events = EventAccumulator("runs/lightning_logs/version_0")
-    events.Reload()
-    logged = {f"privacy/{name}" for name in ("epsilon", "epsilon_planned", "epsilon_published", "queries")}
-    logged |= {"test_split/accuracy"}
-    assert logged <= {*events.Tags()["scalars"]} and events.Tags()["images"] == ["synthetic"]
-    assert {path.name for path in Path.cwd().iterdir()} - before == {"runs"}

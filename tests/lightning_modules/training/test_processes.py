@@ -50,24 +50,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {"teacher": "teachers/ensemble.ckpt", "mechanism": MEANS, "pool_size": 12, "queries": 20},
     },
 }
-SLOW: dict[str, dict[str, Any]] = {
-    "DPSD teacher": {"class_path": "DPSD", "mechanism": {"top_k": 3}, "model": {"discriminator": "teacher"}},
-    "DGD baseline": {
-        "class_path": "DGD",
-        "model": {
-            **METHODS["DGD"]["model"],
-            "images": "generator",
-            "baseline": "teachers/digits.ckpt",
-            "generator_steps": 1,
-        },
-        "epochs": 2,
-    },
-}
 
 
 def settings(name: str, folder: str, **changes: Any) -> dict[str, Any]:
     """Of one of the methods, with the callback that leaves what each process has."""
-    chosen: dict[str, Any] = {**(METHODS | SLOW)[name], **changes}
+    chosen: dict[str, Any] = {**METHODS[name], **changes}
     config = configuration(folder, steps=STEPS, **chosen)
     config["trainer"]["callbacks"] = [{"class_path": "support.processes.StateOfEach"}]
     return config
@@ -130,12 +117,6 @@ def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> N
 
 def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(place, monkeypatch, list(METHODS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_two_processes_are_one_whatever_is_set(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    compare(place, monkeypatch, [name])
 
 
 def test_weights_differ_where_gradients_are_not_averaged(place: Path) -> None:
