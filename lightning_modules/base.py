@@ -23,7 +23,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import share_of
+from lightning_modules.training.processes import require_effect, share_of
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.mechanisms.base import Mechanism, Shape
@@ -196,6 +196,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
 
     def configure_callbacks(self) -> list[Callback]:
         """Returns the callbacks that every fit of such a method has, unless the trainer has its own."""
+        require_effect(self.trainer)
         kinds = (SyntheticImages, PrivacyCallback, ForwardExceptions, PredictionWriter)
         return missing_callbacks(self.trainer, *kinds)
 

@@ -21,9 +21,6 @@ from torch import nn
 from lightning_modules.training.run import callbacks_of
 from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
-#: Settings of a trainer, with their defaults, for which Lightning would advise its automatic optimization.
-_NO_EFFECT = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
-
 
 class TrainerProcesses:
     """A trainer's processes from the view of one of them; see `privacy.processes`.
@@ -71,9 +68,8 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
             raise ValueError(f"{type(callback).__name__} adds an epoch of queries that no plan has: leave it out")
         if isinstance(callback, GradientAccumulationScheduler):
             raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
-    for name, usual in _NO_EFFECT.items() if averages_itself else ():
-        if getattr(trainer, name) != usual:
-            raise ValueError(f"trainer.{name} has no effect on steps of this kind: leave it out")
+    if averages_itself:
+        require_effect(trainer)
     strategy = trainer.strategy
     # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
     ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"
@@ -93,6 +89,17 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
                 f"--trainer.strategy ddp --trainer.devices {here} --trainer.num_nodes {started // here}"
             )
         )
+
+
+def require_effect(trainer: Trainer) -> None:
+    """Refuses what a trainer does in automatic optimization alone; Lightning would advise that, which does not apply.
+
+    Raises:
+        ValueError: Gradients would be clipped or gathered.
+    """
+    for name, usual in {"gradient_clip_val": None, "accumulate_grad_batches": 1}.items():
+        if getattr(trainer, name) != usual:
+            raise ValueError(f"trainer.{name} has no effect on steps of this kind: leave it out")
 
 
 def share_of(rows: int, processes: Processes) -> slice:

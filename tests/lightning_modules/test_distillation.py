@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Callback, LightningModule, Trainer
 from support.runs import BATCH_SIZE, checkpoint, distil, fit_script, grouped
 from torch import nn
 
@@ -76,18 +75,6 @@ def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
     assert torch.allclose(module._forward_extracted(features.float()), module.student(images), atol=2e-2)
 
 
-def _accuracies(module: Distillation, steps: int = 2) -> list[float]:
-    """Of the evaluations of one fit of two epochs."""
-    found: list[float] = []
-
-    class Collected(Callback):
-        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            found.append(float(trainer.callback_metrics["test_split/accuracy"]))
-
-    fit_script(module, steps=steps, epochs=2, limit_val_batches=1.0, callbacks=[Collected()])
-    return found
-
-
 def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) -> None:
     """And the figures are those of the images themselves."""
     images: list[int] = []
@@ -100,7 +87,7 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) 
     extractor = module.student.feature_extractor
     assert isinstance(extractor, nn.Module)
     extractor.register_forward_hook(lambda *given: images.append(len(given[1][0])))
-    accuracies = _accuracies(module)
+    fit_script(module, steps=2, epochs=2, limit_val_batches=1.0)
     data = Digits()
     data.setup("test")
     tested = len(data.test_records)
@@ -108,7 +95,7 @@ def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) 
     # The last figure is of the student as it is now, whatever was kept.
     batches = list(data.test_dataloader())
     right = sum(int((module.student.eval()(given).argmax(dim=1) == labels).sum()) for given, labels in batches)
-    assert accuracies[-1] == pytest.approx(right / tested)
+    assert float(module.trainer.callback_metrics["test_split/accuracy"]) == pytest.approx(right / tested)
 
 
 @pytest.mark.parametrize(

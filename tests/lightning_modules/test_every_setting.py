@@ -288,6 +288,12 @@ def test_an_epoch_of_queries_that_no_plan_has_is_refused(broken: bool, monkeypat
     assert module.steps_done > 6 if broken else not module.steps_done  # of two epochs of three steps
 
 
+@pytest.mark.parametrize("name", ["DPDFD", "DPSGDTeacher"])
+def test_clipping_by_lightning_is_refused_without_its_advice(name: str) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val has no effect on steps of this kind"):
+        fit(made(getattr(lightning_modules, name), dict(FITS)[name]), name, gradient_clip_val=1.0)
+
+
 def test_a_teacher_s_schedule_follows_a_metric_that_is_logged() -> None:
     module = made(lightning_modules.Teacher, plateau("train/loss"))
     fit(module, "Teacher")
