@@ -45,11 +45,6 @@ class Journal:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptor": -1}
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the file has no line yet."""
-        return self.path is not None and not self.hashes
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Locks the file, within which `read` reads what others wrote, and `append` writes.

@@ -368,7 +368,7 @@ class Ledger:
         while True:
             with self._journal.locked():
                 self._journal.read()
-                if self._journal.is_new:
+                if self.path is not None and not self._journal.hashes:
                     known = {"private_data": self.private_data, "ledger": self._state.id, "key": self._state.key}
                     self._journal.append({"event": "open", "version": VERSION, **known})
                 # Copies may lead to each other; whoever opens one of them ends at the same one.

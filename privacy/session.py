@@ -378,23 +378,22 @@ class PrivacySession(SharedLedger):
 
     def state(self) -> dict[str, Any]:
         """Plan, accesses and charges of this run, as plain values for a checkpoint."""
+        charged = self._before
+        if self.is_open:
+            ledger, charges = self.ledger, self.account.counts(scope="run")
+            charged = {
+                "run": ledger.run,
+                "private_data": ledger.private_data,
+                "training": self.training,
+                "charges": [[charge.to_dict(), count] for charge, count in charges.items()],
+                "ledger_head": ledger.head and list(ledger.head),
+                "ledger_was_replaced": self.ledger_was_replaced,
+            }
         return {
             "plan": self.plan.to_dict(),
             "uncharged_queries": list(self.uncharged_queries),
             "partitions": list(self.partitions),
-            "charged": self._charged_so_far() if self.is_open else self._before,
-        }
-
-    def _charged_so_far(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this run's charges."""
-        ledger, charges = self.ledger, self.account.counts(scope="run")
-        return {
-            "run": ledger.run,
-            "private_data": ledger.private_data,
-            "training": self.training,
-            "charges": [[charge.to_dict(), count] for charge, count in charges.items()],
-            "ledger_head": ledger.head and list(ledger.head),
-            "ledger_was_replaced": self.ledger_was_replaced,
+            "charged": charged,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ _ANOTHER_LEDGER = (
     "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
     "and what else it holds is not counted: nothing computed from that is published"
 )
+_PLANNED = "the number of steps planned before the first release was chosen without the private data"
+_GENERATOR = "noise came from the operating system's cryptographic generator"
 _N_NOT_GIVEN = "delta = {delta:g} is below one over the number of private records, which was not given"
 _IN_MEMORY = "the ledger was kept in memory: no other run and no crashed run has used this teacher"
 _OTHER_RUNS = (
@@ -224,7 +226,8 @@ def state_guarantee(
         replaced: Whether another ledger was used before, which is not available.
         source_of_labels: How an ε for labels alone is derived, which is then stated separately.
     """
-    of_teacher = not source_of_labels
+    of_teacher, ledger = not source_of_labels, account.ledger
+    runs, trainings = len(ledger.runs()), len(ledger.releases_by_training())
     # From the charges, not a setting: other runs in the ledger may protect single records.
     unit, relation = account.neighbours(counts=covered)
     epsilon = account.stated(account.epsilon(counts=covered))
@@ -233,18 +236,28 @@ def state_guarantee(
     # A person-level ε does not hold for another stated unit.
     other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
     releases, by_bound = account.covering(covered)
-    inherited = of_teacher and account.training != account.ledger.run
-    own_training = account.ledger.releases_of(account.training or "")
+    inherited = of_teacher and account.training != ledger.run
+    own_training = ledger.releases_of(account.training or "")
     teacher_epsilon = known_epsilon(own_training, account.budget.delta) if own_training else math.inf
     accesses = [f"ACCESSED WITHOUT CHARGE: {access}" for access in uncharged_queries]
     conditions = [
         _PUBLIC,
         _TEST_PICTURES,
         *(accesses or [_NO_ACCESSES if of_teacher else _NO_LABELS]),
-        *_about_releases(words, account, planned=planned, noise_changed=noise_changed, secure=secure),
+        *(
+            [FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)]
+            if account.budget.fully_adaptive
+            else [
+                _PLANNED if planned else "the number of steps was not chosen by looking at the results",
+                *([NOISE_CHANGED] if noise_changed else []),
+                *([_SEVERAL_RUNS] if account.budget.scope == "private_data" and max(runs, trainings) > 1 else []),
+            ]
+        ),
+        *([f"{_GENERATOR}, {words.noise}"] if secure and words.noise else []),
+        *([words.assumption] if words.assumption else []),
         *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
-        *about_place(account.ledger, replaced=replaced),
-        *([_IN_MEMORY] if account.ledger.path is None else []),
+        *about_place(ledger, replaced=replaced),
+        *([_IN_MEMORY] if ledger.path is None else []),
         *assumptions,
         *(f"VOID: {reason}" for reason in account.unbounded(counts=covered)),
         *([_DP_SGD_ASSUMPTION] if by_bound and inherited else []),
@@ -263,7 +276,7 @@ def state_guarantee(
         delta=account.budget.delta,
         unit={Unit.CLIENT: OF_CLIENT, Unit.PERSON: ONE_PERSON}.get(unit, words.unit),
         relation=RELATIONS.get((unit, relation), words.relation),
-        private_data=account.ledger.private_data,
+        private_data=ledger.private_data,
         artefacts=tuple(artefacts),
         mechanism=words.mechanism,
         source=(POST_PROCESSING if account.training in by_bound and inherited else words.source)
@@ -273,13 +286,13 @@ def state_guarantee(
         epsilon_spent=account.stated(account.epsilon()) if spent is None else spent,
         # Plans are in the ledger; a script that only states one must not get a smaller ε.
         epsilon_all_runs=max(account.stated(account.epsilon_of_ledger()), epsilon),
-        runs=len(account.ledger.runs()),
-        trainings=len(account.ledger.releases_by_training()),
+        runs=runs,
+        trainings=trainings,
         training=account.training or "",
         queries=account.queries(),
         claimed_epsilon=claimed,
         claimed_source=words.published_source if account.budget.published else "",
-        run=account.ledger.run,
+        run=ledger.run,
         queries_of_run=account.queries(scope="run"),
         teacher_epsilon=teacher_epsilon,
         teacher_releases=_listed(own_training),
@@ -298,26 +311,6 @@ def state_guarantee(
             epsilon_spent=account.epsilon_label(),
         ),
     )
-
-
-def _about_releases(
-    words: Description, account: PrivacyAccount, *, planned: bool, noise_changed: bool, secure: bool
-) -> list[str]:
-    """Conditions on the number of releases, on their noise, and on what was released before."""
-    generator = "noise came from the operating system's cryptographic generator"
-    steps = (
-        "the number of steps planned before the first release was chosen without the private data"
-        if planned
-        else "the number of steps was not chosen by looking at the results"
-    )
-    ledger = account.ledger
-    several = account.budget.scope == "private_data" and max(len(ledger.runs()), len(ledger.releases_by_training())) > 1
-    fixed = [steps, *([NOISE_CHANGED] if noise_changed else []), *([_SEVERAL_RUNS] if several else [])]
-    return [
-        *([FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)] if account.budget.fully_adaptive else fixed),
-        *([f"{generator}, {words.noise}"] if secure and words.noise else []),
-        *([words.assumption] if words.assumption else []),
-    ]
 
 
 def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:

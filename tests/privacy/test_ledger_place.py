@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,67 +206,69 @@ def _as_nobody(act: Callable[[], None]) -> int | None:
     return process.exitcode
 
 
-def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that others may enter, unlike pytest's, with pictures and a state that is theirs to write."""
+    with tempfile.TemporaryDirectory() as name:
+        (folder := Path(name)).chmod(0o755)
+        write_folders(folder / "pictures" / "train", count=2)
+        (folder / "state").mkdir()
+        (folder / "state").chmod(0o777)
+        yield folder
+
+
+def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies in the user's folder, and the page and the console say whom it does not know."""
-    with tempfile.TemporaryDirectory() as folder:  # which others may enter, unlike pytest's
-        Path(folder).chmod(0o755)
-        pictures = write_folders(Path(folder, "pictures", "train"), count=2).parent
-        (state := Path(folder, "state")).mkdir(mode=0o777)
-        state.chmod(0o777)
-        pictures.chmod(0o555)
-        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    pictures, state = shared / "pictures", shared / "state"
+    pictures.chmod(0o555)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
-        def act() -> None:
-            os.chdir(state)
-            place = place_of("pictures/train", home=data(pictures).home)
-            (note,) = place.notes
-            assert note.startswith(f"THIS USER'S LEDGER: the folder {pictures} cannot be written")
-            used(place)
-            os.environ["TRANSCRIPTION_LEDGERS"] = str(state / "others")
-            used(place_of("pictures/train", home=data(pictures).home))
-            del os.environ["TRANSCRIPTION_LEDGERS"]
-            assert used(place_of("other/train", home=data(pictures, name="other").home)).counts()[ANSWER] == 3
+    def act() -> None:
+        os.chdir(state)
+        place = place_of("pictures/train", home=data(pictures).home)
+        (note,) = place.notes
+        assert note.startswith(f"THIS USER'S LEDGER: the folder {pictures} cannot be written")
+        used(place)
+        os.environ["TRANSCRIPTION_LEDGERS"] = str(state / "others")
+        used(place_of("pictures/train", home=data(pictures).home))
+        del os.environ["TRANSCRIPTION_LEDGERS"]
+        assert used(place_of("other/train", home=data(pictures, name="other").home)).counts()[ANSWER] == 3
 
-        assert _as_nobody(act) == 0
-        assert not list(pictures.glob(".ledger*"))
-        pictures.chmod(0o755)
-        assert place_of("pictures/train", home=data(pictures).home).notes == (), "for who can write it"
-        assert total(place_of("train/train", home=data(pictures / "train", test_fraction=0.5).home)) == 3, (
-            "a part of it"
-        )
+    assert _as_nobody(act) == 0
+    assert not list(pictures.glob(".ledger*"))
+    pictures.chmod(0o755)
+    assert place_of("pictures/train", home=data(pictures).home).notes == (), "for who can write it"
+    part = place_of("train/train", home=data(pictures / "train", test_fraction=0.5).home)
+    assert total(part) == 3, "a part of it"
 
 
-def test_what_cannot_be_written_is_counted_by_a_ledger_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_counted_by_a_ledger_elsewhere(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as folders that are mounted for reading, and a colleague's ledger."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        pictures = write_folders(Path(folder, "pictures", "train"), count=2).parent
-        (weights := Path(folder, "weights.pt")).touch()
-        monkeypatch.setenv("XDG_STATE_HOME", str(Path(folder, "state of root")))
-        mine, theirs = data(pictures).home, place_of("faces", beside=weights)
-        used(place_of("pictures/train", home=mine)), used(theirs, name="faces")
-        pictures.chmod(0o555)
-        (state := Path(folder, "state")).mkdir(mode=0o777)
-        state.chmod(0o777)
-        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    (weights := shared / "weights.pt").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state of root"))
+    mine = data(shared / "pictures").home
+    places: dict[str, Callable[[], LedgerPlace]] = {
+        "pictures/train": lambda: place_of("pictures/train", home=mine),
+        "faces": lambda: place_of("faces", beside=weights),
+    }
+    for name, place in places.items():
+        used(place(), name=name)
+    (shared / "pictures").chmod(0o555)
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state"))
 
-        def act() -> None:
-            os.chdir(state)
-            for name, place in (
-                ("pictures/train", lambda: place_of("pictures/train", home=mine)),
-                ("faces", lambda: place_of("faces", beside=weights)),
-            ):
-                with pytest.raises(LedgerError, match="Permission denied"):
-                    used(place(), name=name)
-                with monkeypatch.context() as patch:
-                    patch.setenv("TRANSCRIPTION_LEDGERS", str(state / "others"))
-                    for number in (2, 3):
-                        ledger = used(place(), name=name)
-                        assert ledger.counts()[ANSWER] == number
-                        assert any(f"THIS USER'S LEDGER: the folder {folder}" in text for text in ledger.notes)
-                        assert len(set(ledger.notes)) == len(ledger.notes)
+    def act() -> None:
+        os.chdir(shared / "state")
+        for name, place in places.items():
+            with pytest.raises(LedgerError, match="Permission denied"):
+                used(place(), name=name)
+            with monkeypatch.context() as patch:
+                patch.setenv("TRANSCRIPTION_LEDGERS", str(shared / "state" / "others"))
+                for number in (2, 3):
+                    ledger = used(place(), name=name)
+                    assert ledger.counts()[ANSWER] == number
+                    assert any(f"THIS USER'S LEDGER: the folder {shared}" in text for text in ledger.notes)
 
-        assert _as_nobody(act) == 0
+    assert _as_nobody(act) == 0
 
 
 def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

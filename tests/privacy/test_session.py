@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from privacy import Budget
 from privacy.events import Gaussian
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, RawResponses, Shape
@@ -71,14 +70,6 @@ def test_the_use_of_a_teacher_of_unknown_training_is_not_covered_by_the_bound_of
     assert session.account.epsilon() < 1
     session.charge_nonprivate_access("of another", training=session.admit(None))
     assert math.isinf(session.account.epsilon())
-
-
-def test_a_budget_that_is_given_later_changes_nothing_that_is_stated() -> None:
-    session, same = opened(), opened()
-    session.budget = Budget(delta=0.1)
-    for each in (session, same):
-        each.charge(each.mechanism)
-    assert session.account.epsilon() == same.account.epsilon()
 
 
 @pytest.mark.parametrize("rows", [(), (torch.zeros(4, 3), torch.zeros(400, 3))], ids=["none", "another"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -195,32 +194,6 @@ def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bo
     with pytest.raises(ValueError, match=f"delta must lie below 1/N .* {records} records of digits/train"):
         made.open(private_data="digits/train", num_records=records)
     assert not made.is_open
-
-
-@pytest.mark.parametrize("lost", [False, True], ids=["ledger kept", "ledger lost"])
-def test_resuming_forgets_nothing(tmp_path: Path, lost: bool) -> None:
-    path = tmp_path / "ledger.jsonl"
-
-    def run(state: Any = None) -> PrivacySession:
-        made = session(ready=False, ledger=str(path), ledger_block=4)
-        if state is not None:
-            made.load(state)
-        made.open(private_data="digits/train")
-        return made
-
-    first = run()
-    for _ in range(3):
-        asked(first, gradients())
-    state = json.loads(json.dumps(first.state()))
-    for _ in range(3):
-        asked(first, gradients())
-    if lost:
-        path.unlink()
-    # The crash left two blocks of four; the checkpoint remembers three.
-    second = run(state)
-    assert second.account.ledger.run == first.account.ledger.run
-    assert second.account.counts(scope="run") == {second.cost: 3 if lost else 8}
-    assert run().account.counts(scope="run") == {}
 
 
 def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_changed(tmp_path: Path) -> None:
