@@ -18,7 +18,7 @@ from lightning_modules.named_code import texts_in, unknown_code
 from lightning_modules.networks.network import named_network
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
-from lightning_modules.teachers.files import TeacherError, is_onnx, read_file, require_file
+from lightning_modules.teachers.files import TeacherError, read_file
 from lightning_modules.training.evaluation import require_public_fit
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
@@ -115,8 +115,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     Raises:
         TeacherError: The file cannot be read without running third-party code.
     """
-    file = require_file(path)
-    content = None if is_onnx(file) else read_file(file)
+    _, content = read_file(path)
     content = content if isinstance(content, dict) else {}
     settings = content.get("hyper_parameters")
     settings = settings if isinstance(settings, Mapping) else {}

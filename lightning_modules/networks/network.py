@@ -159,13 +159,18 @@ def check_network(
             `any_outputs`, returns probabilities.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    modes = {module: module.training for module in network.modules()}
     try:
-        outputs = dry_run(network, torch.zeros(2, *image_shape, device=device))
+        with torch.no_grad():
+            outputs = network.eval()(torch.zeros(2, *image_shape, device=device))
     except DRY_RUN_ERRORS as error:
         raise ValueError(
             f"{name}: {type(network).__name__} cannot take images of shape {image_shape} (channels, height, width):"
             f" {error}"
         ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
     logits = logits_of(outputs) if any_outputs else outputs
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -198,18 +203,6 @@ def logits_of(outputs: Any, *, probabilities: bool = False) -> Any:
         one = outputs.reshape(-1, 1)
         outputs = torch.cat([1 - one if probabilities else torch.zeros_like(one), one], dim=1)
     return outputs
-
-
-def dry_run(network: nn.Module, images: Tensor) -> Any:
-    """Return a network's output for images in eval mode; afterwards each module is back in its own mode."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        with torch.no_grad():
-            return network(images)
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def named_network(name: str) -> dict[str, Any]:

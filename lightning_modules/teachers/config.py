@@ -19,7 +19,7 @@ from lightning_modules.networks.network import hand_out
 from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
-from lightning_modules.teachers.files import TeacherError, fitted_weights, is_onnx, read_file, require_file, weights_in
+from lightning_modules.teachers.files import TeacherError, fitted_weights, read_file, weights_in
 from lightning_modules.teachers.libraries import stated_in
 from lightning_modules.teachers.onnx_network import OnnxNetwork
 from lightning_modules.teachers.private_teacher import (
@@ -125,8 +125,7 @@ class TeacherConfig:
         held: Any = self.held().path
         teacher: PrivateModel | Any = held
         if not isinstance(teacher, PrivateModel):
-            file = require_file(Path(str(teacher)))
-            content = None if is_onnx(file) else read_file(file)
+            file, content = read_file(Path(str(teacher)))
             config, loaded = self._completed(file, content)
             if ensemble:
                 teacher = config._read_ensemble(file, content, of_data)
@@ -151,7 +150,7 @@ class TeacherConfig:
         return replace(self, network=stated.network, input=stated.input), stated.loaded
 
     def _read(self, file: Path, content: Any, of_data: Mapping[str, Any], *, loaded: bool) -> PrivateTeacher:
-        if is_onnx(file):
+        if content is None:
             graph = OnnxNetwork(file)
             origin = self._origin({}, UnnamedTraining(graph.digest, kind="graph in ONNX"), file)
             return PrivateTeacher(self.adapted(graph), **origin)
@@ -249,7 +248,7 @@ def _fits(file: Path, network: nn.Module, of_data: Mapping[str, Any]) -> Iterato
         taken = " and ".join(f"{name}={value}" for name, value in of_data.items())
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with {taken}: {listed}"
-            ". Set model.teacher.network, or the size and channels that it was trained with"
+            ". Set model.teacher.network, or model.teacher.input.size and channels as it was trained with"
         ) from error
 
 

@@ -60,35 +60,26 @@ class TeacherError(ValueError):
     """A teacher that is missing, has another architecture, or is unusable."""
 
 
-def is_onnx(file: Path) -> bool:
-    """Whether a file is an ONNX graph, by its name."""
-    return file.suffix.lower() == ".onnx"
+def read_file(path: Path) -> tuple[Path, Any]:
+    """Reads the tensors and plain values of a torch or safetensors file, or of that in a folder of Hugging Face's.
 
-
-def require_file(file: Path) -> Path:
-    """Returns the file of a teacher's weights: itself, or that in a folder as Hugging Face saves one.
+    Returns:
+        The file, and its content; None for a graph in ONNX, which `OnnxNetwork` reads.
 
     Raises:
-        TeacherError: It is missing, or a folder without weights; the message says how to make it.
+        TeacherError: It is missing, cannot be read, or not without running code of its maker; the message says what it
+            is, or how to make it.
     """
-    if file.is_file():
-        return file
+    file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
     if file.is_dir():
-        if found := next((file / name for name in _IN_FOLDER if (file / name).is_file()), None):
-            return found
         raise TeacherError(
             f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt, or a folder "
             f"with config.json and {' or '.join(_IN_FOLDER)}"
         )
-    raise TeacherError(missing_teacher(file))
-
-
-def read_file(file: Path) -> Any:
-    """Reads the tensors and plain values of a torch or safetensors file.
-
-    Raises:
-        TeacherError: It cannot be read, or not without running code of its maker; the message says what it is.
-    """
+    if not file.is_file():
+        raise TeacherError(missing_teacher(file))
+    if file.suffix.lower() == ".onnx":
+        return file, None
     with file.open("rb") as opened:
         beginning = opened.read(256)
     known = beginning.lstrip().lower()
@@ -98,13 +89,13 @@ def read_file(file: Path) -> Any:
     if file.suffix.lower() == ".safetensors" or beginning[8:9] == b"{":
         try:
             with safe_open(str(file), framework="pt", device="cpu") as archive:
-                return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - no mapping
+                return file, {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             reason = _cut(file) if "not fully covered" in str(error) else str(error)
             raise TeacherError(f"teacher {file} cannot be read as safetensors: {reason}") from error
     try:
         with torch.serialization.safe_globals(_HARMLESS):
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return file, torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise TeacherError(
             f"teacher {file} cannot be read as plain weights: it is {_kind_of(file, error)}. Give a checkpoint of a "
