@@ -146,7 +146,11 @@ class TeacherConfig:
         if self.input != TeacherInput():
             return replace(self, network=stated.network), stated.loaded
         told = ", ".join(f"{name}: {value}" for name, value in asdict(stated.input).items() if value is not None)
-        rank_zero_info(f"Teacher {file} states its input ({told}); model.teacher.input would replace it.")
+        classes = ", ".join(f"{number} = {name}" for number, name in enumerate(stated.classes[:10]))
+        rank_zero_info(
+            f"Teacher {file} states its input ({told}); model.teacher.input would replace it."
+            + (f" Its outputs are {classes}: the data must have the same classes in this order." if classes else "")
+        )
         return replace(self, network=stated.network, input=stated.input), stated.loaded
 
     def _read(self, file: Path, content: Any, of_data: Mapping[str, Any], *, loaded: bool) -> PrivateTeacher:

@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ from lightning_modules.teachers.files import TeacherError
 
 
 class Stated(NamedTuple):
-    """What a file or folder states: how to build its network, what pictures it takes, whether it has its weights."""
+    """What a file or folder states: its network, the pictures it takes, its classes, whether it has its weights."""
 
     network: Any
     input: TeacherInput
+    classes: Sequence[str] = ()
     loaded: bool = False
 
 
@@ -42,7 +43,8 @@ def stated_in(file: Path, content: Any) -> Stated | None:
         config = json.loads(beside.read_text(encoding="utf-8"))
         if "architecture" in config:
             arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
-            return _of_timm(file, config["architecture"], arguments, config.get("pretrained_cfg", {}))
+            stated = _of_timm(file, config["architecture"], arguments, config.get("pretrained_cfg", {}))
+            return stated._replace(classes=config.get("label_names", ()))
         return _of_transformers(file) if "model_type" in config else None
     if isinstance(content, Mapping) and isinstance(settings := content.get("args"), Namespace) and "arch" in content:
         given = {name: value for name, value in vars(settings).items() if value is not None}
@@ -108,7 +110,9 @@ def _of_transformers(file: Path) -> Stated:
     normalised = bool(pictures.get("do_normalize")) and scaled
     mean, std = (pictures.get(f"image_{name}") if normalised else None for name in ("mean", "std"))
     size = size or getattr(network.config, "image_size", None)
-    return Stated(lambda *_: network, _input(mean, std, size, network.config.num_channels), loaded=True)
+    names = [name for _, name in sorted(network.config.id2label.items())]
+    stated = _input(mean, std, size, network.config.num_channels)
+    return Stated(lambda *_: network, stated, [] if "LABEL_0" in names else names, loaded=True)
 
 
 def _input(mean: Any, std: Any, size: Any, channels: int) -> TeacherInput:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_modules.networks import kernels
-from lightning_modules.networks.kernels import Kernels, nystrom_factor, spherical_kmeans
+from lightning_modules.networks.kernels import Kernels, spherical_kmeans
 from lightning_modules.priors import DeadLeavesPrior
 
 SHAPE = (3, 14, 12)
@@ -75,31 +75,6 @@ def test_features_are_what_their_definition_says(settings: dict[str, Any], monke
     assert torch.allclose(network(given).double(), expected, atol=1e-4)
     monkeypatch.setattr(kernels, "_BANDWIDTH", 0.7)  # the mutant: another kernel than the factors are of
     assert not torch.allclose(network(given).double(), expected, atol=1e-3)
-
-
-def test_scalar_products_are_the_kernel_at_the_anchors() -> None:
-    """Nyström's approximation is exact at its own points, and close where anchors are dense."""
-    bandwidth, draw = 0.6, torch.Generator().manual_seed(0)
-    anchors = F.normalize(torch.randn(100, 3, generator=draw, dtype=torch.float64))
-    exact = kappa(anchors @ anchors.T, bandwidth)
-
-    def error(directions: Tensor, factor: Tensor) -> float:
-        coordinates = kappa(directions @ anchors.T, bandwidth) @ factor
-        return float((coordinates @ coordinates.T - kappa(directions @ directions.T, bandwidth)).abs().max())
-
-    factor = nystrom_factor(anchors, bandwidth=bandwidth, regularisation=1e-6).double()
-    assert torch.allclose(factor, factor.T, atol=1e-3) and error(anchors, factor) < 2e-3
-    between = F.normalize(torch.randn(200, 3, generator=draw, dtype=torch.float64))
-    assert error(between, factor) < 0.3
-    # Mutants: no factor, the factor of another kernel, one that is regularised away, and the inverse's whole power.
-    for wrong in (
-        torch.eye(100).double(),
-        nystrom_factor(anchors, bandwidth=1.3 * bandwidth, regularisation=1e-6).double(),
-        nystrom_factor(anchors, bandwidth=bandwidth, regularisation=1.0).double(),
-        torch.linalg.inv(exact + 1e-6 * torch.eye(100)),
-    ):
-        assert error(anchors, wrong) > 10 * error(anchors, factor) and error(anchors, wrong) > 0.05
-        assert error(between, wrong) > error(between, factor)
 
 
 def test_anchors_are_directions_that_rows_lie_around() -> None:

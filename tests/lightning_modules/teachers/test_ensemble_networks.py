@@ -12,10 +12,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import VisionTransformer
 
-from datamodules import ShardedRecords
-from datamodules.mapped import MappedRecords
 from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, logits_and_statistics
 from lightning_modules.teachers.ensemble_networks import (
     NetworkStack,
@@ -27,7 +24,6 @@ from lightning_modules.teachers.ensemble_networks import (
     with_feature_extractor,
     without_feature_extractor,
 )
-from lightning_modules.teachers.joint_training import JointTraining
 
 SHAPE = (1, 8, 8)
 
@@ -112,26 +108,6 @@ def test_networks_asked_together_or_restored_answer_as_each_by_itself(factory: A
     if extractor is not None:  # another one is noticed
         mutant = NetworkStack(parts, feature_extractor=nn.Sequential(nn.Tanh(), extractor))
         assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
-
-
-def test_transformers_are_asked_and_trained_like_any_other_network() -> None:
-    """DGD's teachers of CIFAR10: torchvision has them."""
-    torch.manual_seed(0)
-    size = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16}
-    many: list[nn.Module] = [VisionTransformer(**size, num_classes=10) for _ in range(3)]
-    for network in many:
-        nn.init.normal_(network.heads.head.weight)  # torchvision's own begins at zero
-    images, labels = torch.randn(3, 6, 3, 16, 16), torch.randint(10, (3, 6))
-    expected = [
-        float(F.cross_entropy(network.eval()(rows), own))
-        for network, rows, own in zip(many, images, labels, strict=True)
-    ]
-    shards = ShardedRecords(MappedRecords(images.flatten(0, 1), labels.flatten()), torch.tensor([0, 6, 12, 18]))
-    adam = partial(torch.optim.Adam, lr=1e-2)
-    training = JointTraining(many, records=shards, teachers=range(3), batch_size=6, make_optimizer=adam)
-    losses = [training.step(1.0) for _ in range(20)]
-    assert losses[0].tolist() == pytest.approx(expected, rel=1e-4)
-    assert bool((losses[-1] < 0.8 * losses[0]).all())
 
 
 def test_the_number_of_threads_does_not_change_a_bit(images: Tensor) -> None:
