@@ -159,26 +159,33 @@ def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
     return next((text for text in texts if not _is_known(text)), None)
 
 
-def texts_in(spec: Any, *, read: frozenset[Path] = frozenset()) -> Iterator[str]:
-    """Yield every text in plain values, including settings within a text and in files that a text names."""
+def texts_in(spec: Any, *, read: frozenset[Path] = frozenset(), suffixes: tuple[str, ...] = ("",)) -> Iterator[str]:
+    """Yield every text in plain values, including settings within a text and in files that a text names.
+
+    Args:
+        spec: The values.
+        read: Files that are not read again.
+        suffixes: How the names of files end that are read; by default any, as parsers do.
+    """
     if isinstance(spec, Mapping):
         spec = list(spec.values())
     if isinstance(spec, (list, tuple, set, frozenset)):
         for value in spec:
-            yield from texts_in(value, read=read)
+            yield from texts_in(value, read=read, suffixes=suffixes)
     elif isinstance(spec, (str, Path)):
         text = str(spec)
         yield text
         held = _held(text)
         if held != text:
-            yield from texts_in(held, read=read)
+            yield from texts_in(held, read=read, suffixes=suffixes)
         file = Path(text)
         try:
-            held = _held(file.read_text(encoding="utf-8")) if file not in read and file.is_file() else text
+            new = text.endswith(suffixes) and file not in read and file.is_file()
+            held = _held(file.read_text(encoding="utf-8")) if new else text
         except (OSError, ValueError):
             return  # a text that is not a path, or a binary file, which holds no settings
         if not isinstance(held, str):
-            yield from texts_in(held, read=read | {file})
+            yield from texts_in(held, read=read | {file}, suffixes=suffixes)
 
 
 def _held(text: str) -> Any:

@@ -86,7 +86,8 @@ class TranscriptionCLI(LightningCLI):
         self._arguments = [one for one in find_configs(args) if one != "--force"]
         self._force = "--force" in args  # of this command alone, so no setting
         # The user's own methods, data sets and priors.
-        find_named(texts_in([part for argument in self._arguments for part in argument.split("=", 1)]))
+        given = [part for argument in self._arguments for part in argument.split("=", 1)]
+        find_named(texts_in(given, suffixes=(".yaml", ".yml", ".json")))
         super().__init__(
             model_class=LightningModule,
             datamodule_class=LightningDataModule,
