@@ -53,7 +53,7 @@ venv: $(INSTALLED) ## create .venv and install the project and its pinned depend
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call create_venv,$(PYTHON),$(VENV))
-	@echo "installing into $(VENV) (a few minutes the first time: torch is large)"
+	@echo "installing the project with torch, Lightning and Opacus into $(VENV): up to 7 GB and some minutes, the first time only"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
 	@touch $@
 
@@ -82,12 +82,14 @@ coverage: $(INSTALLED) ## the fast suite, and how much of the code it runs
 .PHONY: test-lowest
 test-lowest: ## the fast suite at the lowest versions that pyproject.toml allows (LOWEST_PYTHON=python3.10)
 	$(call create_venv,$(LOWEST_PYTHON),$(LOWEST))
+	@echo "installing the lowest versions allowed into $(LOWEST): up to 7 GB and some minutes"
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints-lowest.txt
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
 # Sees all of $(VENV), so that torch is not installed twice; what a path file names comes after the environment's own packages.
 $(ORACLE_INSTALLED): $(INSTALLED) Makefile
 	@rm -rf $(ORACLE)
+	@echo "installing dp-accounting into $(ORACLE): a minute"
 	$(call create_venv,$(BIN)/python,$(ORACLE))
 	@packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	packages $(BIN)/python > "$$(packages $(ORACLE)/bin/python)/seen.pth"
@@ -100,6 +102,7 @@ test-oracle: $(ORACLE_INSTALLED) ## the accountants against dp-accounting, in an
 
 $(DOCS_INSTALLED): Makefile
 	@rm -rf $(DOCS)
+	@echo "installing what builds the site into $(DOCS): a minute"
 	$(call create_venv,$(PYTHON),$(DOCS))
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS_PINS)
 	@touch $@
@@ -131,6 +134,7 @@ RELEASE := build/release
 .PHONY: release-check
 release-check: ## build sdist and wheel, install in a new environment and run the demo there, without this tree
 	@rm -rf $(RELEASE)
+	@echo "building and installing the package into $(RELEASE)/venv: up to 7 GB and some minutes"
 	$(call create_venv,$(PYTHON),$(RELEASE)/venv)
 	@$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check build
 	$(RELEASE)/venv/bin/python -m build --outdir $(RELEASE)/dist .

@@ -214,6 +214,7 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
     """Build a fit's model and data, price its first query, and set its private data up; return what goes wrong."""
     from lightning_modules.base import DataFreeDistillation
     from lightning_modules.cli.calibrate import epsilon_of
+    from lightning_modules.cli.errors import message_of
 
     said = io.StringIO()
     try:
@@ -229,5 +230,5 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
     except SystemExit:
         return said.getvalue().strip().removeprefix("error: ")
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return message_of(error)
     return ""
