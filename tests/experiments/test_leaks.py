@@ -34,6 +34,7 @@ def attacked(role: str) -> dict[str, Any]:
         for kind in ("record", "mislabelled", "noise")
         for name in ("loss", "label-only", "rmia", "lira")
     ]
+    rows.append({**rows[0], "model": "control", "auc": 0.57})
     drawn = [
         {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25}
         for model in ("control", "this run")
@@ -69,12 +70,14 @@ def test_fits_are_attacked_and_tables_rendered(monkeypatch: pytest.MonkeyPatch) 
     page = "<!-- leaks: tiny -->\n<!-- end leaks -->\n<!-- inversions: tiny -->\n<!-- end inversions -->\n"
     text = render_text(page, Path("results"))
     assert "| ensemble |" not in text
-    row = "| Digits | student | 87.5 % | 0.750 | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
-    assert row in text and text.count("| 50 %, 25 % ") == 12 and "; commit abc." in text
+    row = "| Digits | student | 87.5 % | 0.750 † | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
+    assert (
+        row in text and "† Without power here" in text and text.count("| 50 %, 25 % ") == 12 and "; commit abc." in text
+    )
     content = json.loads(Path("results/tiny.json").read_text())
     changed = copy.deepcopy(content)
     changed["runs"]["student"]["leaks"] = changed["runs"]["student"]["leaks"][:4]  # without canaries
     Path("results/tiny.json").write_text(json.dumps(changed))
-    assert row.replace("1.25, 1.25, 1.25", "1.25, –, –") in render_text(page, Path("results"))
+    assert row.replace("1.25, 1.25, 1.25", "1.25, –, –").replace(" †", "") in render_text(page, Path("results"))
     with pytest.raises(RunnerError, match="does not exist"):
         render_text(page.replace("tiny", "other"), Path("results"))

@@ -61,15 +61,6 @@ def test_command_lines(fits: Fits) -> None:
     ]
 
 
-def test_an_error_is_said_and_the_next_run_makes_what_failed(fits: Fits) -> None:
-    def breaks(arguments: Sequence[str]) -> None:
-        raise LookupError("no such teacher")
-
-    with pytest.raises(RunnerError, match="pipe: not all fits were made: teacher: LookupError: no such teacher"):
-        pipeline(["pipe.yaml"], run=breaks)
-    assert list(run(fits)) == ["teacher", "student", "other"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -193,15 +193,6 @@ def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Sp
     assert [*records("third")] == ["5_seed0"]
 
 
-@pytest.mark.slow
-def test_list_names_what_make_runs_and_no_other_preset_is_run(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["tables", "list"])
-    shown = capsys.readouterr().out
-    assert "table-dpdfd-table1 " in shown and "figure-dpdfd-fig2 " in shown and "smoke (4)" in shown
-    with pytest.raises(SystemExit, match="--preset must be one of cifar10, cpu, paper, smoke, got 'big'"):
-        main(["tables", "run", "--preset", "big", "--dry-run"])
-
-
 def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     """DPDFD Fig. 2 through the command a user types: two cells, nothing more to do, and then data that are missing."""
     values = copy.deepcopy(_found("dpdfd-fig2")[1])

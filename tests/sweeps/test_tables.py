@@ -167,13 +167,6 @@ def test_a_spec_that_makes_no_sense_is_refused(spec: Spec, change: dict[str, Any
         written({**SPEC, **change})
 
 
-def test_unknown_tables_and_presets_are_named(spec: Spec) -> None:
-    with pytest.raises(RunnerError, match=r"tables and figures are .*dpdfd-table1"):
-        Spec.read("no-such-table")
-    with pytest.raises(RunnerError, match="presets are"):
-        spec.cells("huge")
-
-
 @pytest.mark.parametrize("installed", SPECS, ids=lambda found: found.name)
 def test_installed_specs_have_all_presets_and_find_their_printed_figures(installed: Spec) -> None:
     assert set(installed.presets) - {"cifar10"} == {"smoke", "cpu", "paper"}

@@ -83,10 +83,3 @@ def test_copies_of_training_images_are_noticed(world: World) -> None:
     assert (halves.nearer, halves.nearer_error) == (0.5, pytest.approx(0.5))  # one class all of it, the other none
     alike = judged(Records(train[:1].expand(10, -1, -1, -1), labels[:10]), **world.judging)
     assert alike.inception_score == pytest.approx(1.0)
-
-
-def test_what_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match="must hold images, got none"):
-        judged(Records(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), **world.judging)
-    with pytest.raises(ValueError, match="Flatten has none"):
-        data_free_inversion(nn.Flatten(), num_classes=64, image_shape=(1, 8, 8))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_curve
 from torch import nn
@@ -145,14 +144,3 @@ def test_queries_are_the_image_and_its_moves() -> None:
     found = answers_of(network, records)
     chance = network(images).softmax(dim=1)[0, 1].item()
     assert found.confidences[0, 0] == pytest.approx(math.log(chance / (1 - chance)), rel=1e-4)
-
-
-def test_what_is_refused() -> None:
-    members = np.ones((1, 4), dtype=np.bool_)
-    nothing: NDArray[np.float64] = np.zeros((1, 4))
-    with pytest.raises(ValueError, match="only one of the two"):
-        AttackResult(nothing, members)
-    with pytest.raises(ValueError, match="one shape"):
-        AttackResult(nothing[0], members)
-    with pytest.raises(ValueError, match="targets must be from 1 to 1"):
-        attack_each(gaussian_world(1.0, models=3, records=10), targets=2)
