@@ -103,6 +103,11 @@ class Store:
         """Mark the fit as done, atomically."""
         write_atomically(self.folder(name) / "done.json", json.dumps({"time": time.time(), **note}))
 
+    def forget(self, name: str) -> None:
+        """Have a fit made again, from its beginning."""
+        for path in (self.folder(name) / "done.json", self._beside(name, ".json")):
+            path.unlink(missing_ok=True)
+
     def fail(self, name: str, error: BaseException | str) -> str:
         """Note why the fit failed and return the reason in one line."""
         trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
@@ -319,9 +324,7 @@ def _make_all(
 
 def _make_elsewhere(plan: Plan, name: str, *, command: Sequence[str], say: Say) -> str:
     """Make one fit in a process, which is started again if it is killed; return why it failed, or ""."""
-    # Lets processes find this project even if it is not installed. One thread each: see docs/speed.md.
-    sources = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sources)}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one thread each: see docs/speed.md
     file = plan.store.root / f"{name}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(TRIES):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -113,8 +113,11 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, bri
     lines += ["", " ".join(legend), ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
-    lines += _comparisons(spec, preset, rows, results)
-    lines += [] if brief else _competitors(spec, rows, notes) + _not_run(spec, rows, notes)
+    columns = _columns(rows)
+    lines += _by_method("Ours, from other tables:", _comparisons(spec, preset, rows, results), columns)
+    if not brief:
+        lines += _by_method("Other methods, as printed:", _competitors(spec, rows, notes), columns)
+        lines += _by_method("Printed in the same table and not run here:", _not_run(spec, rows, notes))
     lines += notes.lines()
     for row in rows:
         where = ", ".join(value for _, value in row.labels)
@@ -139,63 +142,59 @@ class _Notes:
         return [*texts, ""] if texts else []
 
 
-def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> list[str]:
-    """List measured rows of other tables at the same points, each with its record-level ε."""
-    columns = _columns(rows)
-    methods: dict[str, dict[str, str]] = {}
+_Entry = tuple[str, str, str]
+"""Method, column and text of one figure of a table by methods."""
+
+
+def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> Iterator[_Entry]:
+    """Measured rows of other tables at the same points, each with its record-level ε."""
     for entry in spec.compare_with:
         other = Spec.read(str(entry["table"]))
         for row in read_rows(other, preset, results) if preset in other.presets else ():
             at = dict(row.labels)
             point = (at.get("dataset", ""), at.get("epsilon", ""))
             chosen = all(at.get(axis) == str(value) for axis, value in (entry.get("cell") or {}).items())
-            if chosen and row.records and point in columns:
-                text = f"{_ours(row)} (record-level ε = {_bound(row.largest('epsilon_record'))})"
-                methods.setdefault(str(entry["label"]), {})[_heading(*point)] = text
-    return _by_method("Ours, from other tables:", methods, [_heading(*point) for point in columns])
+            if chosen and row.records and point in _columns(rows):
+                bound = _bound(row.largest("epsilon_record"))
+                yield str(entry["label"]), _heading(*point), f"{_ours(row)} (record-level ε = {bound})"
 
 
-def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """List the same printed table's figures of other methods at the same points, and anchors from other papers."""
-    columns, own = _columns(rows), _methods(spec, rows)
-    units = {row.reported.unit for row in rows if row.reported is not None}
+def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_Entry]:
+    """The same printed table's figures of other methods at the same points, and anchors from other papers."""
+    own, units = _methods(spec, rows), {row.reported.unit for row in rows if row.reported is not None}
     units = units or {entry.unit for entry in reported() if entry.method == spec.method}
-    methods: dict[str, dict[str, str]] = {}
     for entry in (*spec.reported(), *(row for row in reported() if not row.paper)):
         # ε for labels and for records cannot be compared.
         if entry.method in own or (not entry.paper and units and entry.unit not in units):
             continue
-        for dataset, epsilon in columns:
+        for dataset, epsilon in _columns(rows):
             if entry.matches({"dataset": dataset, "epsilon": epsilon}):
                 name = entry.method if entry.paper else f"{entry.method} {entry.setting} ({entry.table})"
-                text = _percent(entry.accuracy) + notes.marks(entry.notes)
-                methods.setdefault(name, {})[_heading(dataset, epsilon)] = text
-    return _by_method("Other methods, as printed:", methods, [_heading(*point) for point in columns])
+                yield name, _heading(dataset, epsilon), _percent(entry.accuracy) + notes.marks(entry.notes)
 
 
-def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
-    """List the same printed table's figures at points without a row here: other data sets, budgets, teachers."""
-    columns, own = _columns(rows), _methods(spec, rows)
-    shown = {row.reported for row in rows}
+def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_Entry]:
+    """The same printed table's figures at points without a row here: other data sets, budgets, teachers."""
+    own, shown = _methods(spec, rows), {row.reported for row in rows}
+    here = [{"dataset": dataset, "epsilon": epsilon} for dataset, epsilon in _columns(rows)]
     left = [
         entry
         for entry in spec.reported()
-        if entry not in shown
-        and (entry.method in own or not any(entry.matches({"dataset": d, "epsilon": e}) for d, e in columns))
+        if entry not in shown and (entry.method in own or not any(entry.matches(point) for point in here))
     ]
     several_units = len({entry.unit for entry in left if entry.unit}) > 1
-    methods: dict[str, dict[str, str]] = {}
-    headings: dict[str, None] = {}
     for entry in left:
         words = [entry.method, entry.setting, entry.unit if several_units else ""]
         heading = entry.dataset if entry.epsilon is None else _heading(entry.dataset, f"{entry.epsilon:g}")
+        yield ", ".join(filter(None, words)), heading, _percent(entry.accuracy) + notes.marks(entry.notes)
+
+
+def _by_method(caption: str, entries: Iterable[_Entry], columns: Sequence[tuple[str, str]] = ()) -> list[str]:
+    headings = dict.fromkeys(_heading(*point) for point in columns)
+    methods: dict[str, dict[str, str]] = {}
+    for method, heading, text in entries:
+        methods.setdefault(method, {})[heading] = text
         headings[heading] = None
-        text = _percent(entry.accuracy) + notes.marks(entry.notes)
-        methods.setdefault(", ".join(filter(None, words)), {})[heading] = text
-    return _by_method("Printed in the same table and not run here:", methods, list(headings))
-
-
-def _by_method(caption: str, methods: Mapping[str, Mapping[str, str]], headings: Sequence[str]) -> list[str]:
     if not methods:
         return []
     lines = [caption, "", f"| method | {' | '.join(headings)} |", "|---|" + "---:|" * len(headings)]

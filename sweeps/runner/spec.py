@@ -103,7 +103,6 @@ class Cell:
 class Preset:
     """Seeds, grid and changes of one preset; the spec's own exceptions and skips come first."""
 
-    name: str
     seeds: Sequence[int]
     axes: Axes
     set: Patch
@@ -335,8 +334,6 @@ def _fits(entries: Any, where: str) -> dict[str, Fit]:
         if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS:
             raise RunnerError(f"{where}: the name of a fit must be a single word other than {CLAIMS}, got {name!r}")
         fits[name] = Fit(name=name, config=_files(entry["config"], where), set=entry.get("set") or {})
-        if missing := set(fits[name].parents) - set(fits):
-            raise RunnerError(f"{where}, fit {name}: refers to {sorted(missing)}, before it are {sorted(fits)[:-1]}")
     return fits
 
 
@@ -396,7 +393,6 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
         }
     (of_all,) = _patches({"set": entry.get("set")}, fits, place).values()
     return Preset(
-        name=name,
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
         set=of_all,

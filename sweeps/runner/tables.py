@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
+from sweeps.runner.plan import MAKING, Plan, Run, Store, add_options, run_plan
 from sweeps.runner.rendering import page_of, render_table
 from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import Cell, Spec, list_specs
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")
     run.add_argument("--folder", type=Path, default=Path("runs/tables"), help="Folder of the fits and their records.")
     run.add_argument("--record", action="store_true", help=f"Write records and rendered tables into {RESULTS}.")
+    run.add_argument("--again", action="store_true", help="Make the chosen cells once more: they are charged again.")
     run.add_argument("--dry-run", action="store_true", help="Build each fit's model and data, and run nothing.")
     add_options(run)
     return parser
@@ -160,6 +162,9 @@ def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]],
     if options.dry_run:
         _dry_run(cells, Plan([task for _, cell in cells for task in cell.tasks], Store(options.folder)), build)
         return
+    # Not in a process that makes one of the fits, or helps.
+    for _, cell in cells if options.again and options.fit is None and MAKING not in os.environ else ():
+        Store(options.folder).forget(cell.task.name)
     results = Path(RESULTS) if options.record else options.folder / "results"
     how = {"jobs": options.jobs, "fit": options.fit, "slurm": options.slurm, "command": ["tables", *args]}
     failed = run_tables(

@@ -78,7 +78,7 @@ def test_command_lines(fits: Fits) -> None:
 def test_files_that_make_no_sense(fits: Fits, content: Any, message: str) -> None:
     Path("pipe.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(RunnerError, match=message):
-        Spec.read("pipe.yaml")
+        Spec.read("pipe.yaml").pipeline()
 
 
 def test_a_file_that_is_not_there_and_one_that_is_a_table() -> None:

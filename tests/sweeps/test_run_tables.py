@@ -167,6 +167,10 @@ def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
     fits = Fits()
     tables(["run", "first.yaml", "--cell", "size=2", "--seeds", "1"], run=fits, build=Fits())
     assert ran(fits) == [("2", "1")] and [*records("first", "runs/tables/results")] == ["2_seed1"]
+    again = Fits()
+    for options, sizes in (([], []), (["--again"], ["2"])):
+        tables(["run", "first.yaml", "--cell", "size=2", "--seeds", "1", *options], run=again, build=Fits())
+        assert again.sizes == sizes and "ckpt_path" not in str(again.asked)
     for wrong in ("size", "size=9"):
         with pytest.raises(RunnerError, match="--cell"):
             tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
