@@ -68,7 +68,7 @@ def recipe(teacher: str) -> list[str]:
         few = ["--model.steps=1", "--data.batch_size=4"]
         return ["--config", file(f"clients_{teacher.removesuffix('_clients')}"), *few, *QUIET]
     if not teacher.endswith("_ensemble"):
-        return ["--config", file(f"teacher_{teacher}"), *TINY]
+        return ["--config", file(f"teacher_{teacher}"), "--data.batch_size=4", *TINY]
     few = ["--model.steps=1", "--data.num_teachers=4", "--data.require_all_classes=false", "--data.batch_size=4"]
     data, _, linear = teacher.removesuffix("_ensemble").partition("_")
     return ["--config", file(f"ensemble_{linear + '_' if linear else ''}{data}"), *few, *QUIET]
