@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.configs import check_files
-from lightning_modules.cli.errors import expected, message_of
+from lightning_modules.cli.errors import did_you_mean, expected, message_of
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
@@ -75,7 +75,8 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
             print(f"  {name:12}{words}")
         sys.exit(0 if {"--help", "-h"} & {*args} else 2)
     if command not in FIT:
-        raise ValueError(f"there is no command {command}; commands are {', '.join(sorted([*COMMANDS, *FIT]))}")
+        known = dict.fromkeys([*FIT, *COMMANDS])
+        raise ValueError(f"there is no command {command} among {', '.join(known)}{did_you_mean(command, known)}")
     from lightning_modules.cli.fit import TranscriptionCLI, show_settings
 
     if {"--help", "-h"} & {*args} and show_settings(args):

@@ -14,6 +14,7 @@ from jsonargparse import get_loader
 from privacy.identity import CheckpointError
 
 _CONFIG = ("--config", "-c")
+_MEASURES = ("validate", "test", "predict")
 _load = get_loader("yaml")
 """As the parser reads numbers: to PyYAML 1e-6 is a text."""
 
@@ -38,7 +39,7 @@ def find_configs(args: Sequence[str]) -> list[str]:
     if "--resume" in found[1:-1]:
         run = found.pop(found.index("--resume") + 1)
         found.remove("--resume")
-    elif found[1:] and found[0] in ("validate", "test", "predict") and not found[1].startswith("-"):
+    elif found[1:] and found[0] in _MEASURES and not found[1].startswith("-"):
         run = found.pop(1)
     if run is not None:
         checkpoint = Path(run) if run.endswith(".ckpt") else Path(run, "checkpoints", "last.ckpt")
@@ -77,6 +78,8 @@ def check_files(args: Sequence[str]) -> list[str]:
         ValueError: A configuration or the teacher cannot be read.
         CheckpointError: The checkpoint of a command, or a run, is missing.
     """
+    if args[0] in ("export", "attack") and args[1:] and args[1][0] != "-" and not Path(args[1]).exists():
+        raise CheckpointError(f"RUN must be a run's folder (runs/NAME/version_0), and there is no {args[1]}")
     command, given, found = args[0], dict[str, Any](), find_configs(args)
     for one in given_in(found):
         given |= one
@@ -86,6 +89,8 @@ def check_files(args: Sequence[str]) -> list[str]:
         raise ValueError(missing_teacher(teacher))
     if isinstance(checkpoint, str) and checkpoint != "last" and not Path(checkpoint).is_file():
         raise CheckpointError(f"ckpt_path must be `last` or a checkpoint's file, and {checkpoint} is not a file")
+    if command in _MEASURES and checkpoint in (None, "last") and not {"--help", "-h"} & {*args}:
+        raise CheckpointError(f"{command} needs a run: LightningCLI {command} runs/dpdfd_digits/version_0")
     return found
 
 

@@ -60,10 +60,15 @@ def unknown_setting(message: str, known: Mapping[str, Any]) -> str:
     name = ".".join(filter(None, found.groups()))
     if known.keys() - {"help"} and known.keys() - {"help"} <= _OF_BASES:
         return f"there is no setting {name} yet: choose the class first"
-    return f"there is no setting {name}{_did_you_mean(name, known)}"
+    return f"there is no setting {name}{did_you_mean(name, known)}"
 
 
-def _did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    """Return the end of a message that asks for the closest known name, with its type if any; empty if none is close.
+
+    >>> did_you_mean("fti", {"fit": None, "distill": None})
+    ': did you mean fit?'
+    """
     for close in difflib.get_close_matches(name, known, n=1):
         kind = re.sub(r"<class '|'>|\b\w+\.", "", str(known[close] or ""))
         return f": did you mean {close}{kind and f' ({kind})'}?"
@@ -119,7 +124,7 @@ def explain(message: str) -> str:
             for pattern, words in _WORDS:
                 text = re.sub(pattern, words, text)
             if missing := re.match(r"there is no class (\S+) that fits here$", text):
-                text += _did_you_mean(missing[1], _classes())
+                text += did_you_mean(missing[1], _classes())
             found[text] = None
     if classes := [text for text in found if text.startswith("there is no class")]:
         found = dict.fromkeys(classes)  # that it is no number either needs no word

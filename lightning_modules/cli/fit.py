@@ -10,7 +10,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,14 +141,12 @@ class TranscriptionCLI(LightningCLI):
         """Measure what was trained, whatever configuration files say; a fit's checkpoint is compared by `_resume`.
 
         Raises:
-            CheckpointError: There is no checkpoint, or see `require_same`.
+            CheckpointError: See `require_same`.
         """
         command = self.config.get("subcommand")
         if command in (None, "fit"):
             return
         config = self.config[command]
-        if config.get("ckpt_path") in (None, "last"):
-            raise CheckpointError(f"{command} needs a run: LightningCLI {command} runs/dpdfd_digits/version_0")
         if trained := self._compared(config.ckpt_path):
             if config.get("data"):
                 _shape(config.data, trained.get("image_shape"))
@@ -230,11 +227,12 @@ class TranscriptionCLI(LightningCLI):
             torch.set_float32_matmul_precision("high")  # TF32, unless configured otherwise
         return trainer
 
-    def _say_of_logs_what_is_true(self) -> None:
+    def _keep_logs(self) -> None:
+        """Moves logs of an earlier run in the same folder aside; Lightning would delete them, and warns of that."""
+        warnings.filterwarnings("ignore", "Experiment logs directory")
         for logger in self.trainer.loggers:
-            # Otherwise Lightning's warning is true: the file will be deleted.
-            if isinstance(logger, CSVLogger) and not Path(logger.log_dir, "metrics.csv").is_file():
-                warnings.filterwarnings("ignore", f"Experiment logs directory {re.escape(logger.log_dir)} exists")
+            if isinstance(logger, CSVLogger) and (log := Path(logger.log_dir, "metrics.csv")).is_file():
+                log.replace(log.with_name(f"metrics_{len(list(log.parent.glob('metrics*.csv')))}.csv"))
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
@@ -248,7 +246,8 @@ class TranscriptionCLI(LightningCLI):
         else:
             quiet_evaluation()
         if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
-            self._say_of_logs_what_is_true()
+            if first_process():
+                self._keep_logs()
             super()._run_subcommand(subcommand)
             return
         for one in self.trainer.checkpoint_callbacks:
@@ -261,10 +260,7 @@ class TranscriptionCLI(LightningCLI):
         logger = self.trainer.logger
         unnamed = isinstance(logger, WandbLogger) and logger.version is None  # W&B names the folder as the fit begins
         with nullcontext() if unnamed else own_folder(run_folder(self.trainer)):
-            metrics = run_folder(self.trainer) / "metrics.csv"
-            if self.config["fit"].get("ckpt_path") and metrics.is_file():  # Lightning would delete its rows
-                metrics.replace(metrics.with_name(f"metrics_{len(list(metrics.parent.glob('metrics*.csv')))}.csv"))
-            self._say_of_logs_what_is_true()
+            self._keep_logs()
             try:
                 super()._run_subcommand("fit")
             except BaseException as error:

@@ -91,7 +91,7 @@ def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
         with pytest.raises(SystemExit) as end:
             main([name, "--help"])
         assert not end.value.code and f"[options] {name} " in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"no command fits; commands are .*predict"):
+    with pytest.raises(ValueError, match=r"no command fits among .*predict.*: did you mean fit\?"):
         main(["fits"])
     assert list(fit(configuration(steps=1)).subcommands()) == ["fit"]
 
