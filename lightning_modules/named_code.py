@@ -24,6 +24,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
+from lightning_modules.setting_checks import did_you_mean
+
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")
 _KINDS = (nn.Module, Optimizer, LRScheduler, LightningDataModule)
@@ -36,9 +38,10 @@ def named_object(name: str) -> Any:
     Raises:
         ValueError: It does not exist.
     """
+    found: Any = None
     file, colon, attribute = name.rpartition(":")
     if colon and file.endswith(".py"):
-        found: Any = _module_of(Path(file), name)
+        found = _module_of(Path(file), name)
         above, last = [], attribute
     else:
         if "." not in name or not all(part.isidentifier() for part in name.split(".")):
@@ -53,7 +56,8 @@ def named_object(name: str) -> Any:
             found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
         return getattr(found, last)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name} cannot be imported: {error}; of a file give path/to/file.py:Name") from error
+        hint = did_you_mean(last, dict.fromkeys(dir(found))) or "; of a file give path/to/file.py:Name"
+        raise ValueError(f"{name} cannot be imported: {error}{hint}") from error
 
 
 class _NamedModules(MetaPathFinder):

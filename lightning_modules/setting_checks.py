@@ -5,7 +5,9 @@ Values that a type allows and no run can use, such as `.nan`, are refused before
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -95,3 +97,15 @@ def check_number(
 
 def _or(null: str) -> str:
     return f", or null for {null}" if null else ""
+
+
+def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    """Return the end of a message that asks for the closest known name, with its type if any; empty if none is close.
+
+    >>> did_you_mean("fti", {"fit": None, "distill": None})
+    ': did you mean fit?'
+    """
+    for close in difflib.get_close_matches(name, known, n=1):
+        kind = re.sub(r"<class '|'>|\b\w+\.", "", str(known[close] or ""))
+        return f": did you mean {close}{kind and f' ({kind})'}?"
+    return ""

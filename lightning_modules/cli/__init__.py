@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.configs import check_files
-from lightning_modules.cli.errors import did_you_mean, expected, message_of
+from lightning_modules.cli.errors import expected, message_of
+from lightning_modules.setting_checks import did_you_mean
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI
@@ -56,27 +57,25 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
         _of_process()
         return None
     args = list(args)
-    command = next((argument for argument in args if not argument.startswith("-")), None)
+    if not args or args[0].startswith("-"):
+        print("usage: LightningCLI COMMAND [--help] [options]\n\ncommands:")
+        for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():
+            print(f"  {name:12}{words}")
+        sys.exit(0 if {"--help", "-h"} & {*args} else 2)
+    command, known = args[0], dict.fromkeys([*FIT, *COMMANDS])
+    if command not in known:
+        raise ValueError(f"there is no command {command} among {', '.join(known)}{did_you_mean(command, known)}")
     # An export, and no run.
     if command == "predict" and any(one[:8] == "--images" or Path(one, "config.json").is_file() for one in args):
         importlib.import_module("lightning_modules.cli.export").predict(args[1:])
         return None
-    if args[:1] == [command]:
-        args = check_files(args)
-    if command is not None and command in COMMANDS:
+    args = check_files(args)
+    if command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.
         wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=_built)
         function(args[1:], **{name: given for name, given in offered.items() if name in wanted})
         return None
-    if command is None:
-        print("usage: LightningCLI COMMAND [--help] [options]\n\ncommands:")
-        for name, words in {**FIT, **{name: words for name, (_, words) in COMMANDS.items()}}.items():
-            print(f"  {name:12}{words}")
-        sys.exit(0 if {"--help", "-h"} & {*args} else 2)
-    if command not in FIT:
-        known = dict.fromkeys([*FIT, *COMMANDS])
-        raise ValueError(f"there is no command {command} among {', '.join(known)}{did_you_mean(command, known)}")
     from lightning_modules.cli.fit import TranscriptionCLI, show_settings
 
     if {"--help", "-h"} & {*args} and show_settings(args):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import traceback
 from collections.abc import Mapping
 from typing import Any
+
+from lightning_modules.setting_checks import did_you_mean
 
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
 
@@ -61,18 +62,6 @@ def unknown_setting(message: str, known: Mapping[str, Any]) -> str:
     if known.keys() - {"help"} and known.keys() - {"help"} <= _OF_BASES:
         return f"there is no setting {name} yet: choose the class first"
     return f"there is no setting {name}{did_you_mean(name, known)}"
-
-
-def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    """Return the end of a message that asks for the closest known name, with its type if any; empty if none is close.
-
-    >>> did_you_mean("fti", {"fit": None, "distill": None})
-    ': did you mean fit?'
-    """
-    for close in difflib.get_close_matches(name, known, n=1):
-        kind = re.sub(r"<class '|'>|\b\w+\.", "", str(known[close] or ""))
-        return f": did you mean {close}{kind and f' ({kind})'}?"
-    return ""
 
 
 def _classes() -> dict[str, None]:

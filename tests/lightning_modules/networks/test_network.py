@@ -110,7 +110,7 @@ def test_a_file_that_was_changed_is_read_again(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("{file}:Ned", {}, r"my\.py:Ned cannot be imported: .* no attribute 'Ned'"),
+        ("{file}:Ned", {}, r"my\.py:Ned cannot be imported: .* no attribute 'Ned': did you mean Net\?"),
         ("{file}:Net", {}, r"model\.teacher\.network: .*missing 1 required positional argument: 'n_out'"),
         ("{file}:Net", {"n_out": 5, "widht": 3}, "unexpected keyword argument 'widht'"),
         ("{file}:number", {}, r"must build a torch\.nn\.Module, got int"),
