@@ -69,6 +69,8 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
     recipe, folders = recipe_of(place, teacher=options.teacher)
     pipelines, folder = Pipelines(recipe=recipe, canaries=options.canaries, folders=folders), place / PRIVATE
+    for one in (folder, *folders.values()):
+        one.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = _built(build, pipelines.shadowed(0), folder / "given.json").datamodule
     while not isinstance(data, Shadowed):
         data = data.dataset
