@@ -179,7 +179,8 @@ class TeacherConfig:
 
     def _architecture(self, content: Any, file: Path, of_data: Mapping[str, Any]) -> nn.Module:
         """The network that a file's weights belong to, freshly initialised."""
-        spec = content.get("hyper_parameters", {}).get("network") if isinstance(content, dict) else None
+        settings = content.get("hyper_parameters") if isinstance(content, dict) else None
+        spec = settings.get("network") if isinstance(settings, Mapping) else None
         shape = self.input.shape(of_data["image_shape"])
         try:
             factory = _stated_network(spec, file) if self.network is None else _named_again(self.network, spec)

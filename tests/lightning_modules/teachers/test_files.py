@@ -100,6 +100,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
         "state_dict": weights,
         "args": argparse.Namespace(lr=0.1, best=np.float64(0.9)),
         "step": np.int64(3),
+        "hyper_parameters": argparse.Namespace(lr=0.1),
     },
     "half precision": lambda weights: {name: value.half() for name, value in weights.items()},
     "before counters": lambda weights: {
