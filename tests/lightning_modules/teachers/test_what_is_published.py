@@ -53,7 +53,7 @@ def test_the_page_says_that_private_pictures_may_be_public_and_not_how_many() ->
     config = settings("some")
     config["data"]["init_args"]["dataset"]["init_args"]["duplicates"] = "allow"
     fit(config)
-    assert [text for text in guarantee("run_some")["assumptions"] if "known" in text] == [
+    assert [text for text in guarantee("run_some")["assumptions"] if "private picture" in text] == [
         "a private picture that is also in the public test part of insects may be known"
     ]
 
