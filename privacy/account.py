@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
-from privacy.checks import check_delta
+from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
@@ -288,8 +288,34 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
     return training.id
 
 
+def require_delta(delta: float, num_records: int | None, private_data: str) -> None:
+    """Refuses a δ that is not below one over the number N of private records; None if that is unknown.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
+        raise ValueError(
+            f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, got "
+            f"{delta:g}: a mechanism that publishes one record outright would meet it"
+        )
+
+
+def saved_run(account: PrivacyAccount, *, replaced: bool) -> dict[str, Any]:
+    """What a checkpoint keeps of a run's charges, as plain values; `replaced` as in `SharedLedger`."""
+    ledger = account.ledger
+    return {
+        "run": ledger.run,
+        "private_data": ledger.private_data,
+        "training": account.training,
+        "charges": [[charge.to_dict(), count] for charge, count in account.counts(scope="run").items()],
+        "ledger_head": ledger.head and list(ledger.head),
+        "ledger_was_replaced": replaced,
+    }
+
+
 def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: str | None) -> bool:
-    """Counts in a ledger the larger of what it and a checkpoint hold; returns whether it is another ledger.
+    """Counts in a ledger the larger of what it and a checkpoint (`saved_run`) hold; returns whether it is another one.
 
     Raises:
         CheckpointError: The run queried the teacher of another training.

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run
-from privacy.checks import check_count
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, require_delta, restore_run, saved_run
 from privacy.events import Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
@@ -84,12 +83,9 @@ class PrivacySession(SharedLedger):
         self.assumptions: Sequence[str] = ()
         self.loaded = False
         self._account: PrivacyAccount | None = None
-        #: Charges of a checkpoint.
-        self._before: Mapping[str, Any] | None = None
-        #: Number of further calls that are known to be affordable, for a version of the ledger.
-        self._left: tuple[Any, int] = (None, 0)
-        #: A mechanism, its cost, and what is charged for it.
-        self._last: tuple[Mechanism, Charge, Charge] | None = None
+        self._before: Mapping[str, Any] | None = None  # charges of a checkpoint
+        self._left: tuple[Any, int] = (None, 0)  # affordable calls, for a version of the ledger
+        self._last: tuple[Mechanism, Charge, Charge] | None = None  # a mechanism, its cost, and what is charged for it
 
     # --- release ---
 
@@ -159,15 +155,12 @@ class PrivacySession(SharedLedger):
         return charge, calls
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
-        """Charges, once per run, a use of a teacher that no noise covers, before it is made.
-
-        The bound of that teacher's own training covers such a use like any other.
+        """Charges, once per run, a use of a teacher that only the bound of its own training covers, before it is made.
 
         Args:
             reason: Why nothing else bounds it, printed wherever the infinite ε is shown.
             training: Identity of the teacher's training, `OWN` for the one that answers; see `admit` for another. None
-                if unknown, so that nothing bounds it; `RECORDS` for private records themselves, whose use no teacher's
-                guarantee covers.
+                if unknown, `RECORDS` for private records themselves: nothing bounds either.
 
         Raises:
             BudgetExceeded: The target does not allow it: nothing may be used.
@@ -265,14 +258,10 @@ class PrivacySession(SharedLedger):
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
 
-        delta, block = self.budget.delta, self.budget.ledger_block
+        block = self.budget.ledger_block
         with self.on_rank_zero() as first:
             if first:
-                if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
-                    raise ValueError(
-                        f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of "
-                        f"{private_data}, got {delta:g}: a mechanism that publishes one record outright would meet it"
-                    )
+                require_delta(self.budget.delta, num_records, private_data)
                 opened = (ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(ledger)).open(
                     private_data=private_data,
                     run=run or self.resumed or uuid.uuid4().hex,
@@ -325,11 +314,7 @@ class PrivacySession(SharedLedger):
 
     @property
     def account(self) -> PrivacyAccount:
-        """What has been spent.
-
-        Raises:
-            RuntimeError: `open` has not been called.
-        """
+        """What has been spent; a RuntimeError before `open`."""
         if self._account is None:
             raise RuntimeError("the session must be opened before anything is released")
         return self._account
@@ -378,22 +363,11 @@ class PrivacySession(SharedLedger):
 
     def state(self) -> dict[str, Any]:
         """Plan, accesses and charges of this run, as plain values for a checkpoint."""
-        charged = self._before
-        if self.is_open:
-            ledger, charges = self.ledger, self.account.counts(scope="run")
-            charged = {
-                "run": ledger.run,
-                "private_data": ledger.private_data,
-                "training": self.training,
-                "charges": [[charge.to_dict(), count] for charge, count in charges.items()],
-                "ledger_head": ledger.head and list(ledger.head),
-                "ledger_was_replaced": self.ledger_was_replaced,
-            }
         return {
             "plan": self.plan.to_dict(),
             "uncharged_queries": list(self.uncharged_queries),
             "partitions": list(self.partitions),
-            "charged": charged,
+            "charged": saved_run(self.account, replaced=self.ledger_was_replaced) if self.is_open else self._before,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
