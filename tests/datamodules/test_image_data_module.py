@@ -76,10 +76,7 @@ def test_validating_keeps_no_training_records() -> None:
     ("settings", "message"),
     [
         ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1"),
-        ({"val_fraction": float("nan")}, "val_fraction must lie between 0 and 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
-        ({"eval_batch_size": -1}, "eval_batch_size must be"),
-        ({"num_workers": -1}, "num_workers must be"),
         ({"root": ""}, "root must name a folder"),
     ],
 )
