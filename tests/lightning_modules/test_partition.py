@@ -21,7 +21,6 @@ from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError, require_partition
 from lightning_modules import Teacher
 from lightning_modules import images as pools
-from lightning_modules.cli import main
 from lightning_modules.images import Images, PoolSource
 from lightning_modules.teachers import own_training
 from lightning_modules.training import evaluation
@@ -50,12 +49,8 @@ def teacher(tmp_path: Path) -> None:
     train_teacher(pictures())
 
 
-def transcribe(
-    data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", class_path: str = "DPDFD", **model: Any
-) -> Any:
-    config = configuration("run", class_path=class_path, model={"teacher": teacher, **model}, steps=1)
-    if class_path == "FedDPSD":
-        del config["model"]["init_args"]["teacher"]
+def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", **model: Any) -> Any:
+    config = configuration("run", class_path="DPDFD", model={"teacher": teacher, **model}, steps=1)
     config["data"]["init_args"]["dataset"] = data
     return fit(config)
 
@@ -139,36 +134,23 @@ def test_the_same_partition_and_other_data_are_taken() -> None:
     transcribe(pictures(0.5, root="elsewhere/beetles"))
 
 
-@pytest.mark.parametrize(
-    ("whose", "command", "broken"),
-    [
-        ("teacher", "test", False), ("teacher", "predict", False), ("teacher", "validate", True),
-        ("student", "test", True), ("student", "predict", False), ("student", "validate", False),
-    ],
-)  # fmt: skip
-def test_what_was_trained_is_not_tested_on_other_records(
-    whose: str, command: str, broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = json.loads(Path("given.json").read_text())
-    folder = "trained"
-    if whose == "student":
-        transcribe(pictures())
-        folder, config = "run", json.loads(Path("given.json").read_text())
-    data = config["data"]["init_args"]
-    (data["dataset"]["init_args"] if whose == "student" else data)["test_fraction"] = 0.5
-    Path("given.json").write_text(json.dumps(config))
-    with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "0.2"):
-        main([command, "--config", "given.json", "--ckpt_path", f"{folder}/checkpoints/last.ckpt"])
-
-
+@pytest.mark.parametrize("whose", ["teacher", "student", "a class that forgets the hooks of its base"])
 @pytest.mark.parametrize("command", ["test", "validate", "predict"])
-def test_nor_is_a_student_whose_class_forgets_the_hooks_of_its_base(command: str) -> None:
-    module = transcribe(pictures()).model
-    module.__class__ = CarelessDPDFD
-    data = SyntheticSteps(dataset=ImageFolder(**pictures(0.5)["init_args"]), steps_per_epoch=1, batch_size=8)
+def test_what_was_trained_is_not_tested_on_other_records(
+    whose: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: Any = ImageFolder(**pictures(0.5)["init_args"])
+    if whose == "teacher":
+        module: Any = Teacher.load_from_checkpoint("trained/checkpoints/last.ckpt")
+    else:
+        module, data = transcribe(pictures()).model, SyntheticSteps(dataset=data, steps_per_epoch=1, batch_size=8)
+    if whose.startswith("a class"):
+        module.__class__ = CarelessDPDFD
     call = getattr(Trainer(**trainer_settings("again", 1), logger=False), command)
-    with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5"):
+    with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5.* 0\.2"):
         call(module, datamodule=data)
+    without_check(monkeypatch)
+    call(module, datamodule=data)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -202,60 +184,37 @@ def test_teachers_of_one_ledger_agree_on_what_is_private(broken: bool, monkeypat
     train_teacher(pictures(classes=["bees", "ants"]))
 
 
-@pytest.mark.parametrize(("part", "broken"), [("test", False), ("train", False), ("train", True)])
-def test_no_pool_is_made_of_private_records(part: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"dataset": pictures(), "num_teachers": 2, "batch_size": 4, "steps_per_epoch": 1}
-    ensemble = {
-        "trainer": trainer_settings("trained", -1),
-        "model": {"class_path": "TeacherEnsemble", "init_args": {"network": SMALL, "steps": 1}},
-        "data": {"class_path": "Shards", "init_args": settings},
-    }
-    fit(ensemble)
-    files = sorted(Path("trained").rglob("last*.ckpt"), key=lambda file: file.stat().st_mtime)
-    config = configuration("run", class_path="DGD", steps=1)
-    model = config["model"]["init_args"]
-    pool = {"source": "pool", "pool": pictures(0.5), "pool_part": part}
-    config["model"]["init_args"] = {
-        "teacher": {"path": str(files[-1])},
-        "student": model["student"],
-        "images": pool,
-        "query_phase": {"queries": 2},
-    }
-    config["data"]["init_args"]["dataset"] = {"class_path": "ImageFolder", "init_args": pictures()["init_args"]}
-    with refused(monkeypatch, broken, "test_fraction of the data is 0.5", "0.2 of insects"):
-        module = fit(config).model
-        assert module.images.is_private is (part == "train")
-
-
-def test_a_pool_of_the_teachers_records_is_private_whatever_it_is_called() -> None:
-    folder = ImageFolder(**pictures(name="others")["init_args"])
+@pytest.mark.parametrize("part", ["test", "train"])
+def test_no_pool_is_made_of_private_records(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stated = ImageFolder(**pictures()["init_args"]).partition
-    pool = PoolSource(Images(source="pool", pool=folder, pool_part="train"), image_shape=(1, 8, 8), batch_size=4)
-    for partitions, known in (([stated], True), ([], False)):
+    divided, renamed = (ImageFolder(**pictures(*given, name="others")["init_args"]) for given in ((0.5,), ()))
+    pool = PoolSource(Images(source="pool", pool=divided, pool_part=part), image_shape=(1, 8, 8), batch_size=4)
+    with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5.* 0\.2 of insects"):
+        pool.open(private={"insects/train"}, partitions=[stated])
+    without_check(monkeypatch)
+    pool.open(private={"insects/train"}, partitions=[stated])
+    pool = PoolSource(Images(source="pool", pool=renamed, pool_part=part), image_shape=(1, 8, 8), batch_size=4)
+    for partitions, known in (([stated], part == "train"), ([], False)):  # whatever it is called
         pool.open(private={"insects/train"}, partitions=partitions)
         assert pool.is_private is known
 
 
-@pytest.mark.parametrize(("broken", "several"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("broken", [False, True])
 def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
-    broken: bool, several: bool, monkeypatch: pytest.MonkeyPatch
+    broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
     torch.save({name.removeprefix("network."): value for name, value in weights.items()}, "weights.pt")
     with refused(monkeypatch, broken, "the teacher's file does not say which are private", "test/CLASS"):
-        if several:  # of two clients one has a teacher that says it, of other pictures
-            files = ["trained/checkpoints/last.ckpt", "weights.pt"]
-            clients = {"teachers": files, "teacher_network": SMALL}
-            write_folders(Path("elsewhere") / "beetles")
-            cli = transcribe(
-                pictures(0.5, root="elsewhere/beetles"),
-                class_path="FedDPSD",
-                clients={"class_path": "LocalClients", "init_args": clients},
-            )
-        else:
-            cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
+        cli = transcribe(pictures(0.5), teacher="weights.pt", teacher_network=SMALL)
         assert None in cli.model.session.partitions
+    if not broken:  # of two clients one has a teacher that says it, of other pictures
+        write_folders(Path("elsewhere") / "beetles")
+        data, other = (ImageFolder(**pictures(root=root)["init_args"]) for root in ("insects", "elsewhere/beetles"))
+        require_partition([other.partition], data)
+        with pytest.raises(PartitionError, match="does not say which are private"):
+            require_partition([other.partition, None], data)
 
 
 @pytest.mark.parametrize("broken", [False, True])
