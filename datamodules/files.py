@@ -64,7 +64,12 @@ class MissingDataError(FileNotFoundError):
 
 
 def missing_data(
-    data: ImageDataModule, missing: Sequence[str], *, folder: Path | None = None, failure: str = ""
+    data: ImageDataModule,
+    missing: Sequence[str],
+    *,
+    folder: Path | None = None,
+    failure: str = "",
+    hints: Sequence[str] = (),
 ) -> MissingDataError:
     """Make an error that lists missing files or folders, why a download failed if tried, and how to get them."""
     name = getattr(data, "name", "") or type(data).__name__
@@ -84,7 +89,7 @@ def missing_data(
         lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
     if data.site:
         lines.append(f"  - by hand: get them from {data.site} and save them, uncompressed, under the names above")
-    return MissingDataError("\n".join(lines))
+    return MissingDataError("\n".join([*lines, *hints]))
 
 
 def records_of_file(

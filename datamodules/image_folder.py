@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import Part
+from datamodules.convert import TABLES
 from datamodules.files import missing_data
 from datamodules.pictures import (
     SUFFIXES,
@@ -25,6 +27,7 @@ from datamodules.pictures import (
     pictures_in,
     same_files,
     sizes_and_channels,
+    skipped_below,
     subfolders,
     warn_of_dark,
 )
@@ -33,6 +36,7 @@ from privacy.checks import check_count, look_up
 from privacy.ledger_place import DataHome
 
 _PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
+_VALIDATION = ("val", "valid", "validation")
 
 
 class ImageFolder(PictureDataModule):
@@ -114,9 +118,13 @@ class ImageFolder(PictureDataModule):
         # Never how many there are, which is private.
         allowed = f"a private picture that is also in the public test part of {self.name} may be known"
         self.assumptions = look_up("duplicates", duplicates, {"refuse": (), "allow": (allowed,)})
-        self._layout = self._layout_of(place)
-        folders = [place] if self._layout == "classes" else [place / part for part in _PARTS if (place / part).is_dir()]
-        self.class_names = self._official = class_folders(folders)
+        try:
+            self._layout = self._layout_of(place)
+            apart = self._layout == "parts"
+            folders = [place / part for part in _PARTS if (place / part).is_dir()] if apart else [place]
+            self.class_names = self._official = class_folders(folders)
+        except ValueError as error:
+            raise ValueError(f"{error}{_conversion(place)}") from None
         self.num_classes = len(self.class_names)
         #: Pictures of all classes, whichever are chosen, by part.
         self._listed: dict[Part, list[Picture]]
@@ -129,9 +137,10 @@ class ImageFolder(PictureDataModule):
             first = self._listed[parts[0]]
         empty = sorted({*range(self.num_classes)} - {picture.label for picture in first})
         if empty:
-            raise ValueError(
-                f"{folders[0] / self.class_names[empty[0]]} holds no pictures ({', '.join(sorted(SUFFIXES))})"
-            )
+            place = folders[0] / self.class_names[empty[0]]
+            other = ", ".join(f"{count} files {ending}" for ending, count in skipped_below(place).items())
+            raise ValueError(f"{place} holds no pictures ({', '.join(sorted(SUFFIXES))}){other and f', but {other}'}")
+        self._warn_of_skipped(place)
         self.states_bound = num_records is not None
         bound = None if folders[0].name == "test" and self._layout == "parts" else len(first)
         self.num_records = bound if num_records is None else check_count("num_records", num_records, minimum=1)
@@ -150,7 +159,7 @@ class ImageFolder(PictureDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Decodes the pictures of one part, in threads."""
         if part not in self._listed:
-            raise missing_data(self, [f"{part}/"], folder=self.root)
+            raise missing_data(self, [f"{part}/"], folder=self.root, hints=_val_as_test(self.root))
         kept = self.kept_labels
         pictures = [picture for picture in self._listed[part] if picture.label in kept]
         if not pictures:
@@ -160,13 +169,8 @@ class ImageFolder(PictureDataModule):
             if other in picture.file.resolve().parents:
                 raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
         identities = self._identities(pictures)
+        self._warn_of_rare(part, pictures)
         if part == "test":
-            if unseen := [
-                name
-                for label, name in enumerate(self._official)
-                if label in kept and label not in {one.label for one in pictures}
-            ]:
-                rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
             if self.preparation.bits == 16:
                 warn_of_dark([picture.file for picture in pictures[:20]])
             return self.records_of(pictures, identities=identities)
@@ -190,6 +194,23 @@ class ImageFolder(PictureDataModule):
         except ValueError as error:
             rank_zero_warn(f"public test pictures were not searched for copies of private ones: {error}")
         return records
+
+    def _warn_of_skipped(self, place: Path) -> None:
+        """One line about files and folders that a user may take for pictures and that are not read."""
+        said = [f"{count} files {ending}" for ending, count in sorted(skipped_below(place).items())]
+        if self._layout == "parts":
+            said += [f"folder {name}" for name in subfolders(place) if name not in _PARTS]
+        if said:
+            made = "Files become pictures by: magick mogrify -format png FILE..."
+            rank_zero_warn(" ".join([f"{place}: not read are {', '.join(said)}.", made, *_val_as_test(place)]))
+
+    def _warn_of_rare(self, part: Part, pictures: Sequence[Picture]) -> None:
+        """Names classes of which there is too little to learn or to measure."""
+        here, shown = (Counter(one.label for one in some) for some in (pictures, self._listed.get("test", pictures)))
+        if part == "train" and (rare := [self._official[label] for label in self.kept_labels if here[label] < 2]):
+            rank_zero_warn(f"{self.root} has at most one training picture of {', '.join(rare)}: it cannot be learnt")
+        if unseen := [self._official[label] for label in self.kept_labels if not shown[label]]:
+            rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
 
     def _divided(self, everything: list[Picture]) -> dict[Part, list[Picture]]:
         """Divides the pictures by `test_fraction`: by the hash of each one's path, or its person."""
@@ -236,6 +257,7 @@ class ImageFolder(PictureDataModule):
             raise ValueError(
                 (f"{place} has test pictures of {len(sizes)} sizes ({most}): set size" if files else found_none)
                 + " (--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
+                + "".join(f". {hint}" for hint in _val_as_test(place))
             )
         return min(next(iter(sizes))) if size is None else size, channels or found
 
@@ -254,9 +276,26 @@ class ImageFolder(PictureDataModule):
             )
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")
-        if set(found) <= {*_PARTS, "val", "valid", "validation"} and has_parts:
+        if set(found) <= {*_PARTS, *_VALIDATION} and has_parts:
             raise ValueError(f"{place} has folders for its parts ({_some(found)}): leave test_fraction out")
         return "classes"
+
+
+def _val_as_test(place: Path) -> list[str]:
+    """What to do about a folder for validation where none is for testing."""
+    found = [name for name in _VALIDATION if (place / name).is_dir() and not (place / "test").is_dir()]
+    return [f"If {name} may be public, make it the test part: mv {place / name} {place / 'test'}" for name in found]
+
+
+def _conversion(place: Path) -> str:
+    """How to sort pictures into folders that a table names or holds, if there is one."""
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    table = next((file for file in files if file.suffix in TABLES), None)
+    if table is None:
+        return ""
+    install = "" if table.suffix in (".csv", ".tsv", ".npz") else "pip install pyarrow; "
+    command = f"{install}python -m datamodules.convert {table} {place.with_suffix('')}_by_class"
+    return f". {table.name} is a table of pictures; this sorts them by class: {command}"
 
 
 def _some(names: Sequence[str]) -> str:

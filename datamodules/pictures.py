@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import warnings
 from collections import Counter
@@ -21,11 +22,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from datamodules.base import ImageDataModule
+from datamodules.files import MissingExtraError
 from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
 from privacy.checks import check_count
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
-"""Lower-case endings of file names that count as pictures."""
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jp2", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+)
+"""Lower-case endings of file names that count as pictures; `.dcm` (DICOM) needs the extra `dicom`."""
+
+_NOTES = frozenset({"", ".txt", ".md", ".csv", ".tsv", ".json", ".xml", ".html", ".ini", ".db"})
+"""Endings of files that nobody takes for pictures."""
+
+_LEFTOVERS = "__MACOSX"
+"""Folder that macOS adds to archives, with a file for each picture that is none."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -108,10 +118,40 @@ def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor:
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
-        with Image.open(path) as picture:
+        with _dicom(path) if path.suffix.lower() == ".dcm" else Image.open(path) as picture:
             yield picture
     except (OSError, SyntaxError, EOFError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as a picture ({error}): remove it or get it again") from error
+
+
+def _dicom(path: Path) -> Image.Image:
+    """The first frame of a DICOM file, bright where there is much, in 8 bits by its window or its stored bits.
+
+    Raises:
+        MissingExtraError: The package `pydicom` is not installed.
+        ValueError: It is no DICOM file, or has no pixels.
+    """
+    try:
+        dcmread, pixels = importlib.import_module("pydicom").dcmread, importlib.import_module("pydicom.pixels")
+    except ImportError as error:
+        install = "pip install 'private-model-transcription[dicom]'"
+        raise MissingExtraError(f"{path} is a DICOM file, which needs the package pydicom: {install}") from error
+    try:
+        data = dcmread(path)
+        frames = data.pixel_array
+        frame = frames[0] if int(data.get("NumberOfFrames", 1)) > 1 else frames
+        if frame.ndim == 3:
+            return Image.fromarray(frame.astype(np.uint8))
+        least, most = (-1, 1) if data.PixelRepresentation else (0, 2)
+        scale, shift = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
+        low, high = ((limit << data.BitsStored - 1) * scale + shift for limit in (least, most))
+        shown = pixels.apply_voi_lut(pixels.apply_modality_lut(frame, data), data)
+    except Exception as error:  # pydicom's decoders raise anything
+        raise ValueError(f"no DICOM file with pixels: {error}") from error
+    share = ((shown - low) / (high - 1 - low)).clip(0, 1)
+    return Image.fromarray(
+        (255 * (1 - share if data.PhotometricInterpretation == "MONOCHROME1" else share)).astype(np.uint8)
+    )
 
 
 def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
@@ -176,9 +216,10 @@ def _thumbnails(images: Tensor) -> Tensor:
 
 
 def subfolders(folder: Path) -> tuple[str, ...]:
-    """Returns the names of a folder's subfolders in order, except hidden ones."""
+    """Returns the names of a folder's subfolders in order, except hidden ones and what macOS adds to archives."""
     with os.scandir(folder) as entries:
-        return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+        found = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return tuple(name for name in found if name != _LEFTOVERS)
 
 
 def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
@@ -199,12 +240,20 @@ def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:
 
 def pictures_below(folder: Path) -> list[Path]:
     """Returns the pictures in and below a folder in order of their relative paths, except hidden ones."""
+    return [file for file in _files_below(folder) if file.suffix.lower() in SUFFIXES]
+
+
+def skipped_below(folder: Path) -> Counter[str]:
+    """Counts the files in and below a folder that are neither pictures that can be read nor notes, by ending."""
+    endings = Counter(file.suffix.lower() for file in _files_below(folder))
+    return Counter({ending: count for ending, count in endings.items() if ending not in SUFFIXES | _NOTES})
+
+
+def _files_below(folder: Path) -> list[Path]:
     found = []
     for where, inner, files in os.walk(folder, followlinks=True):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [
-            Path(where, name) for name in files if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
-        ]
+        inner[:] = [name for name in inner if not name.startswith(".") and name != _LEFTOVERS]
+        found += [Path(where, name) for name in files if not name.startswith(".")]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
