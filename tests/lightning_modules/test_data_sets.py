@@ -34,7 +34,7 @@ DATA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["CIFAR10", "root=data", "verify=false", 'classes=["dog", "frog", 3]'],
     ),
 }
-ASK_FOR_AREA = {"PneumoniaMNIST", "COVIDx"}
+ASK_FOR_AREA = {"PneumoniaMNIST", "COVIDx", "CelebA-G", "pictures"}  # two classes, or the data set's custom
 
 #: By method: the file of the digits' settings that it runs by, and what makes it small.
 FEW = ["--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1", *QUIET]

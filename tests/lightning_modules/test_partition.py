@@ -150,6 +150,7 @@ def test_what_was_trained_is_not_tested_on_other_records(
     with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5.* 0\.2"):
         call(module, datamodule=data)
     without_check(monkeypatch)
+    Path("again/private").mkdir(parents=True)  # where a table of predictions goes
     call(module, datamodule=data)
 
 
