@@ -185,20 +185,26 @@ def epsilon_of(record: Mapping[str, Any]) -> float:
 
 
 def useless(record: Mapping[str, Any]) -> str:
-    """Say that a classifier is no better than guessing, if it is not; otherwise the text is empty.
+    """Say that a classifier is no better than guessing, or hardly, if it is not; otherwise the text is empty.
 
     It is not if its accuracy may be that of always saying the most frequent class, and its balanced accuracy, which a
-    rare class raises as much as a frequent one, that of chance.
+    rare class raises as much as a frequent one, that of chance: by 95 % intervals. It hardly is if balanced accuracy is
+    below twice that of chance, and a tenth of the way from chance to 1.
     """
-    if "recall" not in record or record["accuracy_interval"][0] > record["majority_share"]:
+    if "recall" not in record:
         return ""
+    majority, balanced = record["majority_share"], record["balanced_accuracy"]
     known = [(value, count) for value, count in zip(record["recall"], record["class_images"], strict=True) if count]
+    chance = 1 / len(known)
     spread = 1.96 * math.sqrt(sum(value * (1 - value) / count for value, count in known)) / len(known)
-    if record["majority_share"] > 1.01 / len(known) and record["balanced_accuracy"] - spread > 1 / len(known):
+    rare = majority > 1.01 * chance and balanced - spread > chance  # what an accuracy below the majority's may hide
+    guessing = record["accuracy_interval"][0] <= majority and not rare
+    if not guessing and balanced >= chance + min(chance, 0.1 * (1 - chance)):
         return ""
     return (
-        f"USELESS: {percent(record['accuracy'])} of {record['test_images']:,} test images is no better than always "
-        f"saying {record['class_names'][record['majority_class']]}: {percent(record['majority_share'])}"
+        f"USELESS: {percent(record['accuracy'])} of {record['test_images']:,} test images is "
+        f"{'no' if guessing else 'hardly'} better than always saying "
+        f"{record['class_names'][record['majority_class']]}: {percent(majority)}"
     )
 
 

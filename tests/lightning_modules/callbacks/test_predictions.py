@@ -13,12 +13,10 @@ import torch
 from support.dp_teachers import teacher_by_dp_sgd
 from support.ensembles import ensemble_file
 from support.runs import configuration, distil
-from torch.utils.data import DataLoader
 
 from datamodules import Digits
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
-from lightning_modules.training.evaluation import images_of
 
 
 def table(file: str | Path) -> list[dict[str, str]]:
@@ -84,12 +82,3 @@ def test_an_ensembles_predictions_are_shares_of_votes_and_private(folder: Path) 
     shares = [float(value) for name, value in rows[0].items() if name.startswith("p(")]
     assert sum(shares) == pytest.approx(1.0) and all(share * 4 == int(share * 4) for share in shares)
     assert not Path("run/predictions.csv").exists()
-
-
-def test_batches_of_images_alone(folder: Path) -> None:
-    images = torch.rand(3, 1, 8, 8)
-    assert images_of(images) is images and images_of([images, torch.zeros(3)]) is images
-    with pytest.raises(ValueError, match="needs batches of images"):
-        images_of({"image": images})
-    made = next(iter(DataLoader(images, batch_size=2)))  # type: ignore[arg-type]
-    assert images_of(made).shape == (2, 1, 8, 8)

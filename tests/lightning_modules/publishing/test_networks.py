@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_modules.networks import Kernels, Patches, ResNet18, Scattering, SmallCNN
 from lightning_modules.publishing import ExportError
-from lightning_modules.publishing.onnx import TOLERANCE, PortableScattering, require_agreement, write_onnx
+from lightning_modules.publishing.onnx import PortableScattering, require_agreement, write_onnx
 
 pytestmark = pytest.mark.usefixtures("with_onnx")
 GREY = (1, 8, 8)
@@ -46,17 +46,9 @@ def network(kind: type[nn.Module] | str, shape: tuple[int, int, int]) -> nn.Modu
     return made.eval()
 
 
-def allowed(made: nn.Module, shape: tuple[int, int, int]) -> float:
-    """The tolerance, relative where logits of noise are beyond 1, as kernels whitened by few images have them."""
-    noise = 2 * torch.rand(35, *shape, generator=torch.Generator().manual_seed(0)) - 1
-    with torch.no_grad():
-        return TOLERANCE * max(1.0, float(made(noise).abs().max()))
-
-
 def test_fixed_features_as_onnx(tmp_path: Path, quick_whitening: None) -> None:
     """Of scattering, which has a portable copy; the slow test has all kinds."""
-    made = network("scattering", GREY)
-    assert write_onnx(made, tmp_path, image_shape=GREY) <= allowed(made, GREY)
+    write_onnx(network("scattering", GREY), tmp_path, image_shape=GREY)  # which compares logits
 
 
 @pytest.mark.slow
@@ -65,8 +57,7 @@ def test_fixed_features_as_onnx(tmp_path: Path, quick_whitening: None) -> None:
 def test_all_kinds_at_their_sizes(
     tmp_path: Path, quick_whitening: None, kind: type[nn.Module] | str, shape: tuple[int, int, int]
 ) -> None:
-    made = network(kind, shape)
-    assert write_onnx(made, tmp_path, image_shape=shape) <= allowed(made, shape)
+    write_onnx(network(kind, shape), tmp_path, image_shape=shape)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10), (1, 28, 28), (2, 30, 26)])
