@@ -7,9 +7,9 @@ import importlib
 import importlib.util
 import json
 import logging
-import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks.kernels import Kernels
 from lightning_modules.networks.patches import Patches
-from lightning_modules.networks.scattering import Scattering, folded
+from lightning_modules.networks.scattering import Scattering
 from lightning_modules.publishing.folder import ExportError
 
 ONNX = "student.onnx"
@@ -114,65 +114,21 @@ def require_agreement(
 def portable(network: nn.Module) -> nn.Module:
     """Copy a network for export: in eval mode on the CPU, with the same outputs, for any number of images.
 
-    Scattering is computed without complex numbers; scattering, patches and kernels process a batch in one piece.
+    Scattering, patches and kernels process a batch in one piece.
     """
     whole = nn.Sequential(copy.deepcopy(network)).cpu().eval().requires_grad_(False)
-    for module in list(whole.modules()):
+    for module in whole.modules():
         if isinstance(module, Patches | Kernels):
             module.forward = module.at_once  # type: ignore[method-assign]
-        for name, child in module.named_children():
-            if isinstance(child, Scattering):
-                setattr(module, name, PortableScattering(child).eval())
+        elif isinstance(module, Scattering):
+            module.forward = partial(_in_float64, module.double())  # type: ignore[method-assign]
     return whole.to(memory_format=torch.contiguous_format)
 
 
-class PortableScattering(Scattering):
-    """`Scattering` with Fourier transforms as matrix products in float64: at these sizes the matrices are small.
+def _in_float64(scattering: Scattering, images: Tensor) -> Tensor:
+    """Features whose Fourier transforms agree between runtimes.
 
-    Fourier transforms of ONNX runtimes differ by too much for blank images: group normalisation amplifies rounding
-    errors of 1e-6 to differences of 1e-3 in logits.
+    In float32 they differ by 1e-6, which group normalisation of blank images amplifies to 1e-3 in logits.
     """
-
-    def __init__(self, scattering: Scattering) -> None:
-        nn.Module.__init__(self)
-        self.margins, self.output_shape, self.norm = scattering.margins, scattering.output_shape, scattering.norm
-        height, width = scattering.get_buffer("wavelets0").shape[-2:]
-        for scale in range(2):
-            # Sizes of the maps after subsampling at this scale.
-            for direction, sign in (("forward", -1), ("backward", 1)):
-                for axis, side in (("rows", height >> scale), ("columns", width >> scale)):
-                    for part, matrix in zip(("real", "imaginary"), _fourier(side, sign), strict=True):
-                        self.register_buffer(f"{direction}_{axis}_{part}_{scale}", matrix)
-            for name in (f"wavelets{scale}", f"average{scale}"):
-                self.register_buffer(name, scattering.get_buffer(name).double())
-
-    def scattered(self, images: Tensor) -> Tensor:
-        """See `Scattering.scattered`; all images at once."""
-        return self._transform(images.double()).to(images.dtype)
-
-    def _spectrum(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        return self._transformed(maps, None, "forward", 0)
-
-    def _filtered(self, spectra: tuple[Tensor, Tensor], scale: int) -> Tensor:
-        bank = self.get_buffer(f"wavelets{scale}")
-        parts = [folded(part.unsqueeze(-3) * bank, 2**scale) for part in spectra]
-        real, imaginary = self._transformed(parts[0], parts[1], "backward", scale)
-        return (real.square() + imaginary.square()).sqrt()
-
-    def _transformed(self, real: Tensor, imaginary: Tensor | None, direction: str, scale: int) -> tuple[Tensor, Tensor]:
-        """Fourier transform of maps (..., H, W) along both axes, as real and imaginary parts."""
-        columns = [self.get_buffer(f"{direction}_columns_{part}_{scale}") for part in ("real", "imaginary")]
-        rows = [self.get_buffer(f"{direction}_rows_{part}_{scale}") for part in ("real", "imaginary")]
-        # The matrices are symmetric.
-        first, second = real @ columns[0], real @ columns[1]
-        if imaginary is not None:
-            first, second = first - imaginary @ columns[1], second + imaginary @ columns[0]
-        return rows[0] @ first - rows[1] @ second, rows[0] @ second + rows[1] @ first
-
-
-def _fourier(side: int, sign: int) -> tuple[Tensor, Tensor]:
-    """Real and imaginary parts of the Fourier matrix, (side, side); sign 1 gives its inverse."""
-    steps = torch.arange(side)
-    angles = 2 * math.pi / side * ((steps[:, None] * steps) % side).double()
-    scale = 1 / side if sign > 0 else 1.0
-    return angles.cos() * scale, sign * angles.sin() * scale
+    features: Tensor = scattering.norm(scattering._transform(images.double()).to(images.dtype))
+    return features
