@@ -45,7 +45,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -127,10 +127,10 @@ class Spec:
 
     name: str
     command: str
-    title: str
     kind: str
     folder: Path
     fits: Mapping[str, Fit]
+    title: str = ""
     paper: str = ""
     tables: Sequence[str] = ()
     method: str | None = None
@@ -154,45 +154,41 @@ class Spec:
         needed = {"fits", "title"} if grid else {"fits"}
         _only(values, OF_FITS | OF_TABLES if grid else OF_FITS, where, needed=needed)
         fits = _fits(values["fits"], where)
-        title, kind = str(values.get("title", "")), values.get("kind", "table" if grid else "pipeline")
-        folder = Path(values.get("folder") or f"runs/{name}")
+        kind = values.get("kind", "table" if grid else "pipeline")
         if kind not in (("table", "figure") if grid else ("pipeline", "figure")):
             raise RunnerError(f"{where}: kind must be figure or left out, got {kind!r}")
-        if not grid:
-            return cls(name=name, command=where, title=title, kind=kind, folder=folder, fits=fits)
+        checked = {"kind": kind, "folder": Path(values.get("folder") or f"runs/{name}"), "fits": fits}
+        checked |= {"command": name if name in _installed() else where}
+        if grid:
+            checked |= cls._grid(values, fits, where)
+        plain = {entry.name: values[entry.name] for entry in fields(cls) if values.get(entry.name)}
+        return cls(name=name, **{**plain, **checked})
+
+    @staticmethod
+    def _grid(values: Mapping[str, Any], fits: Mapping[str, Fit], where: str) -> dict[str, Any]:
+        """Check what a table has beside a pipeline."""
         values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _patches(entry, fits, f"{where}, {axis}") for axis, entry in values["axes"].items()}
         figure = values.get("figure") or {}
         _only(figure, {"x", "label", "along"}, f"{where}, figure")
-        if kind == "figure" and figure.get("x") not in {**axes, **REACHED}:
+        if values.get("kind") == "figure" and figure.get("x") not in {**axes, **REACHED}:
             known = f"one of the axes {sorted(axes)} or of {sorted(REACHED)}"
             raise RunnerError(f"{where}: figure.x must be {known}, got {figure.get('x')!r}")
         _known([figure["along"]] if "along" in figure else [], axes, f"{where}, figure.along")
-        paper, tables = str(values.get("paper", "")), values.get("reported") or ()
+        tables = values.get("reported") or ()
         tables = (tables,) if isinstance(tables, str) else tuple(tables)
-        for table in tables:
-            if not any((row.paper, row.table) == (paper, table) for row in reported()):
-                raise RunnerError(f"{where}: sweeps/reported has no {table!r} of paper {paper!r}")
+        printed = {row.table for row in reported() if row.paper == values.get("paper", "")}
+        _known(tables, printed, f"{where}, reported")
         _known(values.get("seeded") or (), fits, f"{where}, seeded")
         _known(values.get("measures") or (), MEASURES, f"{where}, measures")
         for entry in values.get("compare_with") or ():
             _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
-        plain = {name: values[name] for name in ("method", "note", "measures", "compare_with") if values.get(name)}
-        return cls(
-            name=name,
-            command=name if name in _installed() else where,
-            title=title,
-            kind=kind,
-            folder=folder,
-            fits=fits,
-            paper=paper,
-            tables=tables,
-            presets={name: _preset(name, values, axes, fits, where) for name in values["presets"]},
-            figure=figure,
-            seeded=(*(values.get("seeded") or ()), list(fits)[-1]),
-            unprinted=_points(values, "unprinted", axes, where),
-            **plain,
-        )
+        return {
+            "tables": tables,
+            "presets": {name: _preset(name, values, axes, fits, where) for name in values["presets"]},
+            "seeded": (*(values.get("seeded") or ()), list(fits)[-1]),
+            "unprinted": _points(values, "unprinted", axes, where),
+        }
 
     def preset(self, name: str) -> Preset:
         """Return a preset by name.

@@ -148,11 +148,9 @@ def _list() -> None:
 def _specs(names: Sequence[str], preset: str) -> list[Spec]:
     if names:
         return [Spec.read(name) for name in names]
-    installed = list_specs()
-    if chosen := [spec for spec in installed if preset in spec.presets]:
+    if chosen := [spec for spec in list_specs() if preset in spec.presets]:
         return chosen
-    known = sorted({name for spec in installed for name in spec.presets})
-    sys.exit(f"error: --preset must be one of {', '.join(known)}, got {preset!r}")
+    raise RunnerError(f"--preset: no installed table has {preset!r}")
 
 
 def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]], Any], args: Sequence[str]) -> None:

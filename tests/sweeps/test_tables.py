@@ -149,7 +149,7 @@ def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
         ({"axis": {}}, "allowed are"),
         ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
         ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "dataset MNIST: allowed are"),
-        ({"reported": "Table 99"}, "no 'Table 99'"),
+        ({"reported": "Table 99"}, "reported: allowed are"),
         ({"seeded": ["pupil"]}, "seeded: allowed are"),
         ({"kind": "drawing"}, "kind must be"),
         ({"kind": "figure"}, "figure.x"),
