@@ -119,6 +119,6 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         arguments += [f"--model.teacher.path={teacher}"]
     if teacher is not None and not Path(teacher).exists():
         main(["fit", *recipe(Path(teacher).stem)])
-    cli = main(["fit", *configs, *arguments])
+    cli = main(["fit", *configs, *arguments, "--force"])  # over teachers that others were made of
     assert cli is not None and cli.trainer.global_step >= 1
     assert (teachers / "runs" / path.stem / "result.json").is_file()
