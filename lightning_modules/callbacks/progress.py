@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
@@ -11,10 +13,31 @@ _APART = 10.0
 
 
 class ProgressLines(Callback):
-    """Prints a line at the end of an epoch: epoch, seconds, and the progress bar's metrics."""
+    """Prints a line at the end of an epoch: epoch, seconds, and the progress bar's metrics.
+
+    The first line comes after ten seconds and says how long the fit will take; long epochs then have a line a minute.
+    """
 
     def __init__(self) -> None:
         self._said = self._began = time.monotonic()
+        self._before: int | None = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, per_epoch = time.monotonic(), trainer.num_training_batches
+        done = trainer.current_epoch * per_epoch + batch_idx + 1
+        if self._before is None:  # the first step has costs of its own
+            self._began, self._before, self._said = now, int(done), now
+            return
+        apart = _APART if self._said == self._began else 60.0
+        if trainer.is_global_zero and not trainer.is_last_batch and now - self._said >= apart:
+            self._said = now
+            total, left = (trainer.max_epochs or 0) * per_epoch, ""
+            if 0 < total < math.inf:
+                minutes = (total - done) * (now - self._began) / (done - self._before) / 60
+                left = f" of {total:,}, about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} to go"
+            print(f"step {done:,}{left}", flush=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now, last = time.monotonic(), trainer.current_epoch + 1 == trainer.max_epochs

@@ -23,7 +23,7 @@ def test_the_last_line_has_the_figure_of_the_last_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_APART", 0.0)
-    data = {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 2}
+    data = {"dataset": {"class_path": "Digits"}, "batch_size": 128, "steps_per_epoch": 3}
     config = {
         "seed_everything": 3,
         "trainer": {**trainer_settings("run", EPOCHS), "enable_progress_bar": None},
@@ -31,7 +31,9 @@ def test_the_last_line_has_the_figure_of_the_last_step(
         "data": {"class_path": "PoissonSampled", "init_args": data},
     }
     made = fit(config).model
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ") and ": " in line]
+    out = capsys.readouterr().out.splitlines()
+    assert out.count("step 2 of 9, about 0 min to go") == 1  # before an epoch has ended
+    lines = [line for line in out if line.startswith("epoch ") and ": " in line]
     epsilons = re.findall(r"privacy/epsilon (\d[\d.e+]*)\b", "\n".join(lines))
     shown = [float(epsilon) for epsilon in epsilons]
     spent = made.epsilon()
