@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import Digits
-from datamodules.base import ImageDataModule, Part
+from datamodules.base import Part
 from datamodules.records import ImageDataset
 from lightning_modules import DPDFD
 from lightning_modules.base import DataFreeDistillation
@@ -43,30 +43,7 @@ class LockedDigits(Digits):
         return super().read(part)
 
 
-class TwoClasses(ImageDataModule):
-    """Two classes of 8x8 images: bright above or bright below."""
-
-    num_classes = 2
-    image_shape = (1, 8, 8)
-    num_records = 200
-    class_names = ("above", "below")
-
-    def read(self, part: Part) -> ImageDataset:
-        count = 200 if part == "train" else 50
-        labels = torch.arange(count) % 2
-        images = torch.randint(0, 60, (count, 1, 8, 8), generator=torch.Generator().manual_seed(count)).to(torch.uint8)
-        for image, label in zip(images, labels.tolist(), strict=True):
-            image[:, 4 * label : 4 * label + 4] += 150
-        return ImageDataset(images=images, labels=labels, ids=torch.arange(count), peak=255)
-
-
 class AskingDigits(Digits):
-    """Asks for the area under the ROC curve, too."""
-
-    metrics = ("accuracy", "auroc")
-
-
-class AskingTwoClasses(TwoClasses):
     """Asks for the area under the ROC curve, too."""
 
     metrics = ("accuracy", "auroc")
