@@ -11,8 +11,8 @@ from rich.progress import track
 
 from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.images import Images, SyntheticSource
-from lightning_modules.losses.functional import class_weights, informativeness, kd, logit_distance
+from lightning_modules.images import Images, tell_informativeness
+from lightning_modules.losses.functional import class_weights, kd, logit_distance
 from lightning_modules.losses.noisy_responses import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.networks.fixed_features import fixed_extractor
@@ -169,26 +169,10 @@ class Distillation(DataFreeDistillation):
             answers.append(self.gather_rows(respond(images, features)))
             inputs.append(self.gather_rows(features.half()))
         logits = torch.cat(answers)
-        if not self.of_ensemble:
-            self._say_whether_images_suit(logits)
+        if not self.of_ensemble:  # answers fitted to an ensemble are scaled, and do not show how sure it is
+            told = tell_informativeness(self.images, logits, whose="the teacher", least=_INFORMATIVE)
+            self.pool_informativeness, self.images_told = told, True
         return joined(inputs), logits, class_weights(logits, power=self.balance).double()
-
-    def _say_whether_images_suit(self, logits: torch.Tensor) -> None:
-        """For one teacher only: answers fitted to an ensemble are scaled, and do not show how sure it is."""
-        self.pool_informativeness = share = informativeness(logits)
-        sure = float(logits.softmax(dim=1).amax(dim=1).mean())
-        shares = torch.bincount(logits.argmax(dim=1), minlength=self.num_classes) / len(logits)
-        rank_zero_info(
-            f"Informativeness of the images: {share:.2f} of 1. The teacher's mean confidence is {100 * sure:.0f} %; "
-            f"its rarest class has {100 * float(shares.min()):.1f} % of the images."
-        )
-        if round(share, 2) < _INFORMATIVE:
-            prior = type(self.images.prior).__name__ if isinstance(self.images, SyntheticSource) else self.images.kind
-            rank_zero_warn(
-                f"Images of {prior} say little about this teacher: {share:.2f} of 1, where suitable images have "
-                f"{_INFORMATIVE} or more, and the student may be much less accurate. Use public pictures like the "
-                "teacher's, or the prior with the largest value: docs/choosing.md"
-            )
 
     @torch.no_grad()
     def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
@@ -21,10 +21,12 @@ from torch.optim.swa_utils import update_bn
 from datamodules import ImageDataModule
 from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
 from datamodules.records import Partition, require_partition, same_data
+from lightning_modules import priors
+from lightning_modules.losses.functional import informativeness
 from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.network import GeneratorCallable, built, network_of
-from lightning_modules.priors import ImagePrior, StrokePrior
+from lightning_modules.priors import PRIORS, ImagePrior, StrokePrior
 from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
 from lightning_modules.training.run import innermost
@@ -48,7 +50,9 @@ class Images:
 
     Attributes:
         source: `generator`, `prior`, `both` (half of each batch), or `pool`.
-        prior: Procedural images, for `prior` and `both`. Default: `StrokePrior`.
+        prior: Procedural images, for `prior` and `both`. Default: those for the data, by their class (`priors.PRIORS`):
+            strokes for the digits and MNIST, silhouettes for FashionMNIST, `BroadPrior` for a folder of pictures and
+            data of your own, else `GeneralPrior`. A generator takes the statistics of strokes.
         generator: Builds the generator. If it is `standardised`, its pixels get the mean and standard deviation of the
             prior's images.
         reset_every: Number of steps after which the generator is reset to new random weights; null is never. A
@@ -142,6 +146,9 @@ class ImageSource(ABC):
         """Width of the generator's input."""
         return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
+    def suit(self, data: Any) -> None:  # noqa: B027 - a pool is what it is
+        """Takes the prior for the data of a fit where none is given."""
+
     def latents(self, step: int, draws: Draws) -> Tensor | None:
         """Latent inputs of the generator for a step; None without a generator."""
         return None
@@ -186,6 +193,14 @@ class SyntheticSource(ImageSource):
         self.generator = None if self.kind == "prior" else self._scaled(self._built())
         self.reset_every = settings.reset_every
         self.covered = (*(["generator"] if self.generator is not None else []), "synthetic images")
+
+    def suit(self, data: Any) -> None:
+        if self._settings.prior is not None or data is None:
+            return
+        kinds = type(innermost(data)).__mro__
+        other = "GeneralPrior" if kinds[0].__module__.startswith("datamodules.") else "BroadPrior"
+        name = next((PRIORS[kind.__name__] for kind in kinds if kind.__name__ in PRIORS), other)
+        self.prior = getattr(priors, name)()
 
     def _built(self) -> ImageGenerator:
         factory = network_of(self._settings.generator, GeneratorCallable)
@@ -346,6 +361,32 @@ class PoolSource(ImageSource):
 
 def _folder_of(data: Any) -> Path | None:
     return data.folder if isinstance(data, PictureDataModule) else None
+
+
+def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, least: float) -> float:
+    """Says how informative a source's images are to a network with these logits (N, c) on them, and what to try.
+
+    Args:
+        source: The source.
+        logits: Released, or computed from released values only: what is said here is not charged.
+        whose: `the teacher` or `the student`.
+        least: Least informativeness of suitable images, below which alternatives are named.
+    """
+    share = informativeness(logits)
+    sure = float(logits.softmax(dim=1).amax(dim=1).mean())
+    shares = torch.bincount(logits.argmax(dim=1), minlength=logits.shape[1]) / len(logits)
+    rank_zero_info(
+        f"Informativeness of the images: {share:.2f} of 1. The mean confidence of {whose} is {100 * sure:.0f} %; its "
+        f"rarest class has {100 * float(shares.min()):.1f} % of the images."
+    )
+    if round(share, 2) < least:
+        name = type(source.prior).__name__ if source.prior is not None else f"the {source.kind}"
+        rank_zero_warn(
+            f"Images of {name} say little to {whose}: {share:.2f} of 1, where suitable ones have {least} or more, and "
+            "the student may be much less accurate. Use public pictures like the teacher's (images.pool), GlyphPrior "
+            "for ink, or BroadPrior, and compare this figure: docs/choosing.md"
+        )
+    return share
 
 
 def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:

@@ -16,6 +16,7 @@ from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_
 from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.named_code import texts_in, unknown_code
 from lightning_modules.networks.network import named_network
+from lightning_modules.priors import PRIORS
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, read_file
@@ -27,19 +28,6 @@ from privacy.checks import check_count, round_up
 from privacy.guarantee import ONE_PERSON
 from privacy.identity import Training
 from privacy.neighbours import Unit
-
-PRIORS: Mapping[str, str] = {"Digits": "StrokePrior", "MNIST": "StrokePrior", "FashionMNIST": "SilhouettePrior"}
-"""Priors designed for the images of a data set; all other data take `GENERAL`."""
-
-GENERAL: Mapping[str, Any] = {
-    "class_path": "MixturePrior",
-    "init_args": {
-        "priors": [{"class_path": "FractalPrior"}, {"class_path": "DeadLeavesPrior"}],
-        "blend_probability": 0.5,
-        "jitter": 0.5,
-    },
-}
-"""Generic images: edges, textures and shading at all scales, contrasts and brightnesses."""
 
 #: Largest number of steps per epoch, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100
@@ -53,7 +41,7 @@ _KEPT = 40
 
 def prior_for(dataset: str) -> dict[str, Any]:
     """Return a data set's prior, by its name alone: trying several on the teacher would be unaccounted queries."""
-    return {"class_path": PRIORS[dataset]} if dataset in PRIORS else json.loads(json.dumps(GENERAL))
+    return {"class_path": PRIORS.get(dataset, "GeneralPrior")}
 
 
 def configuration(

@@ -27,8 +27,8 @@ from datamodules.records import id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules import priors
 from lightning_modules.callbacks.figures import save_figure
-from lightning_modules.cli.distill import PRIORS
 from lightning_modules.networks.feature_cache import feature_memory
+from lightning_modules.priors import PRIORS
 from lightning_modules.training.run import provenance
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
 from privacy.attacks.answers import overfitted

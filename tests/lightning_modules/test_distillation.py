@@ -117,7 +117,7 @@ def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:
             return 50 * torch.nn.functional.one_hot(rank, 10).float()
 
     unsuitable = _module()
-    with pytest.warns(UserWarning, match="Images of StrokePrior say little about this teacher: 0.0"):
+    with pytest.warns(UserWarning, match="Images of StrokePrior say little to the teacher: 0.0"):
         unsuitable.answer_pool()
     suitable = _module(teacher=Sure())
     with warnings.catch_warnings():

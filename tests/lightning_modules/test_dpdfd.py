@@ -101,6 +101,7 @@ def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_t
 ) -> None:
     module = _module(images="both")
     monkeypatch.setattr(DPDFD, "processes", SimpleNamespace(size=2))
+    monkeypatch.setattr(DPDFD, "trainer", SimpleNamespace())
     with pytest.raises(ProcessesError, match=r"must be a multiple of 2 x 2 processes for images\.source='both', got 6"):
         module.prepare_fit()
     module.batch_size = 8

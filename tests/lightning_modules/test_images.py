@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,18 @@ import torch
 from jsonargparse import ArgumentParser
 from PIL import Image
 from support.data_files import write_folders
+from support.dp_teachers import OtherDigits
 from support.runs import configuration, equal, fit, interrupted, networks
 from torch import Tensor, nn
 
-from datamodules import ImageFolder, SyntheticSteps
+import datamodules
+from datamodules import ImageDataModule, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
-from lightning_modules import DPDFD
+from lightning_modules import DPDFD, base
 from lightning_modules import images as images_module
 from lightning_modules.cli.distill import prior_for
 from lightning_modules.images import Images, PoolSource, SyntheticSource, varied
+from lightning_modules.losses.functional import informativeness
 from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
 from lightning_modules.training.randomness import Draws
@@ -59,6 +63,40 @@ def test_a_configuration_reads_the_prior_that_distill_chooses(name: str) -> None
     given = {"images": {"source": "prior", "prior": prior_for(name)}}
     made = parser.instantiate(parser.parse_object(given)).images.prior
     assert isinstance(made, StrokePrior if name == "MNIST" else MixturePrior)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "prior"),
+    [
+        ("Digits", "StrokePrior"), ("FashionMNIST", "SilhouettePrior"), ("CIFAR10", "GeneralPrior"),
+        ("ImageFolder", "BroadPrior"), ("OtherDigits", "StrokePrior"), ("Own", "BroadPrior"),
+    ],
+)  # fmt: skip
+def test_the_prior_is_that_for_the_data_unless_given(dataset: str, prior: str, tmp_path: Path) -> None:
+    """With a folder in place of the digits, strokes cost a student 18 points without a word."""
+    kinds: dict[str, Any] = {"OtherDigits": OtherDigits, "Own": type("Own", (ImageDataModule,), {"read": None})}
+    data = object.__new__(kinds.get(dataset) or getattr(datamodules, dataset))
+    source, given = _source(source="prior"), _source(source="prior", prior=DeadLeavesPrior())
+    for one in (source, given):
+        one.suit(SimpleNamespace(dataset=data))
+    assert (type(source.prior).__name__, type(given.prior).__name__) == (prior, "DeadLeavesPrior")
+
+
+@pytest.mark.parametrize("suitable", [True, False])
+def test_a_student_says_how_informative_its_images_are_at_no_cost(
+    suitable: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(base, "_STEPS_UNTIL_TOLD", 2)
+    told: list[str] = []
+    monkeypatch.setattr(images_module, "rank_zero_info", told.append)
+    logits = 20 * torch.eye(10).repeat(103, 1)[:1024] if suitable else torch.zeros(1024, 10)
+    monkeypatch.setattr(images_module, "informativeness", lambda _: informativeness(logits))
+    module = fit(configuration("run", model={"images": "prior"}, steps=2, epochs=3)).model
+    assert module.guarantee().queries_of_run == 6 * module.batch_size  # the teacher is asked for nothing else
+    (said,) = told
+    assert said.startswith(f"Informativeness of the images: {1.0 if suitable else 0.0:.2f} of 1.") and "student" in said
+    warned = [str(one.message) for one in recwarn if "say little to the student" in str(one.message)]
+    assert len(warned) == (0 if suitable else 1) and all("BroadPrior" in one for one in warned)
 
 
 class _Own(ImageGenerator):
