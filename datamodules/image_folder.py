@@ -253,7 +253,10 @@ class ImageFolder(PictureDataModule):
         sizes, found = sizes_and_channels(files)
         if not files or (size is None and len(sizes) > 1):
             most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))
-            found_none = f"{place} has no test pictures to take the shape from: set size and channels"
+            found_none = (
+                f"{place}/test/CLASS has no pictures. Students need them there: public ones, a folder for each class, "
+                "in the teacher's order. To train a teacher without them, set size and channels"
+            )
             raise ValueError(
                 (f"{place} has test pictures of {len(sizes)} sizes ({most}): set size" if files else found_none)
                 + " (--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
