@@ -175,7 +175,8 @@ def check_network(
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
-            f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two"
+            f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two: the "
+            f"data has {num_classes} classes"
         )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -249,12 +250,29 @@ def _fits(file: Path, network: nn.Module, of_data: Mapping[str, Any]) -> Iterato
     try:
         yield
     except RuntimeError as error:
-        listed = " ".join(str(error).split())  # torch lists weights in lines of their own
+        heads = set(re.findall(r"\(\[(\d+)[^]]*\]\) from checkpoint, .*\(\[(\d+)", str(error)))
+        if len(heads) == 1 and "key(s)" not in str(error) and (one := min(heads))[1] == str(of_data["num_classes"]):
+            raise TeacherError(
+                f"teacher {file} has {one[0]} classes and the data {one[1]}: give data with the teacher's classes, in "
+                "its order (of pictures, a folder test/CLASS for each)"
+            ) from error
         taken = " and ".join(f"{name}={value}" for name, value in of_data.items())
         raise TeacherError(
-            f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with {taken}: {listed}"
-            ". Set model.teacher.network, or model.teacher.input.size and channels as it was trained with"
+            f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with {taken}: "
+            f"{_shortened(str(error))}. Set model.teacher.network (`distill`: --network), or model.teacher.input.size "
+            "and channels as it was trained with"
         ) from error
+
+
+def _shortened(message: str) -> str:
+    """torch's message about weights that do not fit, whose lines are kinds of differences, with the first of each."""
+    lines = [line.strip() for line in message.splitlines()]
+    sizes = [line for line in lines if line.startswith("size mismatch")]
+    kept = [line for line in lines if line not in sizes[3:]]
+    for number, line in enumerate(kept):
+        if len(names := re.findall(r'"[^"]+"', line)) > 3:
+            kept[number] = f"{line.partition(': ')[0]}: {', '.join(names[:3])} and {len(names) - 3} more."
+    return " ".join(kept) + (f" And {len(sizes) - 3} more sizes" if len(sizes) > 3 else "")
 
 
 def _named_again(given: NetworkCallable, spec: Any) -> NetworkCallable:
@@ -282,7 +300,8 @@ def _stated_network(spec: Any, file: Path) -> NetworkCallable:
     """The architecture that a checkpoint names, where that is known code."""
     if not isinstance(spec, (str, dict)):
         raise TeacherError(
-            f"{file} does not say its architecture: set model.teacher.network (ResNet34; External, with its name)"
+            f"{file} does not say its architecture: set model.teacher.network (ResNet34; "
+            "External, with its name; `distill`: --network)"
         )
     try:
         require_known_code(spec)

@@ -119,8 +119,12 @@ def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str
 
 def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
     torch.save(SmallCNN(**{**SHAPE, "num_classes": 4}).state_dict(), "weights.pt")
-    with pytest.raises(TeacherError, match=r"do not fit the architecture .* with num_classes=10"):
+    with pytest.raises(TeacherError, match=r"has 4 classes and the data 10: "):
         load()
+    torch.save(nn.Sequential(*(nn.Linear(1, 1) for _ in range(99))).state_dict(), "weights.pt")
+    with pytest.raises(TeacherError, match=r"\(`distill`: --network\)") as refused:
+        load()
+    assert "and 195 more" in str(refused.value) and len(str(refused.value)) < 800
     weights = prefixed(network.state_dict(), "model.")
     torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
     with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture SmallCNN.*model\."):
@@ -261,7 +265,7 @@ def test_a_checkpoint_knows_its_architecture_and_its_data(folder: Path) -> None:
     assert teacher.private_data == "Digits/train" and teacher.num_records == 1435
     for given, shape, message in (
         (TwoConvNet, {}, r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network"),
-        (None, {"num_classes": 2}, r"with num_classes=2 and"),
+        (None, {"num_classes": 2}, r"has 10 classes and the data 2"),
         (None, {"image_shape": (1, 2, 2)}, "cannot be built"),
     ):
         with pytest.raises(TeacherError, match=message):

@@ -98,7 +98,7 @@ def test_files_that_hold_no_ensemble_of_this_kind(trained_ensemble: Path, tmp_pa
             {"network": TwoConvNet},
             r"(?s)do not fit the architecture TwoConvNet.*model\.teacher\.network",
         ),
-        (trained_ensemble, {"num_classes": 2}, r"with num_classes=2 and"),
+        (trained_ensemble, {"num_classes": 2}, r"has 10 classes and the data 2"),
     ]
     for path, settings, message in given:
         with pytest.raises(TeacherError, match=message):
