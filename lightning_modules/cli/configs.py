@@ -57,7 +57,9 @@ def find_configs(args: Sequence[str]) -> list[str]:
 
 
 def missing_teacher(file: str | Path) -> str:
-    """Say that a teacher's file does not exist, and how to make it."""
+    """Say that a teacher's file does not exist, and how to make it if it is one of our recipes'."""
+    if Path(file).parent.name != "teachers":
+        return f"teacher checkpoint {file} does not exist: check its path"
     stem = Path(file).stem
     name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
     packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())

@@ -199,7 +199,7 @@ def test_what_cannot_be_exported_is_said_before_the_fit(folder: Path, arguments:
 
 
 def test_a_dry_run_refuses_a_teacher_that_a_fit_would_refuse(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"teacher checkpoint none\.pt does not exist"):
+    with pytest.raises(ValueError, match=r"teacher checkpoint none\.pt does not exist: check its path"):
         distil("--teacher", "none.pt", *DIGITS)
     torch.save({"weight": torch.zeros(3)}, "other.pt")
     with pytest.raises(TeacherError, match="does not say its architecture: set"):

@@ -209,8 +209,8 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", r"is a folder: give the file.*or a folder with config\.json"),
-        ("of_my_own.ckpt", r"or give your own"),
-        ("mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
+        ("of_my_own.ckpt", r"does not exist: check its path$"),
+        ("teachers/mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
     ):
         with pytest.raises(TeacherError, match=message):
             load(name)

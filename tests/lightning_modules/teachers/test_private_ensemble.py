@@ -91,7 +91,7 @@ def test_files_that_hold_no_ensemble_of_this_kind(trained_ensemble: Path, tmp_pa
     content["ensemble"]["done"] = 2
     torch.save(content, tmp_path / "unfinished.ckpt")
     given: list[tuple[Path, dict[str, Any], str]] = [
-        (tmp_path / "none.ckpt", {}, "does not exist.*LightningCLI fit --config sweeps/"),
+        (tmp_path / "teachers/none.ckpt", {}, "does not exist.*LightningCLI fit --config sweeps/"),
         (tmp_path / "unfinished.ckpt", {}, r"unfinished ensemble, 2 of 3 teachers.*--ckpt_path"),
         (
             trained_ensemble,
