@@ -79,13 +79,13 @@ def require_same(
     planned = now["trainer"]["max_epochs"] if command == "fit" else None
     done = ("model.mechanism.", "model.budget.") if epochs == planned else ()  # no release is left to apply it to
     fixed = {name: values for name, values in differing.items() if name.startswith(done) or not may_change(name)}
+    options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in arguments}
+    given = {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)}
     if command != "fit":
-        options = {one.removeprefix("--").partition("=")[0].replace("init_args.", "") for one in arguments}
-        given = {name: fixed[name] for name in fixed if any(f"{option}.".startswith(f"{name}.") for option in options)}
         refuse(given, path, why=f"{command} measures what was trained, and that is not it", otherwise="")
         require_known_checkpoint(content, where=str(path), named=named)
         return trained
-    refuse(fixed, path, why="the fit is done, and this would change nothing of it" if done else _CHANGED)
+    refuse(given | fixed, path, why="the fit is done, and this would change nothing of it" if done else _CHANGED)
     if planned not in (None, -1) and planned < epochs:  # before anything in the run's folder is overwritten
         raise CheckpointError(f"trainer.max_epochs must be at least the {epochs} of {path}, got {planned}")
     if differing:
@@ -128,13 +128,15 @@ def refuse(
     checkpoint: Path,
     *,
     why: str = _CHANGED,
-    otherwise: str = ", or start a new run: without --ckpt_path, or for `distill` with another --folder",
+    otherwise: str = "start a new run (without --ckpt_path; `distill`: with another --folder), or ",
 ) -> None:
     """Refuse changed settings, if there are any.
 
     Raises:
-        CheckpointError: A setting has changed; the error lists names and both values.
+        CheckpointError: A setting has changed; the error has up to three names with both values.
     """
     if differing:
-        listed = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items())
-        raise CheckpointError(f"{listed}: {why}. Use the values that {checkpoint} was started with{otherwise}")
+        listed = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in differing.items()]
+        more = f"; and {len(listed) - 3} more" if len(listed) > 3 else ""
+        remedy = f"{otherwise}use the values that {checkpoint} was started with"
+        raise CheckpointError(f"{remedy[0].upper()}{remedy[1:]}. {'; '.join(listed[:3])}{more}: {why}")

@@ -103,8 +103,12 @@ def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folde
     assert Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text() == written
     distil(*begin, "--force", "--model.student.network", "SmallCNN")
     assert Path("public/student.safetensors").is_file()
-    with pytest.raises(CheckpointError, match=r"lr_scheduler\.T_max was 2 and is 3: "):
+    with pytest.raises(CheckpointError, match=r"^Start a new run .* --folder.*lr_scheduler\.T_max was 2 and is 3: "):
         distil(*begin, "--to", "other", "--steps", "3")
+    settings = ("--model.student.replay.steps=1", "--model.student.replay.stride=1.0", "--model.student.balance=0.5")
+    with pytest.raises(CheckpointError, match=r"is 0\.5; .*is 1; .*is 1\.0; and 1 more: ") as refused:
+        distil(*begin, "--to", "other", "--steps", "3", *settings)
+    assert "T_max" not in str(refused.value)
 
 
 def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
