@@ -20,7 +20,7 @@ from lightning_modules.priors import PRIORS
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
 from lightning_modules.teachers.files import TeacherError, read_file
-from lightning_modules.training.evaluation import require_public_fit
+from lightning_modules.training.evaluation import meaning, require_public_fit
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
 from privacy.accounting.composition import compose
@@ -134,30 +134,33 @@ def distill(
         ExportError: The export is impossible; raised before the fit if possible, otherwise the run is kept.
     """
     options, settings = _parser().parse_known_args(list(args))
-    to = Path(options.to)
-    check_target(to, force=options.force)
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
     rank_zero_info(_announcement(config, training))
-    if training is None or options.dry_run:
-        planned = build(line)
-        if training is None:
-            rank_zero_info("\n".join(planned_cost(planned)))
-            epsilon = epsilon_of(planned.model.session, planned_calls(planned), "record")
-            if math.isinf(epsilon) and not options.unprotected:
-                raise ExportError(
-                    "nothing would bound what this student reveals (record-level ε is infinite): set "
-                    "--model.mechanism.noise_multiplier above 0, or add --unprotected to export it anyway"
-                )
-        if options.dry_run:
-            # What a fit checks before it begins.
-            planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
-            planned.model.prepare_fit()
-            require_public_fit(planned.trainer, planned.model.session.partitions)
-            planned.model.configure_optimizers()
-            rank_zero_info(cost_in_ledger(planned))
-            return
+    planned = build(line)  # refuses wrong settings
+    if training is None:
+        rank_zero_info("\n".join(planned_cost(planned)))
+        epsilon = epsilon_of(planned.model.session, planned_calls(planned), "record")
+        if math.isinf(epsilon) and not options.unprotected:
+            raise ExportError(
+                "nothing would bound what this student reveals (record-level ε is infinite): set "
+                "--model.mechanism.noise_multiplier above 0, or add --unprotected to export it anyway"
+            )
+    if options.dry_run:
+        # What a fit checks before it begins.
+        planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
+        planned.model.prepare_fit()
+        require_public_fit(planned.trainer, planned.model.session.partitions)
+        planned.model.configure_optimizers()
+        rank_zero_info(meaning(planned.model.image_shape, getattr(planned.datamodule, "class_names", None)))
+        asked = planned.model.session.cost.queries * planned_calls(planned)
+        rank_zero_info(f"The teacher is asked {asked:,} images. A fit says how long it takes after its first seconds.")
+        rank_zero_info(cost_in_ledger(planned))
+    to = Path(options.to)
+    check_target(to, force=options.force)
+    if options.dry_run:
+        return
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return

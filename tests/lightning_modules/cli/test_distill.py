@@ -72,6 +72,9 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
         with monkeypatch.context() as before:  # a dry run accepted it
             before.setattr(DPDFD, "prepare_fit", lambda _: None)
             distil(*given, *public, "--dry-run")
+    distil(*given, "--to", "public", "--steps", "3", "--data.batch_size", "8", "--dry-run")
+    assert "outputs: 0 = ants, 1 = bees" in caplog.text and "The teacher is asked 24 images" in caplog.text
+    caplog.clear()
     distil(*given, "--to", "public", "--steps", "2", "--data.batch_size", "8")
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
@@ -97,8 +100,11 @@ def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folde
     begin = ("--teacher", "teachers/digits.ckpt", *DIGITS)
     distil(*begin)
     written = Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text()
-    with pytest.raises(ExportError, match="force"):
-        distil(*begin)
+    for more in ((), ("--dry-run",)):
+        with pytest.raises(ExportError, match="force"):
+            distil(*begin, *more)
+        with pytest.raises(ValueError, match="noise_multiplier"):  # what else is wrong is said first
+            distil(*begin, *more, "--model.mechanism.noise_multiplier=-1")
     # Nothing was left to train, and nothing more was charged.
     assert Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text() == written
     distil(*begin, "--force", "--model.student.network", "SmallCNN")
