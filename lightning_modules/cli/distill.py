@@ -166,6 +166,8 @@ def distill(
         return
     given = {name: getattr(options, name) for name in ("unprotected", "force", "license_name")}
     export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
+    cost = ", at a larger ε" if training is None else ""
+    rank_zero_info(f"Compare its accuracy with your teacher's own: more --steps may bring it closer{cost}.")
 
 
 def _announcement(config: Mapping[str, Any], training: Training | None) -> str:

@@ -76,6 +76,7 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
     assert "outputs: 0 = ants, 1 = bees" in caplog.text and "The teacher is asked 24 images" in caplog.text
     caplog.clear()
     distil(*given, "--to", "public", "--steps", "2", "--data.batch_size", "8")
+    assert "more --steps may bring it closer, at a larger ε." in caplog.text
     # The pictures' own size, and not one at which a network with adaptive pooling says something else.
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_pictures_model")
