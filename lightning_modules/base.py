@@ -213,7 +213,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
-        self.images.suit(datamodule_of(self.trainer))
+        self.images.suit(datamodule_of(self._trainer))
         if self.images.kind == "pool":
             data, partitions = datamodule_of(self.trainer), self.session.partitions
             private = {self.teacher.private_data, data.private_data}

@@ -55,7 +55,7 @@ def run_folder(trainer: Trainer) -> Path:
     return Path((logger and logger.save_dir) or root)
 
 
-def datamodule_of(trainer: Trainer) -> Any:
+def datamodule_of(trainer: Trainer | None) -> Any:
     """Return the data module, or None. As for `callbacks`, type checkers do not see Lightning's attribute."""
     return getattr(trainer, "datamodule", None)
 
