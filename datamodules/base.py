@@ -150,9 +150,8 @@ class ImageDataModule(LightningDataModule, ABC):
         if classes is not None:
             names = self.class_names
             kept = positions_of(classes, names=names, aliases=self.class_aliases, dataset=self.name)
-            if len(kept) <= _SPELLED_OUT:
-                label = "-".join(re.sub(r"\W+", "_", names[one]) for one in sorted(kept))
-            else:
+            label = "-".join(re.sub(r"\W+", "_", names[one]) for one in sorted(kept))
+            if len(kept) > _SPELLED_OUT:
                 digest = hashlib.blake2b(repr(sorted(kept)).encode(), digest_size=4).hexdigest()
                 label = f"{len(kept)}of{len(names)}-{digest}"
             self.kept_classes, self.num_classes = kept, len(kept)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from lightning_modules.callbacks import ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
-from lightning_modules.images import NEVER_RESET, Images, tell_informativeness
+from lightning_modules.images import NEVER_RESET, Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
+from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.setting_checks import check_left_out, settings_of
 from lightning_modules.student import StudentConfig
@@ -28,11 +28,6 @@ from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.session import PrivacySession
-
-#: Student steps until the images' informativeness is told, how many of them it is measured on, and its least value for
-#: suitable ones: on digits cropped to 16x16 pixels 0.23 with strokes (51 % right), 0.42 and 0.46 with broader priors
-#: (79 and 95 %).
-_STEPS_UNTIL_TOLD, _IMAGES_TOLD, _INFORMATIVE = 250, 1024, 0.3
 
 
 class DataFreeDistillation(Evaluated, LearnsFromTeacher):
@@ -110,8 +105,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self.covered_artefacts: tuple[str, ...] = ("student", *self.images.covered)
         self.evaluation = Evaluation(num_classes)
         self._student_steps = 0
-        #: Whether this fit has said how informative its images are.
-        self.images_told = False
 
     # --- hooks that a method implements ---
 
@@ -197,10 +190,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self.images.reset(self.steps_done, self.draws)
         self.optimizer("generator").optimizer.state.clear()
 
-    def unprotected_teacher(self, reason: str, *, teacher: int = 0) -> nn.Module:
-        """A network of the teacher itself; see `PrivateModel.unprotected`."""
-        return self.teacher.unprotected(self.session, reason=reason, teacher=teacher).to(self.device)
-
     # --- fit hooks ---
 
     def configure_callbacks(self) -> list[Callback]:
@@ -227,23 +216,12 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """See `LearnsFromTeacher.on_train_batch_start`; also resets the generator when due."""
         super().on_train_batch_start(batch, batch_idx)
-        every = self.images.reset_every
-        if every and self.steps_done and self.steps_done % every == 0:
+        if (every := self.images.reset_every) and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
-    @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Says once how informative the images are, by a student that has begun to learn.
-
-        Asking a private teacher would be a query. The student is computed from releases, so this costs nothing. A
-        generator's images are made for the student, and say nothing.
-        """
-        if self.images_told or self.generator is not None or self._student_steps < _STEPS_UNTIL_TOLD:
-            return
-        self.images_told = True
-        if len(images := self.synthetic_grid(_IMAGES_TOLD)):
-            with evaluating(self.student):
-                tell_informativeness(self.images, self.student(images).float(), whose="the student", least=_INFORMATIVE)
+        """Says once how informative the images are; see `ImageSource.tell`."""
+        self.images.tell(self.student, steps=self._student_steps, draw=self.synthetic_grid)
 
     def logged_names(self) -> set[str]:
         return super().logged_names() | ({"train/replay_loss"} if self.memory is not None else set())

@@ -171,7 +171,7 @@ class Distillation(DataFreeDistillation):
         logits = torch.cat(answers)
         if not self.of_ensemble:  # answers fitted to an ensemble are scaled, and do not show how sure it is
             told = tell_informativeness(self.images, logits, whose="the teacher", least=_INFORMATIVE)
-            self.pool_informativeness, self.images_told = told, True
+            self.pool_informativeness, self.images.told = told, True
         return joined(inputs), logits, class_weights(logits, power=self.balance).double()
 
     @torch.no_grad()

@@ -288,6 +288,10 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
             teacher.require_gradients(reason=self.needs_gradients_of_teacher)
         return teacher
 
+    def unprotected_teacher(self, reason: str, *, teacher: int = 0) -> nn.Module:
+        """A network of the teacher itself; see `PrivateModel.unprotected`."""
+        return self.teacher.unprotected(self.session, reason=reason, teacher=teacher).to(self.device)
+
     def require_unlike(self, teacher: PrivateModel) -> None:
         """See `PrivateModel.require_unlike`; the guarantee names common frozen weights.
 

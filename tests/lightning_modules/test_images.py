@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import datamodules
 from datamodules import ImageDataModule, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
-from lightning_modules import DPDFD, base
+from lightning_modules import DPDFD
 from lightning_modules import images as images_module
 from lightning_modules.cli.distill import prior_for
 from lightning_modules.images import Images, PoolSource, SyntheticSource, varied
@@ -86,7 +86,7 @@ def test_the_prior_is_that_for_the_data_unless_given(dataset: str, prior: str, t
 def test_a_student_says_how_informative_its_images_are_at_no_cost(
     suitable: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(base, "_STEPS_UNTIL_TOLD", 2)
+    monkeypatch.setattr(images_module, "_STEPS_UNTIL_TOLD", 2)
     told: list[str] = []
     monkeypatch.setattr(images_module, "rank_zero_info", told.append)
     logits = 20 * torch.eye(10).repeat(103, 1)[:1024] if suitable else torch.zeros(1024, 10)
