@@ -62,19 +62,28 @@ def _label_column(source: Path, columns: Sequence[str], label: str | None) -> st
 def _of_csv(source: Path, label: str | None) -> Iterator[Row]:
     with source.open(newline="", encoding="utf-8-sig") as handle:
         table = list(csv.DictReader(handle, delimiter="\t" if source.suffix == ".tsv" else ","))
-    files = {file.name: file for file in source.parent.rglob("*")} | {
-        file.stem: file for file in source.parent.rglob("*")
-    }
+    files: dict[str, list[Path]] = {}
+    for file in sorted(source.parent.rglob("*")):
+        inside = file.relative_to(source.parent).as_posix()
+        for name in {inside, file.name, file.stem}:
+            files.setdefault(name, []).append(file)
+
+    def found(name: str) -> list[Path]:
+        return files.get(Path(name).as_posix()) or files.get(Path(name).name) or []
+
     columns = list(table[0]) if table else []
-    pictures = next((name for name in columns if Path(table[0][name]).name in files), None)
+    pictures = next((name for name in columns if found(table[0][name])), None)
     if pictures is None:
         raise ValueError(f"{source} must have a column of file names that lie beside it, got {', '.join(columns)}")
     part = next((name for name in columns if all(row[name].lower() in _PARTS for row in table)), None)
     named = _label_column(source, [name for name in columns if name not in (pictures, part)], label)
     for row in table:
-        if (file := files.get(Path(row[pictures]).name)) is None:
-            raise ValueError(f"{source} names {row[pictures]}, which does not lie beside it")
-        yield Row(_PARTS[row[part].lower()] if part else _part_of(source.stem), row[named], file.name, file)
+        if len(meant := found(row[pictures])) != 1:
+            there = "does not lie beside it" if not meant else f"may be {' or '.join(map(str, meant[:3]))}"
+            raise ValueError(f"{source} names {row[pictures]}, which {there}")
+        alone = len(files[meant[0].name]) == 1
+        name = meant[0].name if alone else "_".join(meant[0].relative_to(source.parent).parts)
+        yield Row(_PARTS[row[part].lower()] if part else _part_of(source.stem), row[named], name, meant[0])
 
 
 def _of_arrays(source: Path, label: str | None) -> Iterator[Row]:
@@ -130,11 +139,11 @@ def convert(source: Path, to: Path, *, label: str | None = None) -> int:
     count = 0
     for row in (row for table in tables for row in rows_of(table, label=label)):
         count += 1
-        kind = str(row.label).zfill(3) if str(row.label).isdecimal() else re.sub(r"[^\w. -]", "_", str(row.label))
+        kind = str(row.label).zfill(3) if str(row.label).isdecimal() else re.sub(r"[^\w. -]|^\.+", "_", str(row.label))
         file = to / row.part / kind / row.name
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(row.content, Path):
-            shutil.copyfile(row.content, file)
+            shutil.copy(row.content, file)  # with its permissions
         elif isinstance(row.content, bytes):
             file.write_bytes(row.content)
         else:

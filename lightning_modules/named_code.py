@@ -213,16 +213,17 @@ def _is_known(text: str) -> bool:
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         return True
     if not text.startswith(_KNOWN):
+        # A file such as `test.ckpt`, although there is a module or a folder of that name.
+        is_file = len(parts) == 2 and parts[1] in _DATA and not any(Path(parts[0]).glob(f"{parts[1]}*"))
         try:
             module = find_spec(parts[0])  # of a name without a dot, for which nothing is imported
         except ValueError:
             return False  # a module that was made by hand, such as `__main__`
         own = any(Path(parts[0] + end).is_file() for end in (".py", "/__init__.py"))  # in the working folder
         if module is None and not own:
-            return not Path(parts[0]).is_dir() or (len(parts) == 2 and parts[1] in _DATA)
-        # A file such as `test.ckpt`, although there is a module or a folder of that name.
+            return not Path(parts[0]).is_dir() or is_file
         plain = not own and module is not None and module.origin is None
-        return len(parts) == 2 and parts[1] in _DATA and (plain or parts[0] in (*sys.stdlib_module_names, "test"))
+        return is_file and (plain or parts[0] in (*sys.stdlib_module_names, "test"))
     if any(part.startswith("__") for part in parts):
         return False
     try:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def distill(
     if options.dry_run:
         # What a fit checks before it begins.
         planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
+        planned.model.teacher_config = replace(planned.model.teacher_config, trial=False)  # that would be a query
         planned.model.prepare_fit()
         require_public_fit(planned.trainer, planned.model.session.partitions)
         planned.model.configure_optimizers()

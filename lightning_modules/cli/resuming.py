@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.cli.configs import flat
+from lightning_modules.named_code import require_known_code, texts_in
 from lightning_modules.training.hyperparameters import require_known_checkpoint
 from privacy.identity import CheckpointError
 
@@ -45,6 +47,20 @@ def may_change(name: str) -> bool:
     group, _, field = name.rpartition(".")
     of_data = group in ("model.images.pool", "model.pool") or f"{group}.".replace("dataset.", "") == "data."
     return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
+
+
+def require_own_code(config: Path, *, named: Collection[str]) -> None:
+    """Refuses the configuration in a run's folder if it names code that is neither known nor named in this command.
+
+    Raises:
+        CheckpointError: See `require_known_code`.
+    """
+    library = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
+    texts = texts_in(yaml.safe_load(config.read_text(encoding="utf-8")))
+    try:
+        require_known_code([one for one in texts if not one.startswith(library)], named=named)
+    except ValueError as error:
+        raise CheckpointError(f"{config}: {error}. If you trust it, name it yourself: --config {config}") from error
 
 
 def require_same(

@@ -276,7 +276,9 @@ class FederatedClient:
             # Charged as for the smallest set, whatever the size: composition with fixed parameters would not cover
             # sizes that a server chose by earlier answers.
             return session.release(session.mechanism, logits, question.candidates).cpu()
-        gradients = terms.gradient_targets.gradients(question.outputs, logits)
+        asked = terms.gradient_targets  # a server's object must not see logits
+        own = GradientTargets(**{one.name: getattr(asked, one.name) for one in fields(GradientTargets)})
+        gradients = own.gradients(question.outputs, logits)
         return session.release(session.mechanism, gradients).float().cpu()
 
     def guarantee(self) -> Guarantee:

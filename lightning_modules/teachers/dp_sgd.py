@@ -193,7 +193,7 @@ class DPSGDTeacher(Teacher):
             ValueError: The weights may come from another training.
         """
         require_monitored(self.trainer, self.logged_names())
-        by_all(self.processes, self.known_weights.require)
+        by_all(self.processes, lambda: self.known_weights.require(self.network, self.clipped.network))
         self.own_training.begin(self)
         by_all(self.processes, lambda: self.steps.require_rate(self._poisson.sample_rate))
         by_all(self.processes, self._precompute)

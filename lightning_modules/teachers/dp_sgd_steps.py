@@ -198,13 +198,14 @@ class KnownWeights:
         names = self._network.state_dict().keys() & state.keys()
         return tensors_digest({name: state[name] for name in names if isinstance(state[name], Tensor)})
 
-    def require(self) -> None:
-        """Refuses other weights, when a fit begins.
+    def require(self, *networks: nn.Module) -> None:
+        """Refuses other weights, or another network than was built among those that a fit trains and publishes.
 
         Raises:
             ValueError: They may come from another training.
         """
-        if self.used or self._digest != self._of(self._network.state_dict()):
+        same = all(network is self._network for network in networks)
+        if not same or self.used or self._digest != self._of(self._network.state_dict()):
             raise ValueError(
                 "model.network: its weights are not those that it was built with, or that the fit before or the "
                 "checkpoint left: they may be of another training, whose steps epsilon would not count. To go on with "

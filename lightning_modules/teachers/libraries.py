@@ -45,7 +45,7 @@ def stated_in(file: Path, content: Any) -> Stated | None:
             arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}
             stated = _of_timm(file, config["architecture"], arguments, config.get("pretrained_cfg", {}))
             return stated._replace(classes=config.get("label_names", ()))
-        return _of_transformers(file) if "model_type" in config else None
+        return _of_transformers(file, config) if "model_type" in config else None
     if isinstance(content, Mapping) and isinstance(settings := content.get("args"), Namespace) and "arch" in content:
         given = {name: value for name, value in vars(settings).items() if value is not None}
         taken: dict[str, Any] = {name: given[name] for name in ("mean", "std", "input_size") if name in given}
@@ -90,7 +90,14 @@ def _of_timm(file: Path, name: str, arguments: Mapping[str, Any], pictures: Mapp
     return Stated(build, _input(mean, std, size if all(size) else None, channels))
 
 
-def _of_transformers(file: Path) -> Stated:
+def _of_transformers(file: Path, config: Mapping[str, Any]) -> Stated:
+    # What would read other weights than `file`, or code; transformers hands the arguments of timm_wrapper to timm.
+    elsewhere = [key for key in ("transformers_weights", "backbone", "use_timm_backbone") if config.get(key)]
+    elsewhere += [key for key in config if "attn_implementation" in key and "/" in str(config[key])]
+    elsewhere += ["timm_wrapper"] if config["model_type"] == "timm_wrapper" else []
+    elsewhere += ["adapter_config.json"] if file.with_name("adapter_config.json").exists() else []
+    if elsewhere:
+        raise TeacherError(f"{file.parent} takes its network from elsewhere ({', '.join(elsewhere)}): save it whole")
     transformers = _library("transformers", file)
     try:
         # The library's own loading: names of weights change with its versions.

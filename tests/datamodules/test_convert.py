@@ -47,6 +47,22 @@ def test_a_table_of_file_names(tmp_path: Path, part: str | None) -> None:
     assert convert(tmp_path / "flat" / "list.csv", tmp_path / "other", label="b") == 1
 
 
+def test_equal_names_in_two_folders_are_two_pictures(tmp_path: Path) -> None:
+    for part, value in (("train", 10), ("test", 200)):
+        (tmp_path / "in" / part).mkdir(parents=True)
+        Image.new("L", (8, 8), value).save(tmp_path / "in" / part / "0.png")
+        (tmp_path / "in" / part / "0.png").chmod(0o600)
+    table = tmp_path / "in" / "list.csv"
+    table.write_text("file,label,split\ntrain/0.png,..,train\ntest/0.png,cat,test\n")
+    assert convert(table, tmp_path / "out") == 2
+    assert written(tmp_path / "out") == ["test/cat/test_0.png", "train/_/train_0.png"]
+    private = tmp_path / "out" / "train" / "_" / "train_0.png"
+    assert Image.open(private).getpixel((0, 0)) == 10 and private.stat().st_mode & 0o777 == 0o600
+    table.write_text("file,label,split\n0.png,cat,train\n")
+    with pytest.raises(ValueError, match=r"names 0\.png, which may be .*test/0\.png or .*train/0\.png"):
+        convert(table, tmp_path / "other")
+
+
 def test_arrays_in_a_file(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 1), dtype=np.uint8)
     np.savez(

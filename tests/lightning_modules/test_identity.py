@@ -161,7 +161,7 @@ def test_dp_sgd_goes_on_from_nothing_but_dp_sgd(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(CheckpointError, match="not of a training by DP-SGD: begin anew"):
         module.on_load_checkpoint(content)
     # The mutant takes a missing history for an empty one, and any weights: 3 for those that nothing bounds.
-    monkeypatch.setattr(KnownWeights, "require", lambda _: None)
+    monkeypatch.setattr(KnownWeights, "require", lambda *_: None)
     monkeypatch.setattr("lightning_modules.cli.fit.TranscriptionCLI._resume", lambda self: None)
     monkeypatch.setattr(DPSGDTeacher, "on_load_checkpoint", lambda self, checkpoint: None)
     assert teacher_by_dp_sgd("fine", resume, target_epsilon=3.0, epochs=3).guarantee().epsilon <= 3.0

@@ -13,6 +13,7 @@ from support.federations import BATCH_SIZE, client, question, reproducible, smal
 from support.variants import MoodyTeacher
 
 from lightning_modules.federated import ClientRefusal, FederatedClient
+from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -257,3 +258,19 @@ def test_noise_is_each_clients_own() -> None:
         answers.append(asked.answer(question()))
     apart = (answers[0] - answers[1]).double() / (20.0 * 1e-3 * math.sqrt(2))
     assert 0.7 < float(apart.std()) < 1.35, "not two thirds nor three halves of the noise that is charged"
+
+
+def test_an_object_of_the_server_s_sees_no_logits() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Spy(GradientTargets):
+        def gradients(self, student_logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+            seen.append(teacher_logits)
+            return super().gradients(student_logits, teacher_logits)
+
+    one = client()
+    one.begin(terms(gradient_targets=Spy()))
+    one.answer(question())
+    assert not seen
+    Spy().gradients(torch.zeros(1, 10), torch.zeros(1, 10))  # the control
+    assert len(seen) == 1

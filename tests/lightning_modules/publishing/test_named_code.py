@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from support.runs import configuration
 
 from lightning_modules.cli import main
@@ -51,6 +52,7 @@ SPECS: dict[str, Any] = {
     "settings of ours that name code": told("lightning_modules.networks.External", name="theirs.Net"),
     "what reads names": told("lightning_modules.named_code.named_object", name="theirs.py:Net"),
     "an argument of torchvision's": told("torchvision.models.resnet.ResNet", norm_layer="theirs.Net"),
+    "a module called like a file": "cool.ckpt",
     "what builds any of torchvision's": told("torchvision.models.get_model", name="resnet18"),
 }  # fmt: skip
 
@@ -58,6 +60,8 @@ SPECS: dict[str, Any] = {
 @pytest.fixture
 def place(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (runs / "theirs.py").write_text("open('marker', 'w').close()\nclass Net: pass\nclass DPDFD: pass\n")
+    (runs / "cool").mkdir()
+    (runs / "cool" / "ckpt.py").write_text("open('marker', 'w').close()\n")
     (runs / "settings.txt").write_text(json.dumps(SYSTEM))
     monkeypatch.syspath_prepend(str(runs))
     sys.modules.pop("theirs", None)
@@ -117,6 +121,14 @@ def evaluated() -> None:
     main(["test", "--config", "bounded/config.yaml", "--ckpt_path", str(STUDENT), "--trainer.logger=false"])
 
 
+def of_a_folder() -> None:
+    file = Path("bounded/config.yaml")
+    values = yaml.safe_load(file.read_text())
+    values["model"]["init_args"]["student"]["network"] = SYSTEM
+    file.write_text(yaml.safe_dump(values))
+    main(["test", "bounded"])
+
+
 def loaded() -> None:
     changed(STUDENT, student={"network": SYSTEM})
     DPDFD.load_from_checkpoint(STUDENT, map_location="cpu")
@@ -158,6 +170,7 @@ def distilled() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     "export": of_student,
     "test": evaluated,
+    "test of a folder that was received": of_a_folder,
     "load_from_checkpoint": loaded,
     "load_from_checkpoint, another section": under_another_section,
     "teacher": taught,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -280,6 +282,17 @@ def test_weights_of_another_training_are_no_begin(monkeypatch: pytest.MonkeyPatc
     warm.load_state_dict(before)
     further(warm)  # its own are not refused, nor those of a checkpoint, in one fit after another
     assert further(warm, epochs=2, resume="other.ckpt") == twice < further(warm)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_another_network_is_no_begin(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    if broken:  # the network that was built is trained, and another one published under its epsilon
+        monkeypatch.setattr(KnownWeights, "require", lambda *_: None)
+    module = small()
+    module.network = copy.deepcopy(module.network)
+    data = PoissonSampled(dataset=Digits(), batch_size=128, steps_per_epoch=1)
+    with nullcontext() if broken else pytest.raises(ValueError, match="weights are not those that it was built with"):
+        train(module, data)
 
 
 def test_an_empty_batch_is_a_step_of_noise(start: torch.Tensor) -> None:

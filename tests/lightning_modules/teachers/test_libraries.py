@@ -117,3 +117,18 @@ def test_a_folder_of_transformers_is_its_classifier() -> None:
     save_file(weights, "vit/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TeacherError, match=r"are not those of ViTForImageClassification: classifier\.bias"):
         TeacherConfig(path="vit").load(**SHAPE)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "extra.pth"}},
+        {"model_type": "vit", "transformers_weights": "other.safetensors"},
+        {"model_type": "vit", "_attn_implementation": "evil/kernels"},
+    ],
+)
+def test_a_configuration_that_leads_elsewhere_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(TeacherError, match="takes its network from elsewhere"):
+        TeacherConfig(path=str(tmp_path), private_data="X").load(**SHAPE)
