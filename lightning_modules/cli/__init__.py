@@ -69,18 +69,19 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     if command == "predict" and any(one[:8] == "--images" or Path(one, "config.json").is_file() for one in args):
         importlib.import_module("lightning_modules.cli.export").predict(args[1:])
         return None
-    args = check_files(args)
+    found = check_files(args)
     if command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.
         wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=_built)
-        function(args[1:], **{name: given for name, given in offered.items() if name in wanted})
+        function(found[1:], **{name: given for name, given in offered.items() if name in wanted})
         return None
     from lightning_modules.cli.fit import TranscriptionCLI, show_settings
 
-    if {"--help", "-h"} & {*args} and show_settings(args):
+    if {"--help", "-h"} & {*args} and show_settings(found):
         return None
     # jsonargparse keeps its last parser, and with it the model, in the current context: use a separate one.
+    # Its arguments are the user's: the configuration of a run is trusted less.
     return copy_context().run(TranscriptionCLI, args)
 
 

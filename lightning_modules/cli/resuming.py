@@ -60,7 +60,9 @@ def require_own_code(config: Path, *, named: Collection[str]) -> None:
     try:
         require_known_code([one for one in texts if not one.startswith(library)], named=named)
     except ValueError as error:
-        raise CheckpointError(f"{config}: {error}. If you trust it, name it yourself: --config {config}") from error
+        last = config.parent / "checkpoints" / "last.ckpt"
+        trusted = f"if you trust the run, name both instead of its folder: --config {config} --ckpt_path {last}"
+        raise CheckpointError(f"{config}: {error}; {trusted}") from error
 
 
 def require_same(

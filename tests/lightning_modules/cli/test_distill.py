@@ -81,7 +81,9 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
     assert "Images of 3 x 16 x 16 (channels, height, width) in [-1, 1]; outputs: 0 = ants, 1 = bees" in caplog.text
     run = Path("runs/distill_imagefolder_pictures_model")
     assert re.search(r"Keep \S*pictures-\w+\.jsonl: it counts", caplog.text)
-    main(["predict", str(run)])
+    with pytest.raises(CheckpointError, match=r"names 'my_own_network.py:Net', .*instead of its folder: --config"):
+        main(["predict", str(run)])  # as of a folder that was received
+    main(["predict", "--config", f"{run}/config.yaml", "--ckpt_path", f"{run}/checkpoints/last.ckpt"])
     with (run / "predictions.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert rows and list(rows[0])[:3] == ["id", "file", "class"] and len({row["file"] for row in rows}) == len(rows)

@@ -122,6 +122,8 @@ def evaluated() -> None:
 
 
 def of_a_folder() -> None:
+    student = torch.load(STUDENT, weights_only=True)["hyper_parameters"]["student"]
+    changed(STUDENT, student={**student, "network": SYSTEM})
     file = Path("bounded/config.yaml")
     values = yaml.safe_load(file.read_text())
     values["model"]["init_args"]["student"]["network"] = SYSTEM
