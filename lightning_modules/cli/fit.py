@@ -37,7 +37,7 @@ from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipC
 from lightning_modules.cli.configs import find_configs, flat, given_in
 from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.outcome import outcome, say_how_to_resume
-from lightning_modules.cli.resuming import require_own_code, require_same
+from lightning_modules.cli.resuming import require_known_run, require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import find_named, texts_in
 from lightning_modules.quiet import quiet_evaluation
@@ -90,7 +90,7 @@ class TranscriptionCLI(LightningCLI):
         find_named(named)
         for file in {*self._arguments} - {*args}:
             if file.endswith("config.yaml"):  # found in a run's folder, and not given by the user
-                require_own_code(Path(file), named=named)
+                require_known_run(Path(file), named=named)
         super().__init__(
             model_class=LightningModule,
             datamodule_class=LightningDataModule,

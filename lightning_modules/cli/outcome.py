@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.callbacks.results import epsilon_of, judged, percent, role
+from lightning_modules.cli.resuming import code_named_in
 from lightning_modules.named_code import unknown_code
 from lightning_modules.training.run import LAST
 from privacy.account import BudgetExceeded
@@ -37,9 +38,9 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
     if record["method"] in _TEACHERS:
         lines.append(record.get("statement") or _PRIVATE)
     if checkpoint is not None:
-        lines += [f"checkpoint: {checkpoint}", f"test:    {_command('test', folder)}"]
+        lines += [f"checkpoint: {checkpoint}", f"test:    {_of_run('test', folder)}"]
         if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
-            lines.append(f"resume:  {_command('fit', '--resume', folder)} --trainer.max_epochs N")
+            lines.append(f"resume:  {_of_run('fit', folder)} --trainer.max_epochs N")
         if record["method"] not in _NEVER_PUBLISHED:
             unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
             settings = record["config"]["model"]["init_args"]
@@ -47,6 +48,13 @@ def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None)
             own = [] if code is None else ["--network", code]
             lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *own, *unbounded)}")
     return "\n".join(lines)
+
+
+def _of_run(command: str, folder: Path) -> str:
+    """A command about a run; with its files if they name code of the user's, which no folder may."""
+    if code_named_in(folder / "config.yaml") is not None:
+        return _command(command, "--config", folder / "config.yaml", "--ckpt_path", folder / LAST)
+    return _command(command, *(["--resume"] if command == "fit" else []), folder)
 
 
 def _command(*words: object) -> str:
@@ -75,7 +83,7 @@ def say_how_to_resume(error: BaseException, *, folder: Path, checkpoint: str) ->
     """
     if isinstance(error, (ValueError, TypeError, BudgetExceeded)) or not Path(checkpoint).is_file():
         return
-    line = f"To resume: {_command('fit', '--resume', folder)}"
+    line = f"To resume: {_of_run('fit', folder)}"
     if Path(checkpoint).resolve() != (folder / LAST).resolve():
         line = f"To resume: the same command with --ckpt_path {shlex.quote(checkpoint)}"
     if isinstance(error, (SystemExit, KeyboardInterrupt)) or not hasattr(error, "add_note"):

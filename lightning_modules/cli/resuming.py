@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
 from lightning_modules.cli.configs import flat
-from lightning_modules.named_code import require_known_code, texts_in
+from lightning_modules.named_code import texts_in, unknown_code
 from lightning_modules.training.hyperparameters import require_known_checkpoint
 from privacy.identity import CheckpointError
 
@@ -49,20 +49,24 @@ def may_change(name: str) -> bool:
     return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
 
 
-def require_own_code(config: Path, *, named: Collection[str]) -> None:
-    """Refuses the configuration in a run's folder if it names code that is neither known nor named in this command.
+def code_named_in(config: Path, *, named: Collection[str] = ()) -> str | None:
+    """The first code in a run's configuration that is neither known nor named in this command; see `unknown_code`."""
+    library = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
+    texts = texts_in(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.is_file() else ()
+    return unknown_code([one for one in texts if not one.startswith(library)], named=named)
+
+
+def require_known_run(config: Path, *, named: Collection[str]) -> None:
+    """Refuses the configuration in a run's folder if it names such code.
 
     Raises:
-        CheckpointError: See `require_known_code`.
+        CheckpointError: It does.
     """
-    library = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
-    texts = texts_in(yaml.safe_load(config.read_text(encoding="utf-8")))
-    try:
-        require_known_code([one for one in texts if not one.startswith(library)], named=named)
-    except ValueError as error:
-        last = config.parent / "checkpoints" / "last.ckpt"
-        trusted = f"if you trust the run, name both instead of its folder: --config {config} --ckpt_path {last}"
-        raise CheckpointError(f"{config}: {error}; {trusted}") from error
+    if (code := code_named_in(config, named=named)) is not None:
+        raise CheckpointError(
+            f"{config}: it names {code[-80:]!r}, and code that a file names is not run; if you trust the run, name "
+            f"both files instead of its folder: --config {config} --ckpt_path {config.parent / 'checkpoints' / 'last.ckpt'}"
+        )
 
 
 def require_same(

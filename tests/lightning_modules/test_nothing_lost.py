@@ -149,7 +149,7 @@ def test_a_signal_saves_and_says_how_to_go_on(given: Path, whole: dict[str, Any]
     last = fit.said.rstrip().splitlines()[-1]
     said, resume = last.split("To resume: LightningCLI ")
     assert said in ("", "INFO: ")  # as Lightning's messages are written
-    assert resume == "fit --resume run"
+    assert resume == "fit --config run/config.yaml --ckpt_path run/checkpoints/last.ckpt"  # it names own code
     main(shlex.split(resume))
     assert checkpoint()["distillation"]["steps_done"] == STEPS * EPOCHS
     require_nothing_forgotten(counted(), kills=0)

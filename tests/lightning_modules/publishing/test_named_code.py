@@ -188,7 +188,8 @@ def test_nothing_that_a_file_names_is_run(place: Path, monkeypatch: pytest.Monke
         WAYS[way]()
     assert not MARKER.exists() and "theirs" not in sys.modules
     # The control: what is run without the gate.
-    monkeypatch.setattr("lightning_modules.named_code.unknown_code", lambda *_, **__: None)
+    for module in ("named_code", "cli.resuming"):
+        monkeypatch.setattr(f"lightning_modules.{module}.unknown_code", lambda *_, **__: None)
     with contextlib.suppress(Exception, SystemExit):
         WAYS[way]()
     assert MARKER.exists()
