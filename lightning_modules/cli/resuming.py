@@ -64,8 +64,8 @@ def require_known_run(config: Path, *, named: Collection[str]) -> None:
     """
     if (code := code_named_in(config, named=named)) is not None:
         raise CheckpointError(
-            f"{config}: it names {code[-80:]!r}, and code that a file names is not run; if you trust the run, name "
-            f"both files instead of its folder: --config {config} --ckpt_path {config.parent / 'checkpoints' / 'last.ckpt'}"
+            f"{config}: it names {code[-80:]!r}, and code that a file names is not run; if you trust it, give both "
+            f"files instead of its folder: --config {config} --ckpt_path {config.parent / 'checkpoints' / 'last.ckpt'}"
         )
 
 
