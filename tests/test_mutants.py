@@ -132,7 +132,9 @@ def test_a_broken_promise_is_noticed(
     text = (tmp_path / file).read_text(encoding="utf-8")
     assert there in text, "the promise has moved: so must its mutant"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", *tests.split(), "--last-failed"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Not as a worker of this run, which would share its teacher with workers of earlier ones.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {**own, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     # The test that fails passes in the same copy of whole code.
     for content, outcome in ((text.replace(there, broken, 1), "failed"), (text, "passed")):
         (tmp_path / file).write_text(content, encoding="utf-8")

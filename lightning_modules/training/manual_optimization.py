@@ -137,7 +137,8 @@ class ManualOptimization(LightningModule, ABC):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Returns an optimizer for each entry of `optimized_groups`, and the configured schedules; first tries them."""
         planned = steps_planned(self.trainer, length=getattr(datamodule_of(self.trainer), "steps_per_epoch", 1))
-        steps = {name: self.schedule_steps(name, planned) for name in self.optimized_groups()}
+        # A fit may end before a phase begins.
+        steps = {name: max(1, self.schedule_steps(name, planned)) for name in self.optimized_groups()}
         for name, one in self.optimized_groups().items():
             one.try_out(f"model.{_SET_IN.get(name, name)}", steps=steps[name])
         groups = self.optimized_groups()
