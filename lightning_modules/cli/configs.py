@@ -36,7 +36,7 @@ def find_configs(args: Sequence[str]) -> list[str]:
     """
     found = list(args)
     run = None
-    if "--resume" in found[1:-1]:
+    if found[:1] == ["fit"] and "--resume" in found[1:-1]:
         run = found.pop(found.index("--resume") + 1)
         found.remove("--resume")
     elif found[1:] and found[0] in _MEASURES and not found[1].startswith("-"):

@@ -44,6 +44,8 @@ def test_short_names_and_short_options(folder: Path) -> None:
     assert list(made.parent.iterdir()) == [made]  # the newest version is the newest fit
     with pytest.raises(ValueError, match=r"teachers is not the folder of a run, .*there is no teachers/config\.yaml"):
         main(["test", "teachers"])
+    other = ["calibrate", "--resume", str(made)]
+    assert find_configs(other) == other  # a run is trusted by `fit` and its measures alone, which look at what it names
     more = main(["fit", "--resume", str(made), "--trainer.max_epochs", "2"])
     assert more is not None and more.model.steps_done == 2
 
