@@ -141,6 +141,7 @@ class ManualOptimization(LightningModule, ABC):
         steps = {name: max(1, self.schedule_steps(name, planned)) for name in self.optimized_groups()}
         for name, one in self.optimized_groups().items():
             one.try_out(f"model.{_SET_IN.get(name, name)}", steps=steps[name])
+        self._last_step = -1  # of an earlier fit
         groups = self.optimized_groups()
         optimizers = {name: (one.optimizer or adam)(one.parameters) for name, one in groups.items()}
         schedules = {name: one.schedule(optimizers[name], steps=steps[name]) for name, one in groups.items()}

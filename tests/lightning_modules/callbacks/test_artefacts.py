@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from support.runs import configuration, distil, fit, result
 
 from lightning_modules.cli import main
@@ -24,6 +25,13 @@ RESULT_FIELDS = {
 def _rows(path: str) -> list[dict[str, str]]:
     with Path(path).open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_each_fit_of_one_object_counts_its_own_steps(folder: Path) -> None:
+    cli = distil(steps=1)
+    again = Trainer(max_epochs=1, accelerator="cpu", default_root_dir="again", logger=False, enable_progress_bar=False)
+    again.fit(cli.model, cli.datamodule)
+    assert again.global_step == 1  # as many as the first fit's last: it was taken for the same step
 
 
 def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
