@@ -63,7 +63,7 @@ def _of_csv(source: Path, label: str | None) -> Iterator[Row]:
     with source.open(newline="", encoding="utf-8-sig") as handle:
         table = list(csv.DictReader(handle, delimiter="\t" if source.suffix == ".tsv" else ","))
     files: dict[str, list[Path]] = {}
-    for file in sorted(source.parent.rglob("*")):
+    for file in sorted(one for one in source.parent.rglob("*") if one.is_file()):
         inside = file.relative_to(source.parent).as_posix()
         for name in {inside, file.name, file.stem}:
             files.setdefault(name, []).append(file)

@@ -53,7 +53,8 @@ def test_equal_names_in_two_folders_are_two_pictures(tmp_path: Path) -> None:
         Image.new("L", (8, 8), value).save(tmp_path / "in" / part / "0.png")
         (tmp_path / "in" / part / "0.png").chmod(0o600)
     table = tmp_path / "in" / "list.csv"
-    table.write_text("file,label,split\ntrain/0.png,..,train\ntest/0.png,cat,test\n")
+    # The names of parts are also those of folders, which are no pictures.
+    table.write_text("split,file,label\ntrain,train/0.png,..\ntest,test/0.png,cat\n")
     assert convert(table, tmp_path / "out") == 2
     assert written(tmp_path / "out") == ["test/cat/test_0.png", "train/_/train_0.png"]
     private = tmp_path / "out" / "train" / "_" / "train_0.png"
