@@ -202,7 +202,9 @@ class FederatedClient:
             raise ClientRefusal(f"{self.name} has begun {self.starts} times, as often as its owner allows (max_starts)")
         session.account.require(session.cost)
         self.starts += 1
-        self._run, self.folder = (terms, session), folder
+        asked = terms.gradient_targets  # an object of the server's must not see logits
+        own = GradientTargets(**{one.name: getattr(asked, one.name) for one in fields(GradientTargets)})
+        self._run, self.folder = (replace(terms, gradient_targets=own), session), folder
         self._answered = 0
 
         def ahead() -> int | None:
@@ -276,9 +278,7 @@ class FederatedClient:
             # Charged as for the smallest set, whatever the size: composition with fixed parameters would not cover
             # sizes that a server chose by earlier answers.
             return session.release(session.mechanism, logits, question.candidates).cpu()
-        asked = terms.gradient_targets  # a server's object must not see logits
-        own = GradientTargets(**{one.name: getattr(asked, one.name) for one in fields(GradientTargets)})
-        gradients = own.gradients(question.outputs, logits)
+        gradients = terms.gradient_targets.gradients(question.outputs, logits)
         return session.release(session.mechanism, gradients).float().cpu()
 
     def guarantee(self) -> Guarantee:

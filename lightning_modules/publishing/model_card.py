@@ -168,7 +168,7 @@ def _accuracy(run: FinishedRun) -> str:
     half = (data.get("init_args") or {}).get("evaluation") == "selection"
     part = "one half of the test split; the other half may have been selected by" if half else "the whole test split"
     text = (
-        f"**{100 * float(run.record['accuracy']):.2f} %** of the images of {run.data}, on {part}, at the last step of "
+        f"**{percent(run.record['accuracy'])}** of the images of {run.data}, on {part}, at the last step of "
         "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption."
     )
     if "calibration_error" in run.record:
