@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,8 +89,8 @@ def test_a_data_set_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (source / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"pip install pyarrow; python -m datamodules\.convert .*parquet"):
         ImageFolder(root=tmp_path / "birds", size=8, channels=1)
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
     content = picture(np.zeros((8, 8), np.uint8), tmp_path / "x.png").read_bytes()
     table = arrow.table({"image": [{"bytes": content, "path": None}] * 4, "label": [0, 1, 0, 1]})
     features = {"info": {"features": {"label": {"names": ["wren", "owl"]}}}}
@@ -113,7 +115,7 @@ def test_dicom_files_are_pictures(tmp_path: Path, inverted: bool, monkeypatch: p
         without.setitem(__import__("sys").modules, "pydicom", None)
         with pytest.raises(MissingExtraError, match=r"a\.dcm .*pip install 'private-model-transcription\[dicom\]'"):
             prepare(path)
-    pydicom = pytest.importorskip("pydicom")
+    pydicom: Any = importlib.import_module("pydicom")
     with pytest.raises(ValueError, match=r"a\.dcm cannot be read as a picture \(no DICOM file with pixels"):
         prepare(path)
     data = pydicom.Dataset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 40, 40)}
 
 @pytest.fixture
 def network() -> nn.Module:
-    timm = pytest.importorskip("timm")
+    timm: Any = importlib.import_module("timm")
     torch.manual_seed(0)
     made: nn.Module = timm.create_model("test_resnet", num_classes=10, in_chans=1).eval()
     return made
@@ -102,7 +103,7 @@ def test_a_library_that_is_missing_is_named(network: nn.Module, name: str, monke
 
 
 def test_a_folder_of_transformers_is_its_classifier() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers: Any = importlib.import_module("transformers")
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.ViTConfig(**size, image_size=16, patch_size=8, num_channels=3, num_labels=10)
     network = transformers.AutoModelForImageClassification.from_config(config).eval()
