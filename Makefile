@@ -177,6 +177,11 @@ leaks: $(INSTALLED) ## what an attacker gets, tables leaks and inversions (PIPEL
 	$(BIN)/python -m experiments.leaks $(PIPELINE) --shadows $(or $(SHADOWS),64)
 	$(BIN)/LightningCLI render results/leaks.md
 
+.PHONY: paper-attacks
+paper-attacks: $(INSTALLED) ## the papers' figures of attacks on students and of synthetic images, hours (PIPELINES=paper_attacks_mnist)
+	$(BIN)/python -m experiments.paper_attacks $(or $(PIPELINES),$(addprefix paper_attacks_,mnist fashionmnist two_classes))
+	$(BIN)/LightningCLI render results/leaks.md
+
 .PHONY: lock
 lock: pyproject.toml ## resolve both constraints files anew
 	$(call create_venv,$(PYTHON),$(LOCK))

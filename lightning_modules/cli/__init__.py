@@ -73,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     if command in COMMANDS:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         # For commands that make fits: `run` runs a command, `build` only makes the objects that a fit's arguments name.
-        wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=_built)
+        wanted, offered = inspect.signature(function).parameters, dict[str, Any](run=main, build=built)
         function(found[1:], **{name: given for name, given in offered.items() if name in wanted})
         return None
     from lightning_modules.cli.fit import TranscriptionCLI, show_settings
@@ -85,7 +85,8 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
     return copy_context().run(TranscriptionCLI, args)
 
 
-def _built(args: Sequence[str]) -> Any:
+def built(args: Sequence[str]) -> Any:
+    """Make the objects that a fit's arguments name, without running it."""
     from lightning_modules.cli.fit import TranscriptionCLI
 
     return copy_context().run(TranscriptionCLI, args, run=False)

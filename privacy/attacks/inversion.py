@@ -64,18 +64,20 @@ def features_of(model: nn.Module, images: Tensor) -> Tensor:
     """Map images (N, C, H, W) to the inputs (N, F) of a classifier's last linear layer.
 
     Raises:
-        ValueError: It has no linear layer.
+        ValueError: No linear layer maps them.
     """
-    last = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not last:
-        raise ValueError(f"the classifier must have a linear layer, and {type(model).__name__} has none")
     seen: list[Tensor] = []
-    hook = last[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    # Of all that run: a student's generator is part of its model.
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in layers]
     try:
         model(images)
     finally:
-        hook.remove()
-    return torch.cat(seen).flatten(1)
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ValueError(f"the classifier must have a linear layer, and {type(model).__name__} has none")
+    return seen[-1].flatten(1)
 
 
 @torch.enable_grad()

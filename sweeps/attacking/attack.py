@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from datamodules.records import id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules import priors
 from lightning_modules.callbacks.figures import save_figure
+from lightning_modules.cli.resuming import read_checkpoint
 from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.priors import PRIORS
 from lightning_modules.training.run import provenance
@@ -64,19 +65,10 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
         raise AttackError(f"--shadows must be at least {_LEAST_SHADOWS}, got {options.shadows}")
     if options.records < 2 or options.canaries < 0:
         raise AttackError(f"--records must be at least 2 and --canaries 0, got {options.records}, {options.canaries}")
-    place = Path(options.run)
-    if not place.is_dir():
-        raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
-    recipe, folders = recipe_of(place, teacher=options.teacher)
-    pipelines, folder = Pipelines(recipe=recipe, canaries=options.canaries, folders=folders), place / PRIVATE
-    for one in (folder, *folders.values()):
-        one.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = _built(build, pipelines.shadowed(0), folder / "given.json").datamodule
-    while not isinstance(data, Shadowed):
-        data = data.dataset
-    asked = QueriedRecords.choose(data, records=options.records)
-    pipelines = replace(pipelines, asked=asked.digest)
-    model = _model_of(place, _built(build, list(recipe.values())[-1], folder / "given.json"))
+    place, folder = Path(options.run), Path(options.run, PRIVATE)
+    pipelines, data, asked, model = opened(
+        place, build=build, teacher=options.teacher, records=options.records, canaries=options.canaries
+    )
     membership = [name for name in options.attacks if name != INVERSION]
     guarantee = _guarantee(place)
     facts = {"run": place.name, "shadows": options.shadows, "targets": options.shadows // 4, **guarantee, "judge": None}
@@ -90,7 +82,7 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
                 commits |= {note["commit"] for note in pipelines.notes(name, options.shadows)}
                 leaks += _of_shadows(pipelines, name, asked, membership, options.shadows)
             leaks += _of_run(model, pipelines, asked, membership, options.shadows)
-        inverted = _inverted(model, data, asked, facts) if INVERSION in options.attacks else []
+        inverted = invert({"this run": model}, data, asked, facts) if INVERSION in options.attacks else []
     content = {
         **{name: json_number(value) if isinstance(value, float) else value for name, value in facts.items()},
         "leaks": [leak.to_dict() for leak in leaks],
@@ -120,25 +112,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> Any:
-    return build([f"--config={write_atomically(file, json.dumps(config))}"])
-
-
-def _model_of(place: Path, cli: Any) -> nn.Module:
-    """Load the run's model with its weights.
+def opened(
+    place: Path, *, build: Callable[[Sequence[str]], Any], teacher: str | None = None, records: int, canaries: int = 0
+) -> tuple[Pipelines, Shadowed, QueriedRecords, nn.Module]:
+    """Return a run's shadow pipelines, its data, the records that models are queried with, and its own model.
 
     Raises:
-        AttackError: There is no checkpoint, or it does not fit.
+        AttackError: The run cannot be attacked.
+        CheckpointError: There is no checkpoint, or it is damaged.
     """
-    file = place / "checkpoints" / "last.ckpt"
-    if not file.is_file():
-        raise AttackError(f"RUN must hold checkpoints/last.ckpt, and {file} is not there")
-    model: nn.Module = cli.model
-    try:
-        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True)["state_dict"])
-    except Exception as error:
-        raise AttackError(f"{file} does not load: {type(error).__name__}: {str(error)[:200]}") from error
-    return model.eval().requires_grad_(False)
+    if not place.is_dir():
+        raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
+    recipe, folders = recipe_of(place, teacher=teacher)
+    pipelines, file = Pipelines(recipe=recipe, canaries=canaries, folders=folders), place / PRIVATE / "given.json"
+    for one in (file.parent, *folders.values()):
+        one.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = _built(build, pipelines.shadowed(0), file).datamodule
+    while not isinstance(data, Shadowed):
+        data = data.dataset
+    asked = QueriedRecords.choose(data, records=records)
+    model: nn.Module = _built(build, list(recipe.values())[-1], file).model
+    model.load_state_dict(read_checkpoint(place / "checkpoints" / "last.ckpt", command="test")["state_dict"])
+    return replace(pipelines, asked=asked.digest), data, asked, model.eval().requires_grad_(False)
+
+
+def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> Any:
+    return build([f"--config={write_atomically(file, json.dumps(config))}"])
 
 
 def _guarantee(place: Path) -> dict[str, float | None]:
@@ -208,7 +207,10 @@ def _of_run(
     return leaks
 
 
-def _inverted(model: nn.Module, data: Shadowed, asked: QueriedRecords, facts: dict[str, Any]) -> list[InvertedModel]:
+def invert(
+    models: Mapping[str, nn.Module], data: Shadowed, asked: QueriedRecords, facts: dict[str, Any]
+) -> list[InvertedModel]:
+    """Invert a control and these models by each attack; the judge's accuracy is added to `facts`."""
     classes, shape = data.num_classes, data.image_shape
     private = asked.records.at(torch.from_numpy(asked.kinds == "record"))
     test = data.dataset.records("test")
@@ -224,7 +226,7 @@ def _inverted(model: nn.Module, data: Shadowed, asked: QueriedRecords, facts: di
     background = prior.sample(_BACKGROUND, image_shape=shape, generator=draw, device=torch.device("cpu"))
     control = overfitted(private.at(torch.arange(min(len(private), 1000))), num_classes=classes).requires_grad_(False)
     found = []
-    for name, attacked in ((CONTROL, control), ("this run", model)):
+    for name, attacked in {CONTROL: control, **models}.items():
         print(f"[attack] inverting {name}", flush=True)
         inner = attacked
         if not passes_gradients(attacked, background[:2]):

@@ -175,6 +175,7 @@ def figure(inverted: Sequence[InvertedModel]) -> Figure:
         by_class = one.drawn.images.unflatten(0, (classes, -1)).transpose(0, 1)[:4].flatten(0, 1)
         grid = make_grid((by_class.clamp(-1, 1) + 1) / 2, nrow=classes, padding=1)
         axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
-        axes.set_title(f"{one.model}, {one.attack}: {100 * one.result.accuracy:.0f} % recognised", fontsize=8)
+        scores = f"{100 * one.result.accuracy:.0f} % recognised, IS {one.result.inception_score:.1f}"
+        axes.set_title(f"{one.model}, {one.attack}: {scores}", fontsize=8)
         axes.axis("off")
     return drawn

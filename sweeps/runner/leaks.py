@@ -55,30 +55,37 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
 
 
 def inversions_table(names: Sequence[str], folder: Path) -> str:
-    """Render inversion attacks as Markdown: shares of images that are recognised, and nearer to training images.
+    """Render inversion attacks as Markdown: images recognised, nearer to training images, and their inception score.
 
-    The provenance is below `leaks_table`.
+    The provenance of those with membership attacks is below `leaks_table`.
     """
     lines = [
-        f"| data | model | {' | '.join(f'{name}: recognised, nearer' for name in _DRAWN)} |",
+        f"| data | model | {' | '.join(f'{name}: recognised, nearer, IS' for name in _DRAWN)} |",
         f"|---|---|{'---:|' * len(_DRAWN)}",
     ]
-    for content in (read_record(name, folder) for name in names):
+    contents = [read_record(name, folder) for name in names]
+    for content in contents:
         runs = {"control": next(iter(content["runs"].values())), **content["runs"]}
         for name, run in runs.items():
             model = "control" if name == "control" else "this run"
             found = {one["attack"]: one for one in run["inversions"] if one["model"] == model}
             if not found:
                 continue  # only membership was attacked
-            cells = [f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %" for one in _DRAWN]
+            cells = [
+                f"{100 * found[one]['accuracy']:.0f} %, {100 * found[one]['nearer']:.0f} %, "
+                f"{found[one]['inception_score']:.1f}"
+                for one in _DRAWN
+            ]
             lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *(_provenance(content) for content in contents if "shadows" not in content), ""])
 
 
 def _provenance(content: Mapping[str, Any]) -> str:
+    count = content.get("shadows")
+    shadows = "" if count is None else f"{count} shadows, {count // 4} of them attacked, of "
     return (
-        f"{content['data']}: {content['shadows']} shadows, {content['shadows'] // 4} of them attacked, of "
-        f"pipeline `{content['pipeline']}`; {content['hardware']}; commit {content['commit']}."
+        f"{content['data']}: {shadows}pipeline `{content['pipeline']}`; {content['hardware']}; "
+        f"commit {content['commit']}."
     )
 
 

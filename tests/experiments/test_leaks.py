@@ -36,7 +36,7 @@ def attacked(role: str) -> dict[str, Any]:
     ]
     rows.append({**rows[0], "model": "control", "auc": 0.57})
     drawn = [
-        {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25}
+        {"model": model, "attack": name, "accuracy": 0.5, "nearer": 0.25, "inception_score": 2.5}
         for model in ("control", "this run")
         for name in ("gradient", "data-free", "background", "generative")
     ]
@@ -72,7 +72,10 @@ def test_fits_are_attacked_and_tables_rendered(monkeypatch: pytest.MonkeyPatch) 
     assert "| ensemble |" not in text
     row = "| Digits | student | 87.5 % | 0.750 † | 0.750 | 0.750 | 0.750 | 12.5 % | 1.25, 1.25, 1.25 | inf | 1 |"
     assert (
-        row in text and "† Without power here" in text and text.count("| 50 %, 25 % ") == 12 and "; commit abc." in text
+        row in text
+        and "† Without power here" in text
+        and text.count("| 50 %, 25 %, 2.5 ") == 12
+        and "; commit abc." in text
     )
     content = json.loads(Path("results/tiny.json").read_text())
     changed = copy.deepcopy(content)

@@ -23,6 +23,7 @@ from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
+from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Description
 from sweeps.attacking import attack as command
 from sweeps.attacking.report import InvertedModel, MembershipResult, page
@@ -297,5 +298,5 @@ def test_what_is_refused(runs: Path) -> None:
     with pytest.raises(AttackError, match=r"target_epsilon was 1\.0 and is 3\.0; trainer\.max_epochs was \d and is \d"):
         recipe_of(Path("s"), teacher="other.yaml")
     torch.save({"state_dict": {}}, "s/checkpoints/last.ckpt")
-    with pytest.raises(AttackError, match="does not load"):
+    with pytest.raises(CheckpointError, match="lacks loops"):
         attacked("s", "--records", "20")
