@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.runner.documents import render, render_text
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.guarantee_tables import methods_table, papers_table
+from sweeps.runner.guarantee_tables import methods_table, papers_table, votes_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -94,5 +94,5 @@ def test_the_papers_settings() -> None:
     table = papers_table()
     assert row(table, "DPDFD, DPSD data switch, C=0.001, T=59,680, `per_sample_full`")[1:] == ["1", "3,389"]
     assert row(table, "DPDFD, DPSD data switch, C=0.005, T=139,273, `per_sample_full`")[1:] == ["10", "7,640"]
-    assert row(table, "DGD, 27 Laplace votes")[1:] == ["1.314", "0.6441"]
+    assert row(votes_table(), "27 |")[1:] == ["40", "1.281", "1.314", "0.6441"]
     assert row(table, "LabelDP, DPSD label switch")[2] == "1,698"

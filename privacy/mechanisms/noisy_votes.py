@@ -28,7 +28,10 @@ _SOURCES = {
     "gaussian": "Gaussian mechanism on counts that move by sqrt(2) (Papernot et al. 2018); exact composition",
 }
 _PUBLISHED_SOURCES = {
-    "laplace": "DGD (Ge et al. 2023), Sec. III-E: N eps0^2 + eps0 sqrt(-2 N log delta) + eps1",
+    "laplace": (
+        "DGD (Ge et al. 2023), by the moments accountant of Papernot et al. 2017: "
+        "min over l of (N eps0^2 l(l+1)/2 - log delta)/l, + eps1"
+    ),
     "gaussian": f"{_GNMAX} (RDP of noisy votes), taken by DGD for DGD+; without eps1",
 }
 
@@ -72,9 +75,9 @@ class NoisyVotes(Mechanism):
             check_positive("latent_epsilon", self.latent_epsilon)
 
     def claim(self, scale: float, epsilon1: float) -> Claim:
-        """What the paper counts for one label; ε₁ of the latent codes' noise enters only DGD's formula."""
+        """What the paper counts for one label; ε₁ of the latent codes' noise enters only DGD's."""
         if self.kind == "laplace":
-            return NoisyVotesClaim(source="DGD Sec. III-E", epsilon0=2.0 / scale, epsilon1=epsilon1)  # b = 2/ε₀
+            return NoisyVotesClaim(source="DGD Sec. IV-B", epsilon0=2.0 / scale, epsilon1=epsilon1)  # b = 2/ε₀
         return RdpSlope(source=_GNMAX, slope=1.0 / scale**2)
 
     def claim_of_nonprivate_access(self, shape: Shape) -> Claim | None:

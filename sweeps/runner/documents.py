@@ -17,12 +17,12 @@ from pathlib import Path
 
 from privacy.journal import write_atomically
 from sweeps.runner.fit import read_record
-from sweeps.runner.guarantee_tables import methods_table, papers_table
+from sweeps.runner.guarantee_tables import methods_table, papers_table, votes_table
 from sweeps.runner.leaks import inversions_table, leaks_table
 from sweeps.runner.pipeline import records_table
 from sweeps.runner.rendering import render_pages
 
-_TABLES = {"methods": methods_table, "papers": papers_table}
+_TABLES = {"methods": methods_table, "papers": papers_table, "votes": votes_table}
 _OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
 INDEX = Path("docs/results.md")
 _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

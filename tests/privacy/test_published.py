@@ -42,8 +42,18 @@ def test_the_order_is_free(slope: float, delta: float) -> None:
 
 @pytest.mark.parametrize(("queries", "epsilon"), [(27, 1.3142), (400, 5.7985), (1000, 10.0871), (1300, 11.9007)])
 def test_dgd_formula(queries: int, epsilon: float) -> None:
-    assert published_dgd_epsilon(queries, 1 / 20, 1e-5) == pytest.approx(epsilon, abs=5e-5)
-    assert published_dgd_epsilon(queries, 1 / 20, 1e-5, 0.01) == pytest.approx(epsilon + 0.01, abs=5e-5)
+    assert published_dgd_epsilon(queries, 1 / 20, 1e-5, advanced=True) == pytest.approx(epsilon, abs=5e-5)
+    assert published_dgd_epsilon(queries, 1 / 20, 1e-5, 0.01, advanced=True) == pytest.approx(epsilon + 0.01, abs=5e-5)
+
+
+@pytest.mark.parametrize(("queries", "epsilon0"), [(1, 1e-3), (27, 0.05), (1000, 0.05), (1300, 4.0)])
+def test_dgd_moments_accountant(queries: int, epsilon0: float) -> None:
+    """No whole order does better; Papernot et al. 2017, Theorems 1 and 2, with γ = ε₀/2."""
+    gamma, orders = epsilon0 / 2, range(1, 20_000)
+    best = min((queries * 2 * gamma**2 * order * (order + 1) - math.log(1e-5)) / order for order in orders)
+    assert published_dgd_epsilon(queries, epsilon0, 1e-5, 0.01) == pytest.approx(best + 0.01, rel=1e-12)
+    assert best < published_dgd_epsilon(queries, epsilon0, 1e-5, advanced=True)
+    assert published_dgd_epsilon(0, epsilon0, 1e-5) == 0.0
 
 
 def test_what_no_theorem_counts_again() -> None:
