@@ -12,6 +12,7 @@ from lightning_modules.callbacks.figures import save_figure
 from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
+from sweeps.runner.findings import FINDINGS, findings_page
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import footnotes, reported
 from sweeps.runner.rows import RECORDS, Row, read_rows
@@ -28,7 +29,7 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again.
+`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again. [What of the papers holds](findings.md).
 
 *ε published* is what the paper's own theorem gives for our runs: a claim, which bounds no record; for methods that
 protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
@@ -51,7 +52,7 @@ def _draw(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Path) -> N
 
 
 def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path, str]:
-    """Render the page of each installed table that has records, and the index; with `draw`, write the figures too."""
+    """Render the page of each installed table with records, the index and findings; with `draw`, write figures too."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
         if not (measured := _measured(spec, results)):
@@ -62,6 +63,7 @@ def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path
         pages[page] = page_of(spec, measured, results=results)
         link = Path(os.path.relpath(page, index.parent)).as_posix()
         lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
+    pages[index.parent / FINDINGS] = findings_page(results)
     return {**pages, index: "\n".join([INDEX, *lines, ""])}
 
 
