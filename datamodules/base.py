@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -37,6 +38,9 @@ Batches = DataLoader[tuple[Tensor, Tensor]]
 #: Number of chosen classes up to which their names stand in the data set's.
 _SPELLED_OUT = 4
 
+#: Bytes of the batches that loader processes hold at a time.
+_IN_FLIGHT = 2**30
+
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "bits", "preparation", "num_records", "classes", "settings"}
@@ -46,7 +50,7 @@ _NOT_OF_PARTITION = frozenset(
 
 
 class ImageDataModule(LightningDataModule, ABC):
-    """A labelled image data set in memory, with splits for which a guarantee can be stated.
+    """A labelled image data set, with splits for which a guarantee can be stated.
 
     ========== ============================================ ======================================================
     split      records                                      who may use them
@@ -112,7 +116,7 @@ class ImageDataModule(LightningDataModule, ABC):
         batch_size: int = 128,
         eval_batch_size: int = 512,
         val_fraction: float = 0.1,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         download: bool = False,
         verify: bool = True,
         classes: Sequence[int | str] | None = None,
@@ -125,7 +129,8 @@ class ImageDataModule(LightningDataModule, ABC):
             eval_batch_size: Images per validation and test batch.
             val_fraction: Share of the official training part that is held out for validation, between 0 and 1. Has no
                 effect if there is an official validation part.
-            num_workers: Loader processes. A batch is one index operation on data in memory, so 0 is usually fastest.
+            num_workers: Loader processes. Default: none for images in memory, of which a batch is one index operation;
+                else as many as torch has threads, at most 8, and only so many that their batches take at most 1 GiB.
             download: Fetch missing files from the data set's own site.
             verify: Compare files with their published MD5 sums, if any, before they are read.
             classes: Keep only these classes, by name or by position from 0 (names take precedence), and renumber them
@@ -139,7 +144,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.root = Path(root).expanduser()
         self.batch_size = check_count("batch_size", batch_size, minimum=1)
         self.eval_batch_size = check_count("eval_batch_size", eval_batch_size, minimum=1)
-        self.num_workers = check_count("num_workers", num_workers)
+        self.num_workers = None if num_workers is None else check_count("num_workers", num_workers)
         self.val_fraction = val_fraction
         self.download = download
         self.verify = verify
@@ -383,13 +388,18 @@ class ImageDataModule(LightningDataModule, ABC):
         self, records: ImageDataset, batch_size: int | None = None, *, shuffle: bool = False, drop_last: bool = False
     ) -> Batches:
         """Returns batches of some records, by default in order and of the size of evaluation."""
+        size, workers = batch_size or self.eval_batch_size, self.num_workers
+        if workers is None:
+            held = _IN_FLIGHT // (4 * size * math.prod(self.image_shape))
+            in_memory = isinstance(records.images, Tensor)
+            workers = 0 if in_memory else max(1, min(8, torch.get_num_threads(), held))
         return DataLoader(
             records,
-            batch_size=batch_size or self.eval_batch_size,
+            batch_size=size,
             shuffle=shuffle,
             drop_last=drop_last,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
+            num_workers=workers,
+            prefetch_factor=1 if workers else None,
             pin_memory=torch.cuda.is_available(),
             collate_fn=keep_batch,
         )

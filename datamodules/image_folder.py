@@ -29,6 +29,7 @@ from datamodules.pictures import (
     sizes_and_channels,
     skipped_below,
     subfolders,
+    thumbnails_of,
     warn_of_dark,
 )
 from datamodules.records import ImageDataset, id_fraction, ids_of_names
@@ -157,7 +158,7 @@ class ImageFolder(PictureDataModule):
         return DataHome((self.root, *sorted(held)), name=f"{self._named}/train" if self._named else "")
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads."""
+        """Reads the pictures of one part."""
         if part not in self._listed:
             raise missing_data(self, [f"{part}/"], folder=self.root, hints=_val_as_test(self.root))
         kept = self.kept_labels
@@ -166,7 +167,7 @@ class ImageFolder(PictureDataModule):
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
         other = (self.root / ("test" if part == "train" else "train")).resolve()
         for picture in pictures if self._layout == "parts" else ():
-            if other in picture.file.resolve().parents:
+            if os.path.realpath(picture.file).startswith(f"{other}{os.sep}"):
                 raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
         identities = self._identities(pictures)
         self._warn_of_rare(part, pictures)
@@ -187,8 +188,9 @@ class ImageFolder(PictureDataModule):
                 "public: all pictures of a person belong in either train or test"
             )
         records = self.records_of(pictures, identities=identities)
+        known = thumbnails_of(records)
         try:
-            if alike := list(alike_files(published, records.images, self.preparation)):
+            if alike := list(alike_files(published, known, self.preparation)):
                 said = f"{alike[0][0]} like {pictures[alike[0][1]].file}: take copies out of one of the parts"
                 rank_zero_warn(f"{len(alike)} public test pictures of {self.name} look like private ones, {said}")
         except ValueError as error:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
+import fcntl
+import hashlib
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from itertools import chain
+from pathlib import Path
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from datamodules.records import ImageDataset
 
-#: Number of images per call.
-PIECE = 512
+#: Number of images per call, fewer if these take more bytes.
+PIECE, _PIECE_BYTES = 512, 2**26
 _WORTH_A_BAR = 10  # calls
 
 
@@ -36,63 +41,75 @@ def one_thread() -> Iterator[int]:
 
 
 class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
-    """Inputs and labels in memory, fetched a batch at a time.
+    """Inputs and labels, fetched a batch at a time.
 
     Attributes:
-        inputs: (N, ...), outputs of the function for each image.
+        inputs: (N, ...), outputs of the function for each image; in memory, or on the CPU in a memory-mapped file.
         labels: (N,) int64.
     """
 
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, inputs: Tensor, labels: Tensor, *, in_file: bool = False) -> None:
         self.inputs = inputs
+        self.in_file = in_file
         self.labels = labels.to(inputs.device)
 
     @classmethod
     def of(
         cls,
-        records: ImageDataset | MappedRecords,
+        records: ImageDataset,
         function: Callable[[Tensor], Tensor],
         *,
+        key: str,
         workers: int = 1,
         parts: Sequence[Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> MappedRecords:
         """Applies `function` to the images of all records.
 
+        The results for pictures that are not in memory are kept in a file in `private/`, which continues after an
+        interruption, and which later calls for the same pictures and function use.
+
         Args:
             records: The records.
             function: Maps images (B, C, H, W) to (B, ...), each image by itself, without gradients.
+            key: Identifies the function.
             workers: Number of single-core threads. Operations on a piece are short, and cores that share one wait for
                 each other more than they work.
-            parts: Consecutive positions for each call; None divides all equally.
+            parts: Consecutive positions that no call mixes; None is all.
             dtype: Type in which the results are kept; None leaves it unchanged.
         """
-        parts = torch.arange(len(records)).split(PIECE) if parts is None else parts
+        pictures, rows = records.images, torch.arange(len(records))
+        size = max(1, min(PIECE, _PIECE_BYTES // (4 * math.prod(pictures.shape[1:]))))
+        if parts is None or not isinstance(pictures, Tensor):
+            parts = [piece for part in parts or [rows] for piece in part.split(size)]
 
         def of_part(rows: Tensor) -> Tensor:
             with torch.no_grad():  # gradients are enabled again in another thread
                 return function(records.__getitems__(rows)[0])
 
+        def computed(parts: Sequence[Tensor]) -> Iterator[Tensor]:
+            # Minutes of silence would look like a hanging fit.
+            few = len(parts) < _WORTH_A_BAR
+            if workers == 1:
+                yield from track(map(of_part, parts), "Computing features", len(parts), disable=few)
+                return
+            with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                yield from track(pool.map(of_part, parts), "Computing features", len(parts), disable=few)
+
         first = of_part(parts[0])
+        if not isinstance(pictures, Tensor):
+            first = first.to("cpu", dtype)
+            # With the first results: a key does not tell the code of a function, or where it runs.
+            name = hashlib.sha256(f"{key} {pictures.state} {first.dtype} ".encode() + _bytes(first)).hexdigest()
+            inputs = _in_file(Path("private", f"features-{name[:32]}"), first, parts, computed)
+            return cls(inputs, records.labels, in_file=True)
         if first.is_cuda and torch.cuda.mem_get_info(first.device)[0] < 2 * first[0].nbytes * len(records):
             first = first.cpu()  # else no memory would be left for a batch of them
         # Filled in place: joining pieces would hold everything twice, which is gigabytes for features.
         inputs = first.new_empty(len(records), *first.shape[1:], dtype=dtype)
-        inputs[: len(first)] = first
-
-        def fill(rows: Tensor) -> None:
-            if len(rows):
-                inputs[int(rows[0]) : int(rows[-1]) + 1] = of_part(rows)
-
-        # Minutes of silence would look like a hanging fit.
-        shown = partial(
-            track, description="Computing features", total=len(parts) - 1, disable=len(parts) < _WORTH_A_BAR
-        )
-        if workers == 1:
-            deque(map(fill, shown(parts[1:])), maxlen=0)
-            return cls(inputs, records.labels)
-        with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            deque(shown(pool.map(fill, parts[1:])), maxlen=0)  # reraises a thread's error
+        for part, values in zip(parts, chain([first], computed(parts[1:])), strict=True):
+            if len(part):
+                inputs[int(part[0]) : int(part[-1]) + 1] = values
         return cls(inputs, records.labels)
 
     def __len__(self) -> int:
@@ -100,7 +117,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Returns inputs (B, ...) float32 and labels (B,) int64 of many positions."""
-        rows = torch.as_tensor(indices, dtype=torch.int64)
+        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
         return self.inputs[rows].float(), self.labels[rows]
 
     def into(self, held: Tensor, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
@@ -113,4 +130,29 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         self.inputs, self.labels = self.inputs.new_empty(0), self.labels.new_empty(0)
 
     def to(self, device: torch.device) -> MappedRecords:
-        return MappedRecords(self.inputs.to(device), self.labels)
+        """Returns a copy on a device; what is in a file stays there."""
+        return self if self.in_file else MappedRecords(self.inputs.to(device), self.labels)
+
+
+def _in_file(
+    file: Path, first: Tensor, parts: Sequence[Tensor], computed: Callable[[Sequence[Tensor]], Iterator[Tensor]]
+) -> Tensor:
+    """Maps a file with the results for all parts, after adding those that it lacks; `first` are those for the first."""
+    size, ends = first[0].nbytes, torch.tensor([0, *map(len, parts)]).cumsum(0)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # another fit may compute the same
+        done = int((ends[1:] * size <= handle.seek(0, os.SEEK_END)).sum())
+        handle.truncate(handle.seek(int(ends[done]) * size))
+        there, needed = int(ends[done]), int(ends[-1])
+        took = f"{needed * size / 1e9:.1f} GB"
+        rank_zero_info(f"{file} ({took}) keeps what is computed once of {needed:,} pictures: {there:,} are done.")
+        for values in computed(parts[done:]) if done else chain([first], computed(parts[1:])):
+            handle.write(_bytes(values.to(first)))
+            handle.flush()
+    shape = (int(ends[-1]), *first.shape[1:])
+    return torch.from_file(str(file), size=math.prod(shape), dtype=first.dtype).view(shape)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    return values.contiguous().view(-1).view(torch.uint8).numpy().data

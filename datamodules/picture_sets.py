@@ -61,7 +61,7 @@ class CelebA(PictureDataModule):
         super().__init__(preparation=Preparation(size=size, channels=3), **settings)
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part, in threads, and takes those that the task has a class for."""
+        """Reads the pictures of one part that the task has a class for."""
         self.require_files(part)
         parts = self._table(_PARTITION)
         with reading(self.folder / _PARTITION, "table of names such as 000001.jpg and parts"):
@@ -171,7 +171,7 @@ class ImageNet(PictureDataModule):
         super().__init__(preparation=Preparation(size=size, channels=3, resize=resize), **settings)
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part and of the chosen classes only, in threads."""
+        """Reads the pictures of one part and of the chosen classes only."""
         place = self.folder / _FOLDERS[part]
         if missing := [self.wnids[label] for label in self.kept_labels if not (place / self.wnids[label]).is_dir()]:
             raise missing_data(self, [f"{wnid}/" for wnid in missing], folder=place)
@@ -228,7 +228,7 @@ class COVIDx(PictureDataModule):
         super().__init__(preparation=Preparation(size=size, channels=channels), **settings)
 
     def read(self, part: Part) -> ImageDataset:
-        """Decodes the pictures of one part and of the chosen classes only, in threads."""
+        """Reads the pictures of one part and of the chosen classes only."""
         folders = [f"{name}/images/" for name in type(self).class_names]
         if missing := [folders[label] for label in self.kept_labels if not (self.folder / folders[label]).is_dir()]:
             raise missing_data(self, missing)

@@ -1,9 +1,10 @@
-"""Decodes picture files of any size, in one folder per class, into one array of bytes."""
+"""Decodes picture files of any size, in one folder per class."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 import warnings
 from collections import Counter
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 from datamodules.base import ImageDataModule
 from datamodules.files import MissingExtraError
+from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
 from privacy.checks import check_count
 
@@ -39,10 +41,12 @@ _LEFTOVERS = "__MACOSX"
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
+#: Bytes up to which pictures are decoded once, and kept.
+_IN_MEMORY = 2**30
 _PIECE = 1024
 _WORTH_A_BAR = 5000
 #: Height and width of thumbnails, the correlation above which two are alike, and how many are compared at once.
-_SIDES, _ALIKE, _COMPARED = (18, 18), 0.998, 256
+_SIDES, _ALIKE, _COMPARED = (18, 18), 0.998, 64
 
 
 @dataclass(frozen=True)
@@ -99,20 +103,60 @@ class Preparation:
             return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor:
-    """Decodes N pictures in threads, (N, C, H, W) uint8.
+class PictureFiles:
+    """N pictures in files, decoded when they are indexed as a tensor (N, C, H, W) uint8 would be.
+
+    They are decoded by as many threads as torch has: a single one in a worker process of a `DataLoader`.
+    """
+
+    def __init__(self, files: Iterable[str | bytes | Path], prepare: Preparation) -> None:
+        # An array, which worker processes share; a million objects would be copied as soon as they are counted.
+        self.files = np.array([os.fsencode(file) for file in files], dtype=np.bytes_)
+        self.prepare = prepare
+        self.shape = (len(self.files), *prepare.shape)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Decodes pictures.
+
+        Raises:
+            ValueError: A file is not a readable picture.
+        """
+        found = self.files[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+        files = [Path(os.fsdecode(file)) for file in np.atleast_1d(found)]
+        pixels = torch.empty(len(files), *self.shape[1:], dtype=torch.uint8)
+        starts = range(0, len(files), _PIECE)
+        shown = track(starts, description="Decoding pictures", disable=len(files) < _WORTH_A_BAR, transient=True)
+        with ThreadPoolExecutor(min(8, torch.get_num_threads())) as pool:  # Pillow does not hold Python's lock
+            for start in shown:
+                piece = np.stack(list(pool.map(self.prepare, files[start : start + _PIECE])))
+                pixels[start : start + len(piece)] = torch.from_numpy(piece)
+        return pixels if np.ndim(found) else pixels[0]
+
+    def at(self, rows: Tensor) -> PictureFiles:
+        """Returns the pictures at positions `rows` (M,), still in their files."""
+        return PictureFiles(self.files[rows.cpu().numpy()], self.prepare)
+
+    @property
+    def state(self) -> str:
+        """Says which files these are, when and how large they were written, and how they are prepared."""
+        told = hashlib.sha256(repr(self.prepare).encode())
+        for file in self.files:
+            found = os.stat(file)
+            told.update(b"\0%b %d %d" % (os.path.abspath(file), found.st_size, found.st_mtime_ns))
+        return told.hexdigest()
+
+
+def read_pictures(files: Sequence[Path], prepare: Preparation) -> Tensor | PictureFiles:
+    """Decodes N pictures, (N, C, H, W) uint8, or leaves them in their files if they would take more than 1 GiB.
 
     Raises:
         ValueError: A file is not a readable picture.
     """
-    pixels = torch.empty(len(files), *prepare.shape, dtype=torch.uint8)
-    starts = range(0, len(files), _PIECE)
-    shown = track(starts, description="Decoding pictures", disable=len(files) < _WORTH_A_BAR, transient=True)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without holding Python's lock
-        for start in shown:
-            piece = np.stack(list(pool.map(prepare, files[start : start + _PIECE])))
-            pixels[start : start + len(piece)] = torch.from_numpy(piece)
-    return pixels
+    pictures = PictureFiles(files, prepare)
+    return pictures[:] if math.prod(pictures.shape) <= _IN_MEMORY else pictures
 
 
 @contextmanager
@@ -192,8 +236,13 @@ def same_files(first: Sequence[Path], second: Sequence[Path]) -> list[tuple[Path
     return [(file, known[digest]) for digest, file in digests[0] if digest in known]
 
 
-def alike_files(files: Sequence[Path], images: Tensor, prepare: Preparation) -> Iterator[tuple[Path, int]]:
-    """Yields files whose pictures look like one of `images` (N, C, H, W), each with the number of that one.
+def thumbnails_of(records: ImageDataset) -> Tensor:
+    """Grey thumbnails of all records, which opens each picture; see `alike_files`."""
+    return MappedRecords.of(records, _thumbnails, key="thumbnails", workers=torch.get_num_threads()).inputs
+
+
+def alike_files(files: Sequence[Path], known: Tensor, prepare: Preparation) -> Iterator[tuple[Path, int]]:
+    """Yields files whose pictures look like one of those with `known` thumbnails, each with the position of that one.
 
     Thumbnails are compared. Between MNIST's parts their correlation is at most 0.997, between those of the digits 0.994
     and of Imagenette 0.984. Copies saved as JPEG at quality 90 are found in 96 to 100 % of cases, at 75 in 77 to 100 %.
@@ -201,17 +250,15 @@ def alike_files(files: Sequence[Path], images: Tensor, prepare: Preparation) -> 
     Raises:
         ValueError: A file is not a readable picture.
     """
-    known = _thumbnails(images)
     for start in range(0, len(files), _COMPARED):
         some = files[start : start + _COMPARED]
-        likeness, nearest = (_thumbnails(read_pictures(some, prepare)) @ known.T).max(dim=1)
+        likeness, nearest = (_thumbnails(PictureFiles(some, prepare)[:].float()) @ known.T).max(dim=1)
         yield from ((some[row], int(nearest[row])) for row in (likeness > _ALIKE).nonzero().flatten().tolist())
 
 
 def _thumbnails(images: Tensor) -> Tensor:
     """Grey thumbnails of images as rows of mean 0 and norm 1, whose products are correlations."""
-    small = [functional.interpolate(one, size=_SIDES, mode="bilinear", antialias=True) for one in images.split(_PIECE)]
-    flat = torch.cat([piece.float().mean(dim=1).flatten(1) for piece in small])
+    flat = functional.interpolate(images, size=_SIDES, mode="bilinear", antialias=True).mean(dim=1).flatten(1)
     return functional.normalize(flat - flat.mean(dim=1, keepdim=True))
 
 
@@ -253,8 +300,8 @@ def _files_below(folder: Path) -> list[Path]:
     found = []
     for where, inner, files in os.walk(folder, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".") and name != _LEFTOVERS]
-        found += [Path(where, name) for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+        found += [os.path.join(where, name) for name in files if not name.startswith(".")]
+    return [Path(file) for file in sorted(found)]
 
 
 def sizes_and_channels(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Literal[1, 3]]:

@@ -278,7 +278,7 @@ class PoissonSampled(WrappedDataset):
         return self.dataset.train_records
 
     def precompute(
-        self, function: Callable[[Tensor], Tensor], *, workers: int = 1, dtype: torch.dtype | None = None
+        self, function: Callable[[Tensor], Tensor], *, key: str, workers: int = 1, dtype: torch.dtype | None = None
     ) -> None:
         """Replaces training images, and those evaluated while fitting, by `function` of them, computed once.
 
@@ -286,7 +286,7 @@ class PoissonSampled(WrappedDataset):
         the fit ends, since other networks need images.
         """
         for split, records in (("train", self._own_records), ("validation", self.evaluated)):
-            self._mapped[split] = MappedRecords.of(records, function, workers=workers, dtype=dtype)
+            self._mapped[split] = MappedRecords.of(records, function, key=key, workers=workers, dtype=dtype)
 
     def teardown(self, stage: str) -> None:
         """Frees the features of `precompute`, which may take gigabytes."""

@@ -1,4 +1,4 @@
-"""Labelled images in memory, with stable ids that decide all splits, and partitions, which a teacher's file names.
+"""Labelled images, with stable ids that decide all splits, and partitions, which a teacher's file names.
 
 Privacy guarantees compare a data set with one from which a record was removed. This only works if the removal does not
 affect the other records, so a split (like a teacher's shard) may depend only on the record's id, or its person's: not
@@ -14,18 +14,21 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+if TYPE_CHECKING:
+    from datamodules.pictures import PictureFiles
+
 Batch = TypeVar("Batch")
 
 
 class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Images and labels in memory, each record with a stable id.
+    """Images and labels, each record with a stable id.
 
     Pixels are stored as in the files (one byte each) and become float32 in [-1, 1] when fetched. `DataLoader` asks
     `__getitems__` for a whole batch, which is one index operation instead of a Python loop over records; use
@@ -33,7 +36,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         ids: (N,) int64, distinct, the stable id of every record, which decides splits and teachers' shards.
-        images: (N, C, H, W) uint8, values 0 to `peak`.
+        images: (N, C, H, W) uint8, values 0 to `peak`; in memory, or pictures that are decoded when they are indexed.
         labels: (N,) int64.
         peak: Pixel value that maps to 1 (0 maps to -1), 1 to 255; given by the file format, never by the images.
         identities: (N,) int64, the person of each record, if the data set says; records of one person share it.
@@ -43,7 +46,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     def __init__(
         self,
         *,
-        images: Tensor,
+        images: Tensor | PictureFiles,
         labels: Tensor,
         ids: Tensor,
         peak: int = 255,
@@ -55,7 +58,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         Raises:
             ValueError: A shape, type or range is not as described under Attributes, or an id occurs twice.
         """
-        if images.dim() != 4 or images.dtype != torch.uint8:
+        if isinstance(images, Tensor) and (images.dim() != 4 or images.dtype != torch.uint8):
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
         for name, values in (("labels", labels), ("ids", ids), ("identities", identities)):
             if values is not None and (values.shape != (len(images),) or values.dtype != torch.int64):
@@ -67,8 +70,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("ids must be distinct: an id names one record")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
-        # With a peak of 255 there is nothing to check, and memory-mapped images are not read.
-        if peak < 255 and images.numel() and int(images.max()) > peak:
+        if peak < 255 and isinstance(images, Tensor) and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
         self.images = images
         self.labels = labels
@@ -102,7 +104,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     def at(self, rows: Tensor) -> ImageDataset:
         """Returns a copy of the records at positions `rows` (M,) int64, in their order, ids kept."""
         return ImageDataset(
-            images=self.images[rows],
+            images=self.images[rows] if isinstance(self.images, Tensor) else self.images.at(rows),
             labels=self.labels[rows],
             ids=self.ids[rows],
             peak=self.peak,
@@ -117,7 +119,9 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         return records
 
     def to(self, device: torch.device) -> ImageDataset:
-        """Returns a copy on a device, where batches are then assembled."""
+        """Returns a copy on a device, where batches are then assembled; what is not in memory stays in its files."""
+        if not isinstance(self.images, Tensor):
+            return self
         records = copy(self)
         records.images, records.labels, records.ids = (x.to(device) for x in (self.images, self.labels, self.ids))
         records.identities = None if self.identities is None else self.identities.to(device)

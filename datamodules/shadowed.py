@@ -68,7 +68,7 @@ class Shadowed(DerivedDataset):
         noise = torch.randint(2, (count - mislabelled, *self.image_shape), generator=draw, dtype=torch.uint8)
         drawn = torch.randint(self.num_classes, (len(noise),), generator=draw)
         return ImageDataset(
-            images=torch.cat([first.images, noise * test.peak]),
+            images=torch.cat([first.images[:], noise * test.peak]),
             labels=torch.cat([(first.labels + 1) % self.num_classes, drawn]),
             ids=self._canary_ids(),
             peak=test.peak,
@@ -88,7 +88,7 @@ class Shadowed(DerivedDataset):
             raise ValueError(f"canaries must have ids that no record of {self.name} has, and -3 and below are taken")
         kept, added = (part.select(self.members(part.ids)) for part in (records, planted))
         return ImageDataset(
-            images=torch.cat([kept.images, added.images]),
+            images=torch.cat([kept.images[:], added.images[:]]),
             labels=torch.cat([kept.labels, added.labels]),
             ids=torch.cat([kept.ids, added.ids]),
             peak=records.peak,

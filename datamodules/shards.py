@@ -64,15 +64,16 @@ class ShardedRecords:
     def to(self, device: torch.device) -> ShardedRecords:
         return ShardedRecords(records=self.records.to(device), starts=self.starts)
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> ShardedRecords:
+    def mapped(self, function: Callable[[Tensor], Tensor], *, key: str) -> ShardedRecords:
         """Returns a copy whose images are replaced by `function` of each, computed once and kept in half precision.
 
         Computed shard by shard with a new copy of `function`, since neither the number of images in a call, which may
         affect the last bits, nor a state that `function` keeps may reveal another shard.
         """
+        assert isinstance(self.records, ImageDataset)
         parts = [torch.as_tensor(self.positions(shard)) for shard in range(len(self))]
         records = MappedRecords.of(
-            self.records, lambda images: copy.deepcopy(function)(images), parts=parts, dtype=torch.float16
+            self.records, lambda images: copy.deepcopy(function)(images), key=key, parts=parts, dtype=torch.float16
         )
         return ShardedRecords(records=records, starts=self.starts)
 

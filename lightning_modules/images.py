@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from datamodules import ImageDataModule
-from datamodules.pictures import PictureDataModule, Preparation, pictures_below, read_pictures, require_outside
+from datamodules import ImageDataModule, ImageDataset
+from datamodules.pictures import (
+    PictureDataModule,
+    PictureFiles,
+    Preparation,
+    pictures_below,
+    read_pictures,
+    require_outside,
+)
 from datamodules.records import Partition, require_partition, same_data
 from lightning_modules import priors
 from lightning_modules.losses.functional import informativeness
@@ -309,7 +316,7 @@ class PoolSource(ImageSource):
         ValueError: The pool's images have another shape.
 
     Attributes:
-        pixels: All images, shape (N, C, H, W); empty until `open`.
+        records: All images, empty until `open`.
         is_judged: Whether the student is evaluated on the pool's images.
     """
 
@@ -321,7 +328,7 @@ class PoolSource(ImageSource):
         if isinstance(pool := self.pool, ImageDataModule) and tuple(pool.image_shape) != image_shape:
             raise ValueError(f"images.pool must have images of shape {image_shape}, {pool.name} has {pool.image_shape}")
         self.rows = batch_size
-        self.pixels = torch.empty(0, *image_shape)
+        self.records = _unlabelled(torch.empty(0, *image_shape, dtype=torch.uint8))
         self.is_judged = False
 
     def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
@@ -338,7 +345,7 @@ class PoolSource(ImageSource):
         """
         pool, data = self.pool, innermost(data)
         if isinstance(pool, str):
-            self.pixels = self._decoded(Path(pool).expanduser(), partitions, data)
+            self.records = self._read(Path(pool).expanduser(), partitions, data)
             return
         require_partition(partitions, pool, whose="the teacher's file, or data.dataset,")
         same = any(one and same_data(one, pool.partition) for one in partitions)
@@ -347,8 +354,7 @@ class PoolSource(ImageSource):
         if not same and isinstance(pictures := innermost(pool), PictureDataModule):
             require_outside(partitions, pictures_below(pictures.folder), private=_folder_of(data))
         pool.setup("fit" if self.part == "train" else "test")
-        records = pool.train_records if self.part == "train" else pool.test_records
-        self.pixels = records.__getitems__(range(len(records)))[0]
+        self.records = pool.train_records if self.part == "train" else pool.test_records
         self.is_private = self.is_of(private, partitions)
         judged = isinstance(data, ImageDataModule) and same_data(data.partition, pool.partition)
         self.is_judged = self.part == "test" and judged
@@ -362,28 +368,40 @@ class PoolSource(ImageSource):
             return False
         return pool.private_data in private or any(one and same_data(one, pool.partition) for one in partitions)
 
-    def _decoded(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> Tensor:
+    def _read(self, folder: Path, partitions: Sequence[Partition | None], data: Any) -> ImageDataset:
         files = pictures_below(folder)
-        _, channels, height, width = self.pixels.shape
+        _, channels, height, width = self.records.images.shape
         if not files or height != width:
             raise ValueError(f"images.pool must be a data set or pictures for square images: {folder} has {len(files)}")
         require_outside(partitions, files, private=_folder_of(data))
         prepare = getattr(data, "preparation", None) or Preparation(size=height, channels=channels)
-        return read_pictures(files, prepare).float() / 127.5 - 1
+        return _unlabelled(read_pictures(files, prepare))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """Images (n, C, H, W) of the pool."""
+        return self.records.__getitems__(torch.arange(len(self))[rows])[0]
 
     def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
         draw = draws.stream(step, "pool")
-        images = self.pixels[torch.randint(len(self.pixels), (self.rows,), generator=draw)].to(draws.device)
+        images = self[torch.randint(len(self), (self.rows,), generator=draw)].to(draws.device)
         return varied(images, draw=draw) if self.varied else images
 
     def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
-        return self.pixels[: 0 if self.is_private else count]
+        return self[: 0 if self.is_private else count]
 
     def assumptions(self) -> list[str]:
         pool = self.pool
         what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
         told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
         return [] if self.is_private else [f"{told} ({_JUDGED})" if self.is_judged else told]
+
+
+def _unlabelled(images: Tensor | PictureFiles) -> ImageDataset:
+    count = len(images)
+    return ImageDataset(images=images, labels=torch.zeros(count, dtype=torch.int64), ids=torch.arange(count))
 
 
 def _folder_of(data: Any) -> Path | None:

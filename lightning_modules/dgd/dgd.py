@@ -227,7 +227,7 @@ class DGD(DataFreeDistillation):
         count, draw = end - queried, self.draws.stream(number, "queries")
         chooses = settings.selection == "confident" and queried > 0
         least = count * (settings.candidates if chooses else 1)
-        pool = self.images.pixels if isinstance(self.images, PoolSource) else None
+        pool = self.images if isinstance(self.images, PoolSource) else None
         candidates = self._images_to_choose_from(least, first=queried * settings.candidates) if pool is None else pool
         positions = torch.randperm(len(candidates), generator=draw)
         if pool is not None:
@@ -292,7 +292,7 @@ class DGD(DataFreeDistillation):
                     f"teacher is of {private_data!r} and generator_phase.baseline of {self._baseline.private_data!r}: "
                     "they must be of one data set. Set private_data where they are"
                 )
-        if isinstance(self.images, PoolSource) and (size := len(self.images.pixels)) < self.query_phase.queries:
+        if isinstance(self.images, PoolSource) and (size := len(self.images)) < self.query_phase.queries:
             raise ValueError(f"query_phase.queries must be at most the pool's {size}, got {self.query_phase.queries}")
 
     def on_fit_start(self) -> None:
@@ -386,4 +386,4 @@ class DGD(DataFreeDistillation):
         super().on_load_checkpoint(checkpoint)
         state = checkpoint["dgd"]
         self.phase_index, self.phase_step = int(state["phase"]), int(state["phase_step"])
-        self.query_set.load(state, pool=self.images.pixels if isinstance(self.images, PoolSource) else None)
+        self.query_set.load(state, pool=self.images if isinstance(self.images, PoolSource) else None)

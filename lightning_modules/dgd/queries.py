@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lightning_modules.images import PoolSource
 from privacy.identity import CheckpointError
 
 
@@ -50,7 +51,7 @@ class QuerySet:
             "query_labels": self.labels,
         }
 
-    def load(self, state: Mapping[str, Any], *, pool: torch.Tensor | None) -> None:
+    def load(self, state: Mapping[str, Any], *, pool: PoolSource | None) -> None:
         """Inverse of `state`.
 
         Raises:

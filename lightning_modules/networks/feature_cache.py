@@ -9,7 +9,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import chain
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from torch.func import debug_unwrap
 from lightning_modules.priors import ImagePrior
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
-_numbers = count()
 
 
 def same_module(one: nn.Module, other: nn.Module) -> bool:
@@ -34,12 +34,13 @@ def bytes_of(values: Tensor) -> memoryview:
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def digest_of(module: nn.Module) -> str:
-    """SHA-256 of a module's settings, weights and buffers: 64 hexadecimal digits."""
+def digest_of(module: nn.Module, *, trained: bool = True) -> str:
+    """SHA-256 of a module's settings, weights (those to be trained if `trained`) and buffers: 64 hexadecimal digits."""
     state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
     for name, value in chain(module.named_parameters(), module.named_buffers()):
-        state.update(f"\n{name} {value.dtype} {tuple(value.shape)} ".encode())
-        state.update(bytes_of(value))
+        if trained or not value.requires_grad:
+            state.update(f"\n{name} {value.dtype} {tuple(value.shape)} ".encode())
+            state.update(bytes_of(value))
     return state.hexdigest()
 
 
@@ -66,7 +67,7 @@ def _said(value: object) -> str:
     try:
         return hashlib.sha256(pickle.dumps(value)).hexdigest()
     except Exception:  # an object may raise anything
-        return f"number {next(_numbers)}"
+        return str(uuid4())
 
 
 class FeatureMemory:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from datamodules.pictures import SUFFIXES, Preparation, pictures_below, read_pictures, warn_of_dark
+from datamodules.pictures import SUFFIXES, PictureFiles, Preparation, pictures_below, warn_of_dark
 from lightning_modules.callbacks.results import table
 from lightning_modules.publishing.folder import ExportError, load_student, read_description
 
@@ -39,9 +39,8 @@ def predict_pictures(folder: str | Path, pictures: str | Path, *, trust_code: bo
         raise ValueError(f"--images must be a folder with pictures ({', '.join(sorted(SUFFIXES))}), got {where}")
     warn_of_dark(files)
     network = load_student(folder, trust_code=trust_code)
-    rows: list[list[float]] = []
+    images, rows = PictureFiles(files, prepare), list[list[float]]()
     for start in range(0, len(files), _AT_ONCE):
-        images = read_pictures(files[start : start + _AT_ONCE], prepare) / 127.5 - 1
-        rows += network(images).double().softmax(dim=1).tolist()
+        rows += network(images[start : start + _AT_ONCE] / 127.5 - 1).double().softmax(dim=1).tolist()
     names = [file.relative_to(where).as_posix() for file in files]
     return table(list(zip(range(len(files)), names, rows, strict=True)), config["class_names"])

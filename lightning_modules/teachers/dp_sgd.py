@@ -17,6 +17,7 @@ from torch import nn
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
 from lightning_modules.callbacks.privacy import ForwardExceptions
+from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
 from lightning_modules.teachers.dp_sgd_steps import (
@@ -156,6 +157,7 @@ class DPSGDTeacher(Teacher):
         whitened = isinstance(getattr(self.network, "feature_extractor", None), WhitenedFeatures)
         self._poisson.precompute(
             lambda images: self.clipped.features(images.to(self.device)),
+            key=f"{self.clipped.extracts} {digest_of(self.network, trained=False)}",
             workers=torch.get_num_threads() if self.device.type == "cpu" else 1,
             # Gigabytes, of a known scale; `remembered_features` rounds to half precision anyway.
             dtype=torch.float16 if whitened else None,

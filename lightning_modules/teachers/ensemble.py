@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from datamodules import ShardedRecords, Shards
 from lightning_modules.callbacks.results import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
+from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import (
     EnsembleNetworks,
@@ -262,9 +263,9 @@ class TeacherEnsemble(Evaluated):
         self.own_training.begin(self)
         self.own_training.register(None)
         shards = self.shards.shards
-        if self.networks.feature_extractor is not None:
+        if (extractor := self.networks.feature_extractor) is not None:
             rank_zero_info("Computing the fixed features of all private images once.")
-            shards = shards.mapped(self.networks.feature_extractor)
+            shards = shards.mapped(extractor, key=digest_of(extractor))
         self._records = shards.to(self.device)
 
     def on_train_start(self) -> None:

@@ -126,7 +126,8 @@ class JointTraining:
         if self._planned is None or self._planned[0] != step // _BLOCK:
             self._planned = (step // _BLOCK, *self._plan(step // _BLOCK * _BLOCK))
         chosen, moves = (drawn[step % _BLOCK] for drawn in self._planned[1:])
-        images, labels = self._records.records.__getitems__(chosen.flatten())
+        drawn = self._records.records.__getitems__(chosen.flatten())
+        images, labels = (values.to(chosen.device) for values in drawn)
         if self._shift:
             images = shifted(images, moves.flatten(0, 1))
         return images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)

@@ -12,8 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from support.data_files import picture
 
-from datamodules import pictures
-from datamodules.pictures import Preparation, alike_files, read_pictures
+from datamodules import ImageDataset, pictures
+from datamodules.pictures import Preparation, alike_files, read_pictures, thumbnails_of
 
 
 def ramp(height: int, width: int) -> Any:
@@ -61,12 +61,13 @@ def test_photographs_are_turned_upright(tmp_path: Path) -> None:
 
 def test_copies_look_alike_and_digits_of_one_class_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = (load_digits().images * 15.9).astype(np.uint8)
-    images, prepare = torch.from_numpy(digits[:1500])[:, None], Preparation(size=8, channels=1)
+    number, prepare = torch.arange(1500), Preparation(size=8, channels=1)
+    known = thumbnails_of(ImageDataset(images=torch.from_numpy(digits[:1500])[:, None], labels=number, ids=number))
     files = [picture(digits[number], tmp_path / f"{number}.png") for number in range(1500, 1797)]
     Image.fromarray(digits[7]).save(tmp_path / "copy.jpg", quality=90)
-    assert list(alike_files([*files, tmp_path / "copy.jpg"], images, prepare)) == [(tmp_path / "copy.jpg", 7)]
+    assert list(alike_files([*files, tmp_path / "copy.jpg"], known, prepare)) == [(tmp_path / "copy.jpg", 7)]
     monkeypatch.setattr(pictures, "_ALIKE", 0.95)  # as a rule for photographs would have it
-    assert len(list(alike_files(files, images, prepare))) > 50
+    assert len(list(alike_files(files, known, prepare))) > 50
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff\xe0" + bytes(50)])

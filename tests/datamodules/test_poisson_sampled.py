@@ -52,7 +52,7 @@ def test_precomputed_features_replace_images_but_not_those_of_the_test_split(eva
     data = PoissonSampled(dataset=Digits(), batch_size=100, evaluation=evaluation)
     data.setup("fit")
     data.setup("test")
-    data.precompute(lambda images: images.flatten(1) * 2)
+    data.precompute(lambda images: images.flatten(1) * 2, key="")
     inputs, _ = next(iter(data.train_dataloader()))
     assert inputs.shape[1:] == (64,)
     inputs, labels = next(iter(data.val_dataloader()))
@@ -71,7 +71,7 @@ def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
     """Whoever still holds its loaders, as trainers do; `nothing` is the control."""
     data = PoissonSampled(dataset=Digits(), batch_size=100)
     data.setup("fit")
-    data.precompute(lambda images: images.flatten(1) * 2)
+    data.precompute(lambda images: images.flatten(1) * 2, key="")
     held = data.train_dataloader(), data.val_dataloader()
     features = [weakref.ref(mapped.inputs) for mapped in data._mapped.values()]
     assert all(kept() is not None for kept in features)
@@ -180,7 +180,7 @@ def test_processes_take_one_poisson_sample_together(broken: bool) -> None:
 def test_features_are_those_of_the_batch_and_last_until_the_next_is_fetched() -> None:
     data = PoissonSampled(dataset=Digits(), batch_size=200, steps_per_epoch=6, noise=ReproducibleNoise(seed=5))
     data.setup("fit")
-    data.precompute(lambda images: images.flatten(1))
+    data.precompute(lambda images: images.flatten(1), key="")
     batches = iter(data.train_dataloader())
     found, previous = [], None
     for inputs, labels in batches:
@@ -227,7 +227,7 @@ def test_a_person_is_sampled_whole_and_by_one_coin(world: int) -> None:
         data.number_records()
         data.sample_persons()
         if rank == 0:
-            data.precompute(lambda images: images.flatten(1))
+            data.precompute(lambda images: images.flatten(1), key="")
         for step, (_, rows, counts) in enumerate(data.train_dataloader()):
             drawn, found = torch.unique_consecutive(whose[rows], return_counts=True)
             assert counts.tolist() == found.tolist() == [int(sizes[people == person]) for person in drawn]

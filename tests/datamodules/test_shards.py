@@ -145,7 +145,7 @@ class Watched:
 def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset, workers: int) -> None:
     function, threads = Watched(), torch.get_num_threads()
     parts = torch.arange(len(records)).split(500)
-    mapped = MappedRecords.of(records, function, parts=parts, workers=workers)
+    mapped = MappedRecords.of(records, function, key="", parts=parts, workers=workers)
     assert sorted(function.calls) == [435, 500, 500] and len(mapped) == len(records) == 1435
     images, labels = records.__getitems__([3, 1400, 3])
     inputs, same = mapped.__getitems__([3, 1400, 3])
@@ -157,14 +157,14 @@ def test_inputs_are_what_the_function_makes_of_each_image(records: ImageDataset,
         return images
 
     with pytest.raises(RuntimeError, match="the last piece"):
-        MappedRecords.of(records, fail, parts=parts, workers=workers)
+        MappedRecords.of(records, fail, key="", parts=parts, workers=workers)
     assert torch.get_num_threads() == threads
 
 
 def test_features_are_computed_shard_by_shard(records: ImageDataset) -> None:
     """What is in one call must not tell of another shard."""
     plain, function = sharded(records), Watched()
-    mapped = plain.mapped(lambda images: function(images))
+    mapped = plain.mapped(lambda images: function(images), key="")
     assert torch.equal(mapped.starts, plain.starts)
     assert function.calls == [len(plain.positions(shard)) for shard in range(N)]
     images, labels = plain.records.__getitems__(plain.positions(4))
@@ -190,12 +190,12 @@ class Peak:
 def test_a_record_affects_the_features_of_its_shard_alone(records: ImageDataset) -> None:
     first, fewer = sharded(records), sharded(without(records, 700))
     owner = int(shard_of(records.ids, num_shards=N)[700])
-    assert changed(first.mapped(of_the_call), fewer.mapped(of_the_call)) == [owner]
+    assert changed(first.mapped(of_the_call, key=""), fewer.mapped(of_the_call, key="")) == [owner]
 
     # The mutant asks about all shards in one call.
     def at_once(shards: ShardedRecords) -> ShardedRecords:
         whole = [torch.arange(len(shards.records))]
-        return ShardedRecords(MappedRecords.of(shards.records, of_the_call, parts=whole), shards.starts)
+        return ShardedRecords(MappedRecords.of(shards.records, of_the_call, key="", parts=whole), shards.starts)
 
     assert changed(at_once(first), at_once(fewer)) == list(range(N))
 
@@ -208,7 +208,7 @@ def test_a_function_with_a_memory_takes_nothing_from_shard_to_shard(records: Ima
         plain, bright = sharded(dark), sharded(dark)
         assert isinstance(bright.records, ImageDataset)
         bright.records.images[0] = 255
-        return changed(plain.mapped(function()), bright.mapped(function()))
+        return changed(plain.mapped(function(), key=""), bright.mapped(function(), key=""))
 
     assert affected(Peak) == [0]
 

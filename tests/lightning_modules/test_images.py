@@ -191,7 +191,7 @@ def test_a_resumed_run_goes_on_with_the_same_pictures(folder: Path) -> None:
     whole = transcribe("whole")
     said = Path("whole/public/guarantee.md").read_text()
     assert "a folder public, is public and was there without the private data" in said
-    assert whole.model.images.pixels.shape == (80, *SHAPE)
+    assert whole.model.images[:].shape == (80, *SHAPE)
     interrupted(DPDFD, 1, transcribe)
     assert equal(networks(whole), networks(transcribe("run", "--ckpt_path=run/checkpoints/last.ckpt")))
 
@@ -235,7 +235,7 @@ def test_no_picture_of_the_private_folder_is_drawn(kind: str, tmp_path: Path, mo
         pool.open(private=set(), partitions=[stated], data=data)
     monkeypatch.setattr(images_module, "require_outside", lambda *given, **named: None)
     pool.open(private=set(), partitions=[stated], data=data)
-    assert len(pool.pixels) and not pool.is_private
+    assert len(pool) and not pool.is_private
 
 
 @pytest.mark.parametrize(("resize", "mean"), [("crop", 1.0), ("stretch", 0.0)])
@@ -247,4 +247,4 @@ def test_pictures_are_prepared_as_those_of_the_data(resize: Any, mean: float, tm
     (tmp_path / "public").mkdir()
     Image.fromarray(np.uint8([[0, 255, 255, 0]] * 2)).save(tmp_path / "public/wide.png")
     pool.open(private=set(), partitions=[], data=SyntheticSteps(dataset=own))
-    assert float(pool.pixels.mean()) == pytest.approx(mean, abs=0.05)
+    assert float(pool[:].mean()) == pytest.approx(mean, abs=0.05)

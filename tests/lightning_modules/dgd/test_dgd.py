@@ -211,9 +211,9 @@ def test_a_later_round_leaves_out_what_was_asked_about(known: bool) -> None:
     confident = {"selection": "confident", "candidates": 2, "rounds": 2}
     module = _module(images="pool", pool=Digits(), vae_steps=0, queries=12, query_phase=confident)
     module.draw_seed = 1
-    module.images.pixels = torch.rand(12, 1, 8, 8)  # type: ignore[union-attr]
+    module.images.records = Digits().read("test").at(torch.arange(12))  # type: ignore[union-attr]
     module.query_set.labels = torch.arange(6)
-    module.query_set.images = module.images.pixels[:6].half()  # type: ignore[union-attr]
+    module.query_set.images = module.images[:6].half()  # type: ignore[index]
     module.query_set.positions = torch.arange(6 if known else 0)
     module.choose_queries()
     assert (set(module.query_set.positions[-6:].tolist()) == set(range(6, 12))) is known
@@ -326,7 +326,7 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str) -> Non
     before = checkpoint()["dgd"]
     again = run("run", LAST, **POOL, pool_part=part, vae_steps=0, epochs=EPOCHS + 1).model
     assert torch.equal(again.query_set.labels, before["query_labels"])
-    assert torch.equal(again.query_set.images, again.images.pixels[before["query_positions"]].half())
+    assert torch.equal(again.query_set.images, again.images[before["query_positions"]].half())
 
 
 def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
