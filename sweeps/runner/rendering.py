@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -14,14 +15,16 @@ from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
 from sweeps.runner.findings import FINDINGS, findings_page
 from sweeps.runner.guarantee_tables import short_claim
-from sweeps.runner.reported import footnotes, reported
+from sweeps.runner.reported import SELECTING, Reported, footnotes, reported
 from sweeps.runner.rows import RECORDS, Row, read_rows
-from sweeps.runner.spec import MEASURES, Spec, list_specs
+from sweeps.runner.spec import BASELINE, IN_PART, MEASURES, OURS, PROTOCOLS, TEACHER, Spec, list_specs
 
 LEGEND = (
     "*ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
     "record. Of several seeds the largest ε is shown."
 )
+KINDS = f"Kinds of rows: {'; '.join(f'*{name}*, {what}' for name, what in PROTOCOLS.items())}."
+DROP = "*Drop*: the teacher's accuracy, of an ensemble its vote's, minus the student's, in points."
 OF_LABELS = (
     "*ε of labels*: a bound where two data sets differ in the label of one record and every image counts as known; it "
     "says nothing of an image."
@@ -77,56 +80,113 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
 
 
 def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
-    """Render a table's page: our figures next to the paper's, competitors, footnotes and provenance.
+    """Render a table's page: the paper beside ours, each preset's rows, other methods, footnotes.
 
     `brief` leaves out pictures and figures that are only printed in papers.
     """
-    lines = [f"# {spec.title}", "", *([spec.note.strip(), ""] if spec.note.strip() else [])]
-    for preset, rows in measured.items():
+    notes, rows = _Notes(), [row for of_preset in measured.values() for row in of_preset]
+    beside = _beside_paper(spec, rows, notes)
+    lines = [f"# {spec.title}", "", *beside, *([spec.note.strip(), ""] if spec.note.strip() else [])]
+    for preset, of_preset in measured.items():
         lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
-        lines += _section(spec, preset, rows, results, brief=brief)
+        lines += _section(spec, preset, of_preset, brief=brief)
     if not measured:
         lines += [f"Nothing measured yet: `LightningCLI tables run {spec.command} --preset cpu`.", ""]
+    legend = [LEGEND, *([OF_LABELS] if _of_labels(rows) else []), *([KINDS] if spec.paper and not beside else [])]
+    lines += [" ".join(legend), ""] if rows else []
+    lines += _by_method("Ours, from other tables:", _comparisons(spec, measured, results), _columns(rows))
+    if not brief:
+        lines += _by_method("Other methods, as printed:", _competitors(spec, rows, notes), _columns(rows))
+        summary = "<details><summary>Printed in the same table and not run here</summary>"
+        lines += [*left, "</details>", ""] if (left := _by_method(summary, _not_run(spec, rows, notes))) else []
+    lines += notes.lines()
+    lines += ["±: the standard deviation over seeds.", ""] if any(row.std is not None for row in rows) else []
     return "\n".join(lines)
 
 
-def _section(spec: Spec, preset: str, rows: Sequence[Row], results: Path, *, brief: bool) -> list[str]:
-    notes = _Notes()
+def _beside_paper(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
+    """A table of the printed figures that have a row here, each beside ours by kind."""
+    printed: dict[Reported, list[Row]] = {}
+    for row in rows:
+        if row.reported is not None:
+            printed.setdefault(row.reported, []).append(row)
+    if not printed:
+        return []
+    selecting = [name for name in SELECTING if any(getattr(entry, name) for entry in printed)]
+    selecting = [name for name in selecting if name != "unit" or len({entry.unit for entry in printed}) > 1]
+    heading = ["paper", *(name for name in PROTOCOLS if name != IN_PART)]
+    table = []
+    for entry, found in printed.items():
+        values = [getattr(entry, name) for name in selecting]
+        cells = [f"{value:g}" if isinstance(value, float) else value or "–" for value in values]
+        cells += [_percent(entry.accuracy) + notes.marks(entry.notes)]
+        for kind in heading[1:]:
+            own = [row for row in found if row.records and row.protocol in (kind, f"in part {kind}")]
+            cells.append(_listed(own, lambda row: _ours(row) + " (in part)" * (row.protocol == IN_PART)))
+        ours = [row for row in found if row.protocol == OURS and row.drop is not None]
+        table.append([*cells, _points(_printed_drop(spec, entry)), _listed(ours, lambda row: _points(row.drop))])
+    names, legend = [{"dataset": "data", "epsilon": "ε"}.get(name, name) for name in selecting], [KINDS]
+    if all(row[-2:] == ["–", "–"] for row in table):
+        table = [row[:-2] for row in table]
+    else:
+        heading, legend = [*heading, "drop, paper", "drop, ours"], [*legend, DROP]
+    return [*_table(names, heading, table), " ".join(legend), ""]
+
+
+def _listed(rows: Sequence[Row], text: Callable[[Row], str]) -> str:
+    """Texts of the rows behind one printed figure; of several, each after what tells it from the others."""
+    return ", ".join(f"{row.free if len(rows) > 1 else ''} {text(row)}".strip() for row in rows) or "–"
+
+
+def _printed_drop(spec: Spec, entry: Reported) -> float | None:
+    """By how much a printed student falls short of the teacher that the same page's tables print."""
+    wanted = {"method": "Teacher", "dataset": entry.dataset}
+    found = [row for row in spec.reported() if row.matches(wanted) and row.setting in ("", entry.setting)]
+    return found[0].accuracy - entry.accuracy if found else None
+
+
+def _table(names: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table, with its columns of figures aligned to the right."""
+    head = [f"| {' | '.join([*names, *figures])} |", "|" + "---|" * len(names) + "---:|" * len(figures)]
+    return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> list[str]:
     axes = [axis for axis, _ in rows[0].labels]
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
     if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
+    parents = {TEACHER: "teacher", BASELINE: "baseline"}
+    known = {name: text for name, text in parents.items() if any(row.values(name) for row in rows)}
+    measures = {**known, **{name: MEASURES[name] for name in spec.measures}}
     # ε of labels is only shown if only labels are protected.
-    of_labels = any(row.largest("epsilon_label") is not None for row in rows)
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
-    shown |= {"ε of labels": ("epsilon_label", _bound)} if of_labels else {}
+    shown |= {"ε of labels": ("epsilon_label", _bound)} if _of_labels(rows) else {}
     shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
-    in_paper = any(row.reported is not None for row in rows)
-    heading = [*(["paper"] if in_paper else []), "ours", *(MEASURES[name] for name in spec.measures), "seeds", *shown]
-    lines += [f"| {' | '.join([*axes, *heading])} |", "|" + "---|" * len(axes) + "---:|" * len(heading)]
-    for row in rows:
-        one = row.reported
-        paper = ["–" if one is None else _percent(one.accuracy) + notes.marks(one.notes)] if in_paper else []
-        measured = [_shares(row.values(name)) for name in spec.measures]
-        largest = [show(row.largest(name)) for name, show in shown.values()]
-        cells = [*(value for _, value in row.labels), *paper, _ours(row), *measured, str(len(row.records)), *largest]
-        lines.append(f"| {' | '.join(cells)} |")
-    legend = [*(["*Paper*: as printed."] if in_paper else []), LEGEND, *([OF_LABELS] if of_labels else [])]
-    lines += ["", " ".join(legend), ""]
+    table = [
+        [
+            *(value for _, value in row.labels),
+            *([row.protocol] if spec.paper else []),
+            _ours(row),
+            *(_shares(_shared(row.values(name))) for name in measures),
+            str(len(row.records)),
+            *(show(row.largest(name)) for name, show in shown.values()),
+        ]
+        for row in rows
+    ]
+    names = [*axes, *(["protocol"] if spec.paper else [])]
+    lines += _table(names, ["accuracy", *measures.values(), "seeds", *shown], table)
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
-    columns = _columns(rows)
-    lines += _by_method("Ours, from other tables:", _comparisons(spec, preset, rows, results), columns)
-    if not brief:
-        lines += _by_method("Other methods, as printed:", _competitors(spec, rows, notes), columns)
-        lines += _by_method("Printed in the same table and not run here:", _not_run(spec, rows, notes))
-    lines += notes.lines()
     for row in rows:
         where = ", ".join(value for _, value in row.labels)
         lines += [f"- failed ({where}): {error.strip().splitlines()[0]}" for error in row.errors]
     lines += [""] if any(row.errors for row in rows) else []
-    lines += ["±: the standard deviation over seeds.", ""] if any(row.std is not None for row in rows) else []
     return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
+
+
+def _of_labels(rows: Sequence[Row]) -> bool:
+    return any(row.largest("epsilon_label") is not None for row in rows)
 
 
 class _Notes:
@@ -148,9 +208,9 @@ _Entry = tuple[str, str, str]
 """Method, column and text of one figure of a table by methods."""
 
 
-def _comparisons(spec: Spec, preset: str, rows: Sequence[Row], results: Path) -> Iterator[_Entry]:
+def _comparisons(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Path) -> Iterator[_Entry]:
     """Measured rows of other tables at the same points, each with its record-level ε."""
-    for entry in spec.compare_with:
+    for entry, (preset, rows) in itertools.product(spec.compare_with, measured.items()):
         other = Spec.read(str(entry["table"]))
         for row in read_rows(other, preset, results) if preset in other.presets else ():
             at = dict(row.labels)
@@ -199,10 +259,8 @@ def _by_method(caption: str, entries: Iterable[_Entry], columns: Sequence[tuple[
         headings[heading] = None
     if not methods:
         return []
-    lines = [caption, "", f"| method | {' | '.join(headings)} |", "|---|" + "---:|" * len(headings)]
-    for method, cells in methods.items():
-        lines.append(f"| {method} | {' | '.join(cells.get(heading, '–') for heading in headings)} |")
-    return [*lines, ""]
+    rows = ([method, *(cells.get(heading, "–") for heading in headings)] for method, cells in methods.items())
+    return [caption, "", *_table(["method"], [*headings], rows)]
 
 
 def _heading(dataset: str, epsilon: str) -> str:
@@ -248,11 +306,20 @@ def _ours(row: Row) -> str:
     return f"{_shares(row.values('accuracy'))}{' †' if row.outdated else ''}"
 
 
+def _shared(values: Sequence[float]) -> Sequence[float]:
+    """One value instead of several equal ones: of a teacher that all seeds have."""
+    return values if len(set(values)) > 1 else values[:1]
+
+
 def _shares(values: Sequence[float]) -> str:
     """Format the values of up to two seeds, or the mean and standard deviation of more."""
     if len(values) > 2:
         return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f} %"
     return f"{' / '.join(f'{100 * value:.2f}' for value in values)} %" if values else "–"
+
+
+def _points(drop: float | None) -> str:
+    return "–" if drop is None else f"{100 * drop:.2f}"
 
 
 def _percent(value: float) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 FOOTNOTES = "footnotes.csv"
 _FOLDER = resources.files("sweeps").joinpath("reported")
 NUMBERS = ("epsilon", "delta", "accuracy")
+SELECTING = ("method", "dataset", "setting", "unit", "epsilon")
+"""Axes of a table whose values select a printed figure."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Reported:
         """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` equal the wanted ones, if given."""
         if "epsilon" in wanted and (self.epsilon is None or self.epsilon != float(wanted["epsilon"])):
             return False
-        named = wanted.keys() & {"dataset", "method", "setting", "unit"}
+        named = wanted.keys() & {*SELECTING} - {"epsilon"}
         return all(getattr(self, name) == wanted[name] for name in named)
 
 

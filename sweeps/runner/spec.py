@@ -23,7 +23,9 @@ and `kind: figure` plots the curves of its students. With `axes` and `presets` i
       - {alpha: "0.1"}
     exceptions:                 # changes by a combination of values, after those of each; a preset may add its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
-    measures: [teacher_accuracy] # further measures to show: this one, or auroc
+    measures: [auroc]           # a further measure to show
+    protocol:                   # kinds of rows (`PROTOCOLS`), each of a point, the first that fits; otherwise `ours`
+      in part as printed: {epsilon: "1"} # a preset may have its own, or one kind for all its rows
     presets:
       cpu:
         seeds: [0, 1, 2]
@@ -61,11 +63,21 @@ from sweeps.runner.reported import Reported, reported
 OF_FITS = {"title", "kind", "folder", "fits"}
 OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
-    "exceptions", "unprinted", "measures",
+    "exceptions", "unprinted", "measures", "protocol",
 }  # fmt: skip
-OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip"}
-MEASURES = {"teacher_accuracy": "teacher", "auroc": "AUC"}
-"""Measures of a record, besides its accuracy, that a table may show, with their headings."""
+OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip", "protocol"}
+MEASURES = {"auroc": "AUC"}
+"""Measures of a record, besides accuracies, that a table may show, with their headings."""
+TEACHER, BASELINE = "teacher_accuracy", "baseline_accuracy"
+"""Measures of a record that the fits it learns from have made; of an ensemble it is its vote's."""
+OURS, IN_PART = "ours", "in part as printed"
+PROTOCOLS = {
+    "as printed": "the paper's networks, losses and constants",
+    IN_PART: "some of the paper's settings, which the note names",
+    "their networks, our recipe": "the paper's networks with this project's settings",
+    OURS: "this project's networks and settings",
+}
+"""Kinds of rows, with what a row of each kind has."""
 REACHED = {"epsilon_record": "record-level ε", "epsilon_published": "published ε (a claim)"}
 """Kinds of ε that may be on a figure's axis, with their labels."""
 QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False}
@@ -98,10 +110,17 @@ class Cell:
     def task(self) -> Task:
         return self.tasks[-1]
 
+    @property
+    def parents(self) -> dict[str, Task]:
+        """The fits that the measured one learns from, by what their accuracies are called in its record."""
+        made = {task.name: task for task in self.tasks}
+        names = self.task.parents.items()
+        return {BASELINE if fit == "baseline" else TEACHER: made[name] for fit, name in names}
+
 
 @dataclass(frozen=True)
 class Preset:
-    """Seeds, grid and changes of one preset; the spec's own exceptions and skips come first."""
+    """Seeds, grid, changes and protocols of one preset; the spec's own exceptions and skips come first."""
 
     seeds: Sequence[int]
     axes: Axes
@@ -109,6 +128,11 @@ class Preset:
     note: str
     exceptions: Sequence[tuple[Point, Patch]]
     skip: Sequence[Point]
+    protocols: Mapping[str, Point]
+
+    def protocol(self, labels: Point) -> str:
+        """Kind of the row of a point of the grid, one of `PROTOCOLS`."""
+        return next((name for name, point in self.protocols.items() if point.items() <= labels.items()), OURS)
 
 
 @dataclass(frozen=True)
@@ -280,10 +304,11 @@ def _lineage(tasks: Sequence[Task]) -> list[Task]:
 
 def list_specs() -> list[Spec]:
     """Read the installed tables and figures."""
-    return [Spec.read(name) for name in _tables()]
+    return [Spec.read(name) for name in names_of_tables()]
 
 
-def _tables() -> list[str]:
+def names_of_tables() -> list[str]:
+    """Names of the installed tables and figures."""
     return sorted(name for name, values in _installed().items() if "axes" in values)
 
 
@@ -305,7 +330,9 @@ def _found(path: str) -> tuple[str, Any]:
         return path, _installed()[path]
     if path.endswith(".yaml"):
         raise RunnerError(f"file {path} does not exist")
-    raise RunnerError(f"there is no pipeline, table or figure {path!r}; tables and figures are {', '.join(_tables())}")
+    raise RunnerError(
+        f"there is no pipeline, table or figure {path!r}; tables and figures are {', '.join(names_of_tables())}"
+    )
 
 
 def _only(values: Any, allowed: Iterable[str], where: str, *, needed: Iterable[str] = ()) -> None:
@@ -388,7 +415,14 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
             for value, patch in _patches(given, fits, f"{place}, {axis}").items()
         }
     (of_all,) = _patches({"set": entry.get("set")}, fits, place).values()
+    protocols = entry.get("protocol", values.get("protocol")) or {}
+    protocols = {protocols: {}} if isinstance(protocols, str) else protocols
+    _only(protocols, PROTOCOLS, f"{place}, protocol")
+    values_of = {axis: {**axes[axis], **chosen[axis]} for axis in axes}
     return Preset(
+        protocols={
+            name: _point(point, values_of, f"{place}, protocol") if point else {} for name, point in protocols.items()
+        },
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
         set=of_all,

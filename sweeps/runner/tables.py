@@ -1,4 +1,4 @@
-"""The command `tables`: list tables and figures, and measure missing cells."""
+"""The command `tables`: list tables and figures, count the papers' that have a record, and measure missing cells."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from sweeps.runner.coverage import coverage_lines
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import MAKING, Plan, Run, Store, add_options, run_plan
 from sweeps.runner.rendering import page_of, render_table
 from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import Cell, Spec, list_specs
 
-TEACHER = "teacher_accuracy"
-"""One of `MEASURES`; only in a record if its fit has evaluated the teacher."""
 RESULTS = "results/tables"
 
 
@@ -85,11 +84,9 @@ def _record(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: st
         # An earlier record of a cell that now fails is outdated.
         record: dict[str, Any] = {"error": error}
     else:
-        record = _result(plan, cell.task.name)
-        parent = cell.task.parents.get("teacher")
-        if TEACHER in spec.measures and TEACHER not in record and parent is not None:
-            # Measured by the teacher's own fit, so that the student's need not evaluate its teacher.
-            record[TEACHER] = _result(plan, parent)["accuracy"]
+        # Measured by the parents' own fits, so that the student's need not evaluate its teacher.
+        parents = {measure: _result(plan, task.name)["accuracy"] for measure, task in cell.parents.items()}
+        record = {**parents, **_result(plan, cell.task.name)}
     place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "seed": cell.seed}
     place["digest"] = cell.task.digest
     return {**place, **record, **place}  # first in its line, and not that of a record from another table
@@ -101,7 +98,7 @@ def _result(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], Any]) -> None:
-    """The command `tables list | run`.
+    """The command `tables list | coverage | run`.
 
     Raises:
         RunnerError: An option, or a table's file, is invalid.
@@ -109,6 +106,8 @@ def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], An
     options = _parser().parse_args(list(args))
     if options.command == "list":
         _list()
+    elif options.command == "coverage":
+        print(*coverage_lines(Path(RESULTS)), sep="\n")
     else:
         _run(options, run, build, args)
 
@@ -117,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="LightningCLI tables", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="The tables and figures, their presets and sizes.")
+    commands.add_parser("coverage", help=f"Which of the papers' printed figures have a record in {RESULTS}.")
     run = commands.add_parser(
         "run",
         help="Run the missing cells of tables as one plan, first seeds first, and render them. "
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("names", nargs="*", help="Names or files. Default: all installed tables.")
     run.add_argument(
         "--preset",
-        help="smoke (digits), cpu, or paper (as printed). Default: smoke, or the first of a file without it.",
+        help="smoke (digits), cpu, or paper (the papers' networks). Default: smoke, or the first of a file without it.",
     )
     run.add_argument("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
     run.add_argument("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")

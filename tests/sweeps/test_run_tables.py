@@ -110,8 +110,7 @@ def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Sp
     assert "without writing" in records("silent")["7_seed0"]["error"]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Spec], asked: bool) -> None:
+def test_a_teachers_figure_is_its_own_fits(specs: list[Spec]) -> None:
     class Better(Fits):
         """Of which the teacher is better than its students."""
 
@@ -121,9 +120,9 @@ def test_a_teachers_figure_is_its_own_fits_where_a_table_shows_it(specs: list[Sp
                 path = Path(self.asked[-1]["trainer.default_root_dir"]) / "result.json"
                 path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": 0.75}))
 
-    measured([written("t", sizes=[1], measures=["teacher_accuracy"] if asked else [])], Better())
+    measured([written("t", sizes=[1])], Better())
     found = records("t")["1_seed0"]
-    assert found["accuracy"] == 0.5 and found.get("teacher_accuracy") == (0.75 if asked else None)
+    assert found["accuracy"] == 0.5 and found["teacher_accuracy"] == 0.75
 
 
 def test_dry_run_shows_the_order_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:

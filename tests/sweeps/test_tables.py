@@ -12,6 +12,7 @@ from support.pages import blocks
 
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
+from sweeps.runner.coverage import MEASURED, MISSING, NO_DATA, coverage
 from sweeps.runner.documents import INDEX
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.plan import Task
@@ -131,7 +132,7 @@ def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec)
     assert [cell.seed for cell in found.cells("full")[:3]] == [0, 1, 2] and len(found.cells("full")) == 12
     record(found, "full", {("MNIST", "1", seed): 0.9 + seed / 100 for seed in range(3)})
     text = page(found, "full")
-    assert "| dataset | epsilon | ours | seeds |" in text and "*Paper*" not in text  # a column of nothing
+    assert "| dataset | epsilon | accuracy | seeds |" in text and "Kinds of rows" not in text  # a column of nothing
     assert "| MNIST | 1 | 91.00 ± 1.00 % | 3 |" in text and "±: the standard deviation" in text
 
 
@@ -158,6 +159,8 @@ def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
         ({"skip": [{"epsilon": "3"}]}, "skip, epsilon: allowed are"),
         ({"unprinted": [{}]}, "unprinted: needs a value"),
         ({"measures": ["loss"]}, "measures: allowed are .*auroc"),
+        ({"protocol": "printed"}, "protocol: must be a mapping|protocol: allowed are"),
+        ({"protocol": {"as printed": {"epsilon": "3"}}}, "protocol, epsilon: allowed are"),
         ({"compare_with": [{"table": "t.yaml"}]}, r"compare_with: needs \['label'\]"),
         ({"exceptions": [{"when": {"epsilon": "1"}}]}, r"exceptions: needs \['set'\]"),
         ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed are"),
@@ -208,9 +211,13 @@ def test_a_rendered_table(spec: Spec) -> None:
     failed = {"cell": {"dataset": "MNIST", "epsilon": "10"}, "error": "ValueError: no\nmore", "seed": 0}
     write_records(Path("results", spec.name, "cpu", RECORDS), [failed])
     text = render_table(spec, results=Path("results")).read_text()
-    assert "| MNIST | 1 | 95.12 % [1] [2] | 90.00 / 92.00 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in text
-    assert "| MNIST | 10 | 97.51 % [1] | failed | 0 |" in text
-    assert "| FashionMNIST | 1 | 83.86 % [1] | – | 0 |" in text and "| 80.00 % | 1 |" in text
+    first, _, rest = text.partition("Kinds of rows")
+    assert "| method | data | ε | paper | as printed | their networks, our recipe | ours | drop, paper |" in first
+    assert "| DPDFD | MNIST | 1 | 95.12 % [1] [2] | – | – | 90.00 / 92.00 % | 4.09 | – |" in first
+    assert "| DPDFD | FashionMNIST | 1 | 83.86 % [1] | – | – | – | 7.16 | – |" in first
+    assert "| MNIST | 1 | ours | 90.00 / 92.00 % | 2 | 0.98 | inf | 1e-05 | 1,500 |" in rest
+    assert "| MNIST | 10 | ours | failed | 0 |" in rest and "| ours | 80.00 % | 1 |" in rest
+    assert "CelebA-G" not in rest.partition("<details>")[0] and "CelebA-G" in rest.partition("<details>")[2]
     assert "| DPGEN | 90.46 % | 93.57 % |" in text
     assert "| PSG on synthetic data (Chen et al. 2022) | 80.90 % | 95.60 % |" in text
     assert f"1. {footnotes()['c-epsilon']}" in text and f"2. {footnotes()['c1-c4']}" in text
@@ -222,13 +229,58 @@ def test_a_point_that_the_paper_does_not_print_gets_no_other_points_figure(spec:
     """DPSD Table V is of α = 0.5 alone: its figures stood beside α = 0.1 as well."""
     axes = {"alpha": {"0.5": None, "0.1": {"student": {"other": 1}}}, **SPEC["axes"]}
     for unprinted, shown in (([], True), ([{"alpha": "0.1"}], False)):
-        made = written({**SPEC, "axes": axes, "unprinted": unprinted})
-        text = page(made)
-        assert "| 0.5 | MNIST | 1 | 95.12 %" in text
-        assert ("| 0.1 | MNIST | 1 | 95.12 %" in text) is shown
+        rows = read_rows(written({**SPEC, "axes": axes, "unprinted": unprinted}), "cpu", Path("nowhere"))
+        found = {row.free: row.reported for row in rows if row.labels[1:] == (("dataset", "MNIST"), ("epsilon", "1"))}
+        assert found["0.5"] and found["0.5"].accuracy == 0.9512 and bool(found["0.1"]) is shown
     federated = Spec.read("dpsd-table5")
     reported = {row.labels: row.reported for row in read_rows(federated, "cpu", Path("nowhere"))}
     assert {dict(labels)["setting"] for labels, row in reported.items() if row is not None} == {"alpha 0.5"}
+
+
+def test_the_papers_figure_stands_beside_each_kind_of_row(spec: Spec) -> None:
+    images = {"prior": None, "generator": {"student": {"g": 1}}, "printed": {"student": {"g": 2}}}
+    larger = {"axes": {"images": ["prior"]}, "protocol": "their networks, our recipe", "set": {"student": {"large": 1}}}
+    plain = {**SPEC, "axes": {"images": images, **SPEC["axes"]}, "presets": {"cpu": {}, "paper": larger}}
+    made = written({**plain, "protocol": {"in part as printed": {"images": "printed"}}})
+    for preset, share in (("cpu", 0.9), ("paper", 0.95)):
+        record(made, preset, {("MNIST", "1", 0): share}, teacher_accuracy=0.97)
+    measured = {preset: read_rows(made, preset, Path("results")) for preset in made.presets}
+    text = page_of(made, measured, results=Path("results"))
+    row = "| 90.00 % (in part) | 95.00 % | prior 90.00 %, generator 90.00 % | 4.09 | prior 7.00, generator 7.00 |"
+    assert f"| DPDFD | MNIST | 1 | 95.12 % [1] [2] {row}" in text
+    assert "| printed | MNIST | 1 | in part as printed | 90.00 % | 97.00 % |" in text
+    # What a row is called changes nothing that is run.
+    assert [cell.task.digest for cell in made.cells("cpu")] == [
+        cell.task.digest for cell in written(plain).cells("cpu")
+    ]
+
+
+def test_what_one_record_knows_of_a_teacher_holds_for_all_its_students(
+    monkeypatch: pytest.MonkeyPatch, spec: Spec
+) -> None:
+    monkeypatch.setattr("sweeps.runner.rows.names_of_tables", lambda: ["t"])
+    record(spec, "cpu", {("MNIST", "1", 1): 0.8, ("FashionMNIST", "1", 0): 0.7})
+    record(spec, "cpu", {("MNIST", "1", 0): 0.9}, teacher_accuracy=0.97)
+    rows = {row.labels: row for row in read_rows(spec, "cpu", Path("results"))}
+    known = {labels[0][1]: row.values("teacher_accuracy") for labels, row in rows.items() if row.records}
+    assert known == {"MNIST": [0.97, 0.97], "FashionMNIST": []}  # of which the teacher is another
+    Path("teacher.yaml").write_text("a: 3")  # the records' teacher may have been another than today's
+    made = [row for row in read_rows(spec, "cpu", Path("results")) if row.records]
+    assert made and all(row.outdated and row.drop is None for row in made)
+
+
+def test_a_printed_figure_counts_once_and_as_measured_with_a_record_alone() -> None:
+    before = coverage(Path("results/tables"))
+    assert not before[MEASURED] and not before[MISSING] and len(before[NO_DATA]) == 137  # without a record, no data
+    made = Spec.read("dpdfd-table1")
+    results = Path("results/tables", made.name, "cpu", RECORDS)
+    place = {"cell": dict(made.cells("cpu", seeds=[0])[0].labels), "seed": 0, "dataset": "MNIST"}
+    write_records(results, [{**place, "error": "ValueError: no"}])
+    after = coverage(Path("results/tables"))
+    assert not after[MEASURED] and {row.dataset for row in after[MISSING]} == {"MNIST"}
+    write_records(results, [{**place, "accuracy": 0.9}])
+    (found,) = coverage(Path("results/tables"))[MEASURED]  # and not in Tables 2 and 7 again
+    assert (found.table, found.dataset, found.epsilon) == ("Table 1", "MNIST", 1.0)
 
 
 def test_figures_for_records_stand_beside_none_for_labels(spec: Spec) -> None:
