@@ -198,8 +198,9 @@ class COVIDx(PictureDataModule):
     """21 165 chest radiographs of 299×299 pixels in 4 classes (Chowdhury et al. 2020, Rahman et al. 2021).
 
     Files are expected as unpacked from Kaggle's "COVID-19 Radiography Database", `root/COVID-19_Radiography_Dataset/
-    <class>/images/*.png`, with the classes COVID, Lung_Opacity, Normal and Viral Pneumonia; masks are not used. The
-    papers, which call it COVIDx, have 19 700 images; `classes: [COVID, Lung_Opacity, Normal]` has 19 820.
+    <class>/images/*.png`, with the classes COVID, Lung_Opacity, Normal and Viral Pneumonia; masks are not used.
+    DPDFD calls it COVIDx and counts 19 700 images; `classes: [COVID, Lung_Opacity, Normal]` has 19 820. DPSD's COVIDx
+    has eight categories, which these files do not.
 
     There is no official split. About 4 of 5 radiographs are private and 1 of 5 is for testing, by a hash of the file
     name, which is also the record's id. Several may be of one patient, which the database does not record.

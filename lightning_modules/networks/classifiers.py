@@ -122,7 +122,7 @@ class DataLensClassifier(ImageClassifier):
 
 
 class TwoConvNet(ImageClassifier):
-    """The network of DGD's baseline, teachers and student: two convolutions, then the output.
+    """The network of DGD's baseline and teachers: two convolutions, then the output.
 
     The convolutions are 3x3 with 64 and 128 channels, stride 1 and padding 1, each with ReLU and a 2x2 max-pool;
     Xavier initialisation (DGD, section on implementation details).
