@@ -148,13 +148,13 @@ def distill(
                 "nothing would bound what this student reveals (record-level ε is infinite): set "
                 "--model.mechanism.noise_multiplier above 0, or add --unprotected to export it anyway"
             )
+    # What a fit checks before it begins.
+    planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
+    planned.model.teacher_config = replace(planned.model.teacher_config, trial=False)  # that would be a query
+    planned.model.prepare_fit()
+    require_public_fit(planned.trainer, planned.model.session.partitions)
+    planned.model.configure_optimizers()
     if options.dry_run:
-        # What a fit checks before it begins.
-        planned.trainer.datamodule, planned.model.trainer = planned.datamodule, planned.trainer
-        planned.model.teacher_config = replace(planned.model.teacher_config, trial=False)  # that would be a query
-        planned.model.prepare_fit()
-        require_public_fit(planned.trainer, planned.model.session.partitions)
-        planned.model.configure_optimizers()
         rank_zero_info(meaning(planned.model.image_shape, getattr(planned.datamodule, "class_names", None)))
         asked = planned.model.session.cost.queries * planned_calls(planned)
         rank_zero_info(f"The teacher is asked {asked:,} images. A fit says how long it takes after its first seconds.")

@@ -8,6 +8,7 @@ which can access files. `OnnxNetwork` reads ONNX graphs.
 from __future__ import annotations
 
 import argparse
+import json
 import pickletools
 import re
 import zipfile
@@ -25,7 +26,7 @@ from torch import nn
 from lightning_modules.cli.configs import missing_teacher
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
-_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
 _Weights = Mapping[str, torch.Tensor]
 
 _SCALAR = np.float64(0).__reduce__()[0]
@@ -70,11 +71,11 @@ def read_file(path: Path) -> tuple[Path, Any]:
         TeacherError: It is missing, cannot be read, or not without running code of its maker; the message says what it
             is, or how to make it.
     """
-    file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
+    file = next((path / name for name in IN_FOLDER if (path / name).is_file()), path)
     if file.is_dir():
         raise TeacherError(
             f"teacher {file} is a folder: give the file of its weights, such as checkpoints/last.ckpt, or a folder "
-            f"with config.json and {' or '.join(_IN_FOLDER)}"
+            f"with config.json and {' or '.join(IN_FOLDER)}"
         )
     if not file.is_file():
         raise TeacherError(missing_teacher(file))
@@ -86,6 +87,16 @@ def read_file(path: Path) -> tuple[Path, Any]:
     other = "empty" if not beginning else next((said for head, said in _OTHERS.items() if known.startswith(head)), None)
     if other is not None:
         raise TeacherError(f"teacher {file} is {other}")
+    if file.name.endswith(".safetensors.index.json"):  # which lists files of this kind, beside it
+        try:
+            names = {
+                Path(name).with_suffix(".safetensors").name
+                for name in json.loads(file.read_bytes())["weight_map"].values()
+            }
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TeacherError(f"teacher {file} does not say which files hold its weights") from error
+        parts = [read_file(file.with_name(name))[1] for name in sorted(names)]
+        return file, {name: value for part in parts for name, value in part.items()}
     if file.suffix.lower() == ".safetensors" or beginning[8:9] == b"{":
         try:
             with safe_open(str(file), framework="pt", device="cpu") as archive:

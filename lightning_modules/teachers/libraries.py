@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from lightning_modules.teachers.external import TeacherInput
-from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.files import IN_FOLDER, TeacherError
 
 
 class Stated(NamedTuple):
@@ -39,7 +39,7 @@ def stated_in(file: Path, content: Any) -> Stated | None:
         TeacherError: The library is not installed, or does not have the architecture.
     """
     beside = file.with_name("config.json")
-    if file.name in ("model.safetensors", "pytorch_model.bin") and beside.is_file():
+    if file.name in IN_FOLDER and beside.is_file():
         config = json.loads(beside.read_text(encoding="utf-8"))
         if "architecture" in config:
             arguments = {"num_classes": config.get("num_classes"), **config.get("model_args", {})}

@@ -197,6 +197,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     torch.save({"a": 1}, "none.ckpt")
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
+    Path("none.safetensors.index.json").write_text("{}")
     for name, message in (
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
         ("empty.pt", "is empty"),
@@ -206,6 +207,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
         ("cut_old.pt", "it is cut short after"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
+        ("none.safetensors.index.json", "does not say which files hold its weights"),
         ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", r"is a folder: give the file.*or a folder with config\.json"),
