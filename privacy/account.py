@@ -39,7 +39,8 @@ class Budget:
 
     Attributes:
         target_epsilon: ε at which the run stops; None for no limit.
-        delta: δ of every ε, below one over the number of private records.
+        delta: δ of every ε, below one over the number N of private records. With `published` accounting of a teacher
+            that nothing bounds it may be larger, as the papers' is for CelebA and ImageNet: no other ε holds then.
         accounting: Which ε the target limits: `record`, which bounds a record (or a person, if the teacher was trained
             for persons), or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` only this one. The ε of several published
@@ -96,12 +97,21 @@ class PrivacyAccount:
         ledger: Where releases are counted.
         budget: What may be spent.
         training: Identity of the training that this run's charges belong to.
+        num_records: N; if δ is not below 1/N, no ε is stated but the papers' own.
     """
 
-    def __init__(self, *, ledger: Ledger, budget: Budget = Budget(), training: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        budget: Budget = Budget(),
+        training: str | None = None,
+        num_records: int | None = None,
+    ) -> None:
         self.ledger = ledger
         self.budget = budget
         self.training = training
+        self.void = void_delta(budget.delta, num_records, ledger.private_data)
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in a scope; None is the scope of the budget."""
@@ -135,7 +145,9 @@ class PrivacyAccount:
         return self.epsilon_of(releases)
 
     def epsilon_of(self, releases: Mapping[Release, int]) -> float:
-        """ε at δ of these releases alone, for the unit that they share; `inf` if they share none."""
+        """ε at δ of these releases alone, for the unit that they share; `inf` if they share none, or δ allows any."""
+        if self.void and releases:
+            return math.inf
         compose = fully_adaptive_epsilon if self.budget.fully_adaptive else known_epsilon
         return compose(releases, self.budget.delta)
 
@@ -185,6 +197,8 @@ class PrivacyAccount:
                 total.update(bound)
             else:
                 total.update(releases)
+        if self.void and total:
+            total[Unbounded(self.void)] = 1
         return total, by_bound
 
     def epsilon_published(self, *, scope: Scope | None = None, counts: Mapping[Charge, int] | None = None) -> float:
@@ -288,17 +302,14 @@ def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str
     return training.id
 
 
-def require_delta(delta: float, num_records: int | None, private_data: str) -> None:
-    """Refuses a δ that is not below one over the number N of private records; None if that is unknown.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if num_records is not None and check_count("num_records", num_records, minimum=1) * delta >= 1:
-        raise ValueError(
-            f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, got "
-            f"{delta:g}: a mechanism that publishes one record outright would meet it"
-        )
+def void_delta(delta: float, num_records: int | None, private_data: str) -> str:
+    """Why no ε at δ means anything for N private records: δ is not below 1/N; "" if it is, or N is unknown."""
+    if num_records is None or check_count("num_records", num_records, minimum=1) * delta < 1:
+        return ""
+    return (
+        f"delta must lie below 1/N = {1 / num_records:.3g} for the {num_records} records of {private_data}, got "
+        f"{delta:g}: a mechanism that publishes one record outright would meet it"
+    )
 
 
 def saved_run(account: PrivacyAccount, *, replaced: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, require_delta, restore_run, saved_run
+from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run, void_delta
 from privacy.events import Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
@@ -246,7 +246,7 @@ class PrivacySession(SharedLedger):
             processes: Processes of the run.
 
         Raises:
-            ValueError: δ is not below 1/N, or another setting is invalid.
+            ValueError: δ is not below 1/N where another ε than the papers' is to hold, or another setting is invalid.
             CheckpointError: The state is of a run that queried another teacher.
             LedgerError: The ledger cannot be read or written, or is not the one that the checkpoint saw.
             RuntimeError: It is already open: the charges of two runs could not be told apart.
@@ -261,7 +261,9 @@ class PrivacySession(SharedLedger):
         block = self.budget.ledger_block
         with self.on_rank_zero() as first:
             if first:
-                require_delta(self.budget.delta, num_records, private_data)
+                void = void_delta(self.budget.delta, num_records, private_data)
+                if void and (self.budget.accounting == "record" or getattr(training, "releases", None)):
+                    raise ValueError(void)
                 opened = (ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(ledger)).open(
                     private_data=private_data,
                     run=run or self.resumed or uuid.uuid4().hex,
@@ -276,7 +278,9 @@ class PrivacySession(SharedLedger):
                 self.ledger_was_replaced |= not same or (named is not None and named.ledger_was_replaced)
                 self.ledger_was_replaced |= restore_run(self._before, opened, training=identity)
                 self._ledger, self.training, self.num_records, self._last = opened, identity, num_records, None
-        self._account = PrivacyAccount(ledger=self.ledger, budget=self.budget, training=self.training)
+        self._account = PrivacyAccount(
+            ledger=self.ledger, budget=self.budget, training=self.training, num_records=num_records
+        )
 
     def require_open_for(self, training: Training | UnnamedTraining | None) -> None:
         """Refuses a session that is open for another teacher, or for another run than the checkpoint's.

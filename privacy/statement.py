@@ -217,7 +217,7 @@ def state_guarantee(
             so.
         noise_changed: Whether releases were made, or planned, with several noises.
         secure: Whether the noise cannot be reproduced.
-        num_records: N, if δ is known to lie below 1/N.
+        num_records: N, with which δ was compared.
         spent: Record-level ε of the releases made so far; None computes it from the account.
         of_run: Charges of this run within `covered`; None means all.
         uncharged_queries: Unaccounted queries of this run to private data or models, in words.

@@ -72,7 +72,7 @@ def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
     model = run().model
     assert model.session.num_records == 1435
     with pytest.raises(ValueError, match=r"delta must lie below 1/N .* 1435 records"):
-        run("other", mechanism={"delta": 1e-3})
+        run("other", mechanism={"delta": 1e-3, "accounting": "record"})
 
 
 @pytest.mark.parametrize(

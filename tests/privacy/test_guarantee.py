@@ -17,7 +17,7 @@ from privacy import Budget, exported
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import compose
 from privacy.checks import round_up, short_epsilon
-from privacy.events import Gaussian, Release, SampledGaussian, Unbounded
+from privacy.events import Gaussian, Release, SampledGaussian, Unbounded, release_from_dict
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.journal import LedgerError, write_atomically
@@ -105,6 +105,25 @@ def test_voids_are_told(calls: int, planned: int | None) -> None:
     assert not any("VOID" in text for text in sound) and any("operating system" in text for text in sound)
 
 
+def test_a_delta_above_one_over_the_records_is_the_papers_and_bounds_nothing() -> None:
+    """CelebA and ImageNet have more than 1e5 records."""
+    made = session(records=162_770, calls=2, accounting="published")
+    said = statement(made, planned=5)
+    assert said.epsilon == said.epsilon_spent == said.epsilon_of_run == said.epsilon_all_runs == math.inf
+    assert made.account.epsilon_label() == made.account.epsilon_of_ledger() == math.inf and said.claimed_epsilon < 1
+    reason = "VOID: delta must lie below 1/N = 6.14e-06 for the 162770 records of digits/train, got 1e-05"
+    assert reason in said.to_markdown() and "Nothing bounds" in said.headline()
+    releases = {release_from_dict(release): count for release, count in said.releases}
+    assert compose(releases, 1e-5).epsilon == math.inf  # what `verify` computes
+    # Where 1/N is above δ, the same releases are bounded; who relies on the bound may not choose such a δ.
+    sound = statement(session(records=99_999, calls=2, accounting="published"), planned=5)
+    assert sound.epsilon < 10 and "VOID" not in sound.to_markdown()
+    with pytest.raises(ValueError, match=r"delta must lie below 1/N .* 162770 records"):
+        session(records=162_770, accounting="record")
+    with pytest.raises(ValueError, match="delta must lie below 1/N"):
+        of_dp_sgd(records=162_770, accounting="published")
+
+
 def test_the_page_says_it_all_and_what_the_figure_is_worth() -> None:
     guarantee = statement(session(calls=200))
     page, facts = guarantee.to_markdown(), (guarantee.unit, guarantee.relation, guarantee.mechanism, guarantee.source)
@@ -128,11 +147,13 @@ def test_the_paper_s_figure_is_left_out_where_nobody_asked_for_it(published: boo
     assert Guarantee.from_dict(json.loads(json.dumps(said.to_dict()))).to_markdown() == said.to_markdown()
 
 
-def of_dp_sgd(*, noise: NoiseSource | None = None, released: Release | None = None, **settings: Any) -> Guarantee:
+def of_dp_sgd(
+    *, noise: NoiseSource | None = None, released: Release | None = None, records: int = 1500, **settings: Any
+) -> Guarantee:
     """Of one call about a teacher that was trained by DP-SGD."""
     steps = {released or SampledGaussian(noise_multiplier=2.0, sample_rate=0.1): 20}
     made = unopened(noise=noise, **settings)
-    made.open(private_data="digits/train", num_records=1500, training=Training("ab" * 16, releases=steps))
+    made.open(private_data="digits/train", num_records=records, training=Training("ab" * 16, releases=steps))
     asked(made)
     return statement(made)
 
