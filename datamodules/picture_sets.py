@@ -172,10 +172,13 @@ class ImageNet(PictureDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the pictures of one part and of the chosen classes only."""
-        place = self.folder / _FOLDERS[part]
-        if missing := [self.wnids[label] for label in self.kept_labels if not (place / self.wnids[label]).is_dir()]:
-            raise missing_data(self, [f"{wnid}/" for wnid in missing], folder=place)
-        return self.records_of(pictures_in(place, self.wnids, labels=self.kept_labels))
+        self.require_files(part)
+        return self.records_of(pictures_in(self.folder / _FOLDERS[part], self.wnids, labels=self.kept_labels))
+
+    def missing(self, part: Part) -> list[str]:
+        """See `ImageDataModule.missing`; the folders of the chosen classes."""
+        folders = [f"{_FOLDERS[part]}/{self.wnids[label]}/" for label in self.kept_labels]
+        return [folder for folder in folders if not (self.folder / folder).is_dir()]
 
     def _listed(self, place: Path) -> tuple[str, ...]:
         parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
@@ -192,6 +195,7 @@ def _names(place: Path) -> dict[str, str]:
 
 
 _COVIDX_TEST_FRACTION = 0.2
+_COVIDX_FOLDERS = [f"{name}/images/" for name in ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")]
 
 
 class COVIDx(PictureDataModule):
@@ -230,11 +234,14 @@ class COVIDx(PictureDataModule):
 
     def read(self, part: Part) -> ImageDataset:
         """Reads the pictures of one part and of the chosen classes only."""
-        folders = [f"{name}/images/" for name in type(self).class_names]
-        if missing := [folders[label] for label in self.kept_labels if not (self.folder / folders[label]).is_dir()]:
-            raise missing_data(self, missing)
-        listed = pictures_in(self.folder, folders, labels=self.kept_labels)
+        self.require_files(part)
+        listed = pictures_in(self.folder, _COVIDX_FOLDERS, labels=self.kept_labels)
         found = [one._replace(name=one.file.name) for one in listed]
         is_test = id_fraction(ids_of_names([one.name for one in found]), purpose="covidx-test") < _COVIDX_TEST_FRACTION
         kept = [one for one, test in zip(found, is_test.tolist(), strict=True) if test == (part == "test")]
         return self.records_of(kept)
+
+    def missing(self, part: Part) -> list[str]:
+        """See `ImageDataModule.missing`; the folders of the chosen classes."""
+        folders = [_COVIDX_FOLDERS[label] for label in self.kept_labels]
+        return [folder for folder in folders if not (self.folder / folder).is_dir()]

@@ -351,13 +351,15 @@ def _require_files(data: Any) -> None:
         inner = inside
     module, _, name = (inner.class_path if inner else "").rpartition(".")
     kind = getattr(importlib.import_module(module), name, None) if module else None
-    if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)) or kind.files is ImageDataModule.files:
+    if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)):
+        return
+    if (kind.files, kind.missing) == (ImageDataModule.files, ImageDataModule.missing):
         return
     dataset = instantiate_class((), inner.as_dict())
     missing = {part: dataset.missing(part) for part in ("train", "test")}
     if all(missing.values()) and not dataset.download:
         needed = ["test"] if data.class_path.endswith("SyntheticSteps") else [*missing]
-        raise missing_data(dataset, [name for part in needed for name in missing[part]])
+        raise missing_data(dataset, [*dict.fromkeys(name for part in needed for name in missing[part])])
 
 
 def show_settings(args: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -205,6 +206,12 @@ class Plan:
         return "\n".join([*lines, ""])
 
 
+def lacking(failure: str) -> str:
+    """A line on the files for want of which a fit, or its parent, was not made; "" if it failed for another reason."""
+    found = re.search(r"\S+: \d+ file\(s\) missing in [^:\n]+", failure)  # of `datamodules.files.missing_data`
+    return f"{found[0]}; see docs/data.md" if found else ""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `run_plan` takes."""
     parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
@@ -297,8 +304,10 @@ def _make_all(
 
     def progress() -> None:
         remaining = len(left) + len(running)
-        done = f"{len(plan.tasks) - remaining - len(failed)} done"
-        say(f"[{plan.title}] {done}{f', {len(failed)} failed' if failed else ''}, {remaining} left")
+        without = len([*filter(lacking, failed.values())])
+        counts = {"failed": len(failed) - without, "without data": without}
+        others = "".join(f", {count} {what}" for what, count in counts.items() if count)
+        say(f"[{plan.title}] {len(plan.tasks) - remaining - len(failed)} done{others}, {remaining} left")
 
     progress()
     while left or running:
@@ -315,8 +324,14 @@ def _make_all(
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             name = running.pop(future)
             if failure := future.result():
+                said = lacking(failure) or f"{name} failed: {failure}"
+                if said not in map(lacking, failed.values()):  # one line for each data set
+                    say(f"[{plan.title}] {said}")
                 failed[name] = failure
-                say(f"[{plan.title}] {name} failed: {failure}")
+                for child in [*left] if lacking(failure) else ():
+                    if any(lacking(failed.get(parent, "")) for parent in plan.tasks[child].parents.values()):
+                        failed[child] = failure
+                        left.remove(child)
             progress()
             after(failed)
     return failed

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 
 from sweeps.runner.coverage import coverage_lines
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.plan import MAKING, Plan, Run, Store, add_options, run_plan
+from sweeps.runner.plan import MAKING, Plan, Run, Store, add_options, lacking, run_plan
 from sweeps.runner.rendering import page_of, render_table
 from sweeps.runner.rows import RECORDS, read_rows, write_records
 from sweeps.runner.spec import Cell, Spec, list_specs
@@ -59,6 +59,7 @@ def run_tables(
 
     def follow(failed: Mapping[str, str]) -> None:
         nonlocal left
+        failed = {name: reason for name, reason in failed.items() if not lacking(reason)}  # the others for another time
         ended = [
             (spec, cell) for spec, cell in left if cell.task.name in failed or plan.current(cell.task.name) is not None
         ]
@@ -179,7 +180,7 @@ def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]],
         rows = {preset: read_rows(spec, preset, results)}
         console.print(Markdown(page_of(spec, rows, results=results, brief=True)))
         print(results / f"{spec.name}.md")
-    if failed:
+    if failed := {name: reason for name, reason in failed.items() if not lacking(reason)}:
         sys.exit(f"error: {len(failed)} fits failed; each one's folder in {options.folder} has a failed.json")
 
 
@@ -206,7 +207,13 @@ def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Se
         print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {to_do:>3} fits to do", flush=True)
     for line in plan.made_before():
         print(f"  again: {line}")
-    failing = {name: error for name in left if (error := _error_of(plan, name, build))}
+    errors: dict[str, str] = {}
+    for name in left:
+        parents = [errors[parent] for parent in plan.tasks[name].parents.values() if lacking(errors.get(parent, ""))]
+        errors[name] = parents[0] if parents else _error_of(plan, name, build)
+    for line in dict.fromkeys(filter(None, map(lacking, errors.values()))):
+        print(f"  {line}")
+    failing = {name: error for name, error in errors.items() if error and not lacking(error)}
     for name, error in failing.items():
         print(f"  would fail: {plan.tasks[name].fit.name} ({plan.tasks[name].label}): {error}")
     if failing:
@@ -226,6 +233,7 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
         if not isinstance(cli.model, DataFreeDistillation):
             cli.datamodule.setup("fit")
             return ""
+        cli.datamodule.dataset.require_files("test")
         session = cli.model.session
         target, accounting = session.budget.target_epsilon, session.budget.accounting
         if target is not None and (first := epsilon_of(session, 1, accounting)) > target:

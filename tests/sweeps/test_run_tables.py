@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.data_files import write_celeba
 from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
@@ -197,27 +199,39 @@ def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Sp
 
 
 def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """DPDFD Fig. 2 through the command a user types: two cells, nothing more to do, and then data that are missing."""
+    """DPDFD Fig. 2 through the command a user types: two cells, data that are missing, and nothing more to do."""
     values = copy.deepcopy(_found("dpdfd-fig2")[1])
     values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
-    values["presets"]["cpu"]["axes"] = {"C": ["1e-3"], "dataset": ["MNIST"]}
+    faces = {"class_path": "CelebA", "init_args": {"root": "data", "size": 16, "batch_size": 16, "verify": False}}
+    values["presets"]["smoke"]["axes"]["dataset"] = {
+        "CelebA-G": {"teacher": {"data": faces}, "student": {"data.dataset": faces}},
+        **values["presets"]["smoke"]["axes"]["dataset"],
+    }
     Path("dpdfd-fig2.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    main(["tables", "run", "dpdfd-fig2.yaml", "--dry-run"])
+    lack = "CelebA-G: 3 file(s) missing in data/celeba; see docs/data.md"
+    assert capsys.readouterr().out.count(lack) == 1
     main(["tables", "run", "dpdfd-fig2.yaml"])
     shown = capsys.readouterr()
     said, _, table = shown.out.partition("DPDFD Fig. 2")
     # Three lines of each fit and not what it says alone; then the table, once; nothing where git sees it.
-    assert len(said.strip().splitlines()) == 1 + 3 * 3 and "LightningCLI" not in said + shown.err
-    assert table.count(" normalize ") == table.count(" clip ") == 1 and "chance, 10 %, only show" in table
+    assert len(said.strip().splitlines()) == 1 + 3 * 3 + 3 and "LightningCLI" not in said + shown.err
+    assert said.count(lack) == 1 and said.strip().endswith("3 done, 3 without data, 0 left")
+    assert table.count(" normalize ") == table.count(" clip ") == 2 and "chance, 10 %, only show" in table
     results = Path("runs/tables/results")
     text = (results / "dpdfd-fig2.md").read_text()
     assert "| Digits | normalize | 1e-3 | " in text and "| Digits | clip | 1e-3 | " in text
+    write_celeba(Path("data"))
+    main(["tables", "run", "dpdfd-fig2.yaml"])
     for found in read_records(results / "dpdfd-fig2/smoke" / RECORDS):
         assert found["method"] == "DPDFD" and found["steps"] == 10 and found["seed"] == 0
-        assert found["epsilon_record"] > found["epsilon_published"] > 0
+        assert found["dataset"] == found["cell"]["dataset"] and found["epsilon_published"] > 0
+        # The papers' δ = 1e-5 is more than one over the number of CelebA's records.
+        assert (float(found["epsilon_record"]) == math.inf) is (found["dataset"] == "CelebA-G")
     made = {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")}
-    assert len(made) == 3
+    assert len(made) == 6
     main(["tables", "run", "dpdfd-fig2.yaml"])
     assert {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")} == made
-    with pytest.raises(SystemExit, match="fits failed"):
-        main(["tables", "run", "dpdfd-fig2.yaml", "--preset", "cpu", "--seeds", "0"])
+    with pytest.raises(SystemExit, match="1 fits failed"):  # a setting that is wrong is no want of data
+        main(["tables", "run", "dpdfd-fig2.yaml", "--seeds", "-1", "--cell", "dataset=Digits", "bounding=clip"])
     assert "failed" in (results / "dpdfd-fig2.md").read_text() and not Path("results").exists()
