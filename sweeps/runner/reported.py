@@ -46,6 +46,10 @@ class Reported:
     notes: tuple[str, ...]
     source: str
 
+    def named(self, paper: str) -> tuple[str, ...]:
+        """Names of its table: by paper and table, and in its own `paper` the table alone."""
+        return f"{self.paper} {self.table}", *((self.table,) if self.paper == paper else ())
+
     def matches(self, wanted: Mapping[str, str]) -> bool:
         """Whether `dataset`, `method`, `setting`, `unit` and `epsilon` equal the wanted ones, if given."""
         if "epsilon" in wanted and (self.epsilon is None or self.epsilon != float(wanted["epsilon"])):

@@ -9,7 +9,7 @@ This is a pipeline. `config` is a file or a list, in which later files override 
 and `kind: figure` plots the curves of its students. With `axes` and `presets` it is a table or a figure of a grid:
 
     paper: DPDFD
-    reported: Table 1           # tables of sweeps/reported to show next to ours: one, or a list of them
+    reported: Table 1           # tables of sweeps/reported to show next to ours: one or a list; else "DPSD Table I"
     method: DPDFD
     axes:                       # each value changes some fits' configuration files or parameters
       dataset:                # `config` replaces a fit's own files, `also` is added to them
@@ -201,7 +201,7 @@ class Spec:
         _known([figure["along"]] if "along" in figure else [], axes, f"{where}, figure.along")
         tables = values.get("reported") or ()
         tables = (tables,) if isinstance(tables, str) else tuple(tables)
-        printed = {row.table for row in reported() if row.paper == values.get("paper", "")}
+        printed = {name for row in reported() for name in row.named(values.get("paper", ""))}
         _known(tables, printed, f"{where}, reported")
         _known(values.get("seeded") or (), fits, f"{where}, seeded")
         _known(values.get("measures") or (), MEASURES, f"{where}, measures")
@@ -229,7 +229,7 @@ class Spec:
         found: dict[tuple[Any, ...], Reported] = {}
         for table in self.tables:
             for row in reported():
-                if (row.paper, row.table) == (self.paper, table):
+                if table in row.named(self.paper):
                     found.setdefault((row.dataset, row.method, row.setting, row.unit, row.epsilon), row)
         return list(found.values())
 

@@ -42,6 +42,8 @@ def test_parameter_counts_are_the_published_ones() -> None:
     assert parameters(DataLensClassifier()) == 515_146
     assert parameters(TanhCNN()) == 26_010
     assert parameters(TwoConvNet()) == 64 * 10 + 128 * (64 * 9 + 1) + 10 * (128 * 49 + 1)
+    dense = 384 * (128 * 49 + 1) + 192 * 385 + 10 * 193
+    assert parameters(TwoConvNet(hidden=[384, 192])) == 64 * 10 + 128 * (64 * 9 + 1) + dense
     # torchvision's counts for 1000 classes and its 7x7 stem, with both exchanged.
     assert (
         parameters(ResNet18(image_shape=(3, 32, 32))) == 11_689_512 - 1000 * 513 - 64 * 3 * 49 + 10 * 513 + 64 * 3 * 9
