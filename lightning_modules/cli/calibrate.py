@@ -19,7 +19,7 @@ from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import PoolSource
-from privacy.account import Accounting
+from privacy.account import Accounting, void_delta
 from privacy.accounting.calibration import NO_LIMIT, calibrate_count, calibrate_noise
 from privacy.accounting.composition import known_epsilon
 from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
@@ -109,6 +109,7 @@ def planned_cost(cli: Any) -> list[str]:
         raise ValueError(f"calibrate prices queries to a teacher; a fit of {type(cli.model).__name__} states its own ε")
     session, calls = cli.model.session, planned_calls(cli)
     words, reason = session.mechanism.describe(session.shape), _without_noise(cli)
+    void = void_delta(session.budget.delta, cli.datamodule.num_records, cli.datamodule.private_data)
     meant = "the least target that allows it" if session.budget.fully_adaptive else "a bound"
     record, published = (epsilon_of(session, calls, accounting) for accounting in ACCOUNTINGS)
     claim = "; no theorem of the papers is about it"
@@ -120,6 +121,7 @@ def planned_cost(cli: Any) -> list[str]:
         f"As configured, {calls:,} call{'s' * (calls != 1)}: record-level ε = {round_up(record)} "
         f"({'of its noisy releases alone' if reason else meant}){claim if session.budget.published else ''}.",
         *([f"It also uses, without noise, {reason[0]}."] if reason else []),
+        *([f"If the teacher is of these data, no record-level ε holds: {void}."] if void else []),
     ]
 
 

@@ -178,6 +178,7 @@ POOL = f"--config={json.dumps({'model': {'init_args': {'images': DIGITS_POOL}}})
     [
         ("methods/labeldp_digits", ["--model.images.source=generator"], "record-level ε = inf by this run"),
         ("methods/labeldp_digits", [], "(a bound)"),
+        ("dpdfd_digits", ["--model.budget.delta=1e-3"], "no record-level ε holds: delta must lie below 1/N = 0.000697"),
         ("methods/dgd_digits", [POOL, "--model.images.pool_part=train"], "private records themselves (images.pool)"),
         ("methods/dgd_digits", [POOL, "--model.images.pool_part=test"], "(a bound)"),
     ],
