@@ -38,8 +38,8 @@ Batches = DataLoader[tuple[Tensor, Tensor]]
 #: Number of chosen classes up to which their names stand in the data set's.
 _SPELLED_OUT = 4
 
-#: Bytes of the batches that loader processes hold at a time.
-_IN_FLIGHT = 2**30
+#: Bytes of the batches that loader processes hold at a time, and of a batch for evaluation, whose features take more.
+_IN_FLIGHT, _EVALUATED = 2**30, 2**26
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
@@ -126,7 +126,7 @@ class ImageDataModule(LightningDataModule, ABC):
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
             batch_size: Images per training batch.
-            eval_batch_size: Images per validation and test batch.
+            eval_batch_size: Images per validation and test batch, fewer where they would take more than 64 MiB.
             val_fraction: Share of the official training part that is held out for validation, between 0 and 1. Has no
                 effect if there is an official validation part.
             num_workers: Loader processes. Default: none for images in memory, of which a batch is one index operation;
@@ -388,11 +388,11 @@ class ImageDataModule(LightningDataModule, ABC):
         self, records: ImageDataset, batch_size: int | None = None, *, shuffle: bool = False, drop_last: bool = False
     ) -> Batches:
         """Returns batches of some records, by default in order and of the size of evaluation."""
-        size, workers = batch_size or self.eval_batch_size, self.num_workers
+        image, workers = 4 * math.prod(self.image_shape), self.num_workers
+        size = batch_size or min(self.eval_batch_size, max(1, _EVALUATED // image))
         if workers is None:
-            held = _IN_FLIGHT // (4 * size * math.prod(self.image_shape))
-            in_memory = isinstance(records.images, Tensor)
-            workers = 0 if in_memory else max(1, min(8, torch.get_num_threads(), held))
+            held = max(1, min(8, torch.get_num_threads(), _IN_FLIGHT // (size * image)))
+            workers = 0 if isinstance(records.images, Tensor) else held
         return DataLoader(
             records,
             batch_size=size,

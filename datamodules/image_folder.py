@@ -23,7 +23,6 @@ from datamodules.pictures import (
     Preparation,
     alike_files,
     class_folders,
-    pictures_below,
     pictures_in,
     same_files,
     sizes_and_channels,
@@ -153,8 +152,9 @@ class ImageFolder(PictureDataModule):
     @property
     def home(self) -> DataHome:
         """The folder, and those below it or elsewhere that hold private pictures; equal names are equal data."""
-        private = self.root if self._layout == "classes" else self.root / "train"
-        held = {(file.resolve() if file.is_symlink() else file).parent for file in pictures_below(private)}
+        private = [part for part in self._listed if part == "train" or self._layout == "classes"]
+        files = [picture.file for part in private for picture in self._listed[part]]
+        held = {(file.resolve() if file.is_symlink() else file).parent for file in files}
         return DataHome((self.root, *sorted(held)), name=f"{self._named}/train" if self._named else "")
 
     def read(self, part: Part) -> ImageDataset:

@@ -124,3 +124,5 @@ def test_loader_processes_hold_no_more_than_their_share(monkeypatch: pytest.Monk
     assert data.test_dataloader().num_workers == 6
     monkeypatch.setattr(base, "_IN_FLIGHT", 3 * 4 * 64 * data.eval_batch_size)
     assert data.test_dataloader().num_workers == 3
+    monkeypatch.setattr(base, "_EVALUATED", 4 * 64 * 5)
+    assert data.test_dataloader().batch_size == 5
