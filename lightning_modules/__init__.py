@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from lightning_modules.dp_merf import DPMERF as DPMERF
     from lightning_modules.dpdfd import DPDFD as DPDFD
     from lightning_modules.dpsd import DPSD as DPSD
-    from lightning_modules.federated import FedAvg as FedAvg
-    from lightning_modules.federated import FedDistillation as FedDistillation
-    from lightning_modules.federated import FedDPSD as FedDPSD
+    from lightning_modules.federated import FedAvg as FedAvg, FedDistillation as FedDistillation, FedDPSD as FedDPSD
     from lightning_modules.images import Images as Images
     from lightning_modules.labeldp import LabelDP as LabelDP
     from lightning_modules.publishing import load_student as load_student

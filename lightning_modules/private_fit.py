@@ -151,7 +151,7 @@ class PrivateFit(LightningModule):
     def on_train_start(self) -> None:
         """Fixes the plan, before the first query: the guarantee covers it. That of an earlier fit is withdrawn."""
         self.session.fix_plan(lambda: self.calls_ahead(steps_of_run(self.trainer, done=self.steps_done)))
-        if noise_changed(self.session):
+        if noise_changed(self.session.account, self.session.plan):
             rank_zero_warn(NOISE_CHANGED)
         if self.trainer.is_global_zero and not is_dev_run(self.trainer):
             # Images beside it will be of more than it covers.

@@ -73,23 +73,7 @@ class LabelStatement:
         )
 
     def to_markdown(self) -> str:
-        return f"""
-## Labels
-
-{self.headline()} **Nothing bounds a record**: images are not protected at all.
-
-| | |
-|---|---|
-| label-level ε | {_epsilon(self.epsilon)} |
-| δ | {self.delta:g} |
-| unit | {self.unit} |
-| neighbouring relation | {self.relation} |
-| derived from | {self.source} |
-| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |
-
-It holds if:
-{_bullets(self.assumptions)}
-"""
+        return _page("page_labels.md", self)
 
 
 @dataclass(frozen=True)
@@ -185,34 +169,14 @@ class Guarantee:
 
     def to_markdown(self) -> str:
         """The guarantee as a page, for deciding whether the artefacts may be published."""
-        ledger = f"{_count(self.trainings, 'training')} of teachers, {_count(self.runs, 'run')} on them"
-        page = f"""\
-# Privacy guarantee
-
-**{self.headline()}**
-
-| | |
-|---|---|
-| {self.level}-level ε | {_epsilon(self.epsilon)} |
-| δ | {self.delta:g} |
-| unit | {self.unit} |
-| neighbouring relation | {self.relation} |
-| private data | {self.private_data} |
-| covers | {", ".join(self.artefacts)} |
-| released | {self.mechanism} |
-| teacher queries | {self.queries_of_run} by this run, {self.queries} by all that ε covers |
-| derived from | {self.source} |
-| ε of the releases made so far | {_epsilon(self.epsilon_spent)} |
-| ε of this run by itself, if nothing about it was chosen by what others gave | {_epsilon(self.epsilon_of_run)} |
-| ε of everything in the data's ledger ({ledger}) together | {_epsilon(self.epsilon_all_runs)} |
-| identity of the teacher's training | {self.training or "not known"} |
-
-It holds if:
-{_bullets(self.assumptions)}
-
-It does not cover:
-{_bullets(self.not_covered)}
-"""
+        page = _page(
+            "page.md",
+            self,
+            artefacts=", ".join(self.artefacts),
+            ledger=f"{_count(self.trainings, 'training')} of teachers, {_count(self.runs, 'run')} on them",
+            training=self.training or "not known",
+            not_covered=_bullets(self.not_covered),
+        )
         if self.labels is not None:
             page += self.labels.to_markdown()
         if self.claimed_source:
@@ -292,6 +256,13 @@ def _plain(stated: Guarantee | LabelStatement) -> dict[str, Any]:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.inf if value == "inf" else value for name, value in values.items()}
+
+
+def _page(template: str, of: Guarantee | LabelStatement, **said: str) -> str:
+    """Fills a page in with a statement's figures and words."""
+    epsilons = {name: _epsilon(value) for name, value in vars(of).items() if name.startswith("epsilon")}
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    return text.format(of=of, headline=of.headline(), assumptions=_bullets(of.assumptions), **epsilons, **said)
 
 
 def _bullets(texts: Sequence[str]) -> str:

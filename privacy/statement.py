@@ -14,7 +14,7 @@ from privacy.checks import round_up
 from privacy.guarantee import FULLY_ADAPTIVE, OF_CLIENT, ONE_PERSON, RELATIONS, Guarantee, LabelStatement
 from privacy.ledger import Ledger
 from privacy.neighbours import Unit
-from privacy.plan import Charge, unmade
+from privacy.plan import Charge, Plan, unmade
 
 if TYPE_CHECKING:  # they import torch
     from privacy.mechanisms.base import Description
@@ -118,24 +118,18 @@ def guarantee_of(
         LedgerError: The ledger cannot be read: nothing can be said.
     """
     session.ledger.sync()
-    own, plan, labels = session.account.counts(scope="run"), session.plan, session.mechanism.source_of_labels
     return state_guarantee(
         session.account,
         described(session),
+        session.plan,
         artefacts=artefacts,
-        covered=session.covering(),
-        of_run=own + unmade(plan.charges, own),
-        planned=(plan.calls is not None or bool(plan.charges))
-        and not plan.changed
-        and (plan.calls is None or session.calls_made() <= plan.calls),
-        noise_changed=noise_changed(session),
         secure=session.mechanism.source.secure,
         num_records=session.num_records,
         replaced=session.ledger_was_replaced,
         uncharged_queries=session.uncharged_queries,
         assumptions=list(dict.fromkeys([*assumptions, *session.assumptions])),
         not_covered=not_covered,
-        source_of_labels=labels,
+        source_of_labels=session.mechanism.source_of_labels,
     )
 
 
@@ -181,24 +175,21 @@ def epsilon_metric(unit: Unit) -> str:
     return "privacy/epsilon_person" if unit is Unit.PERSON else "privacy/epsilon"
 
 
-def noise_changed(session: PrivacySession) -> bool:
+def noise_changed(account: PrivacyAccount, plan: Plan) -> bool:
     """Whether a run's releases were made, or planned, with several noises."""
-    charges = {*session.account.counts(scope="run"), *session.plan.charges}
+    charges = {*account.counts(scope="run"), *plan.charges}
     return len({charge.words for charge in charges if charge.words}) > 1
 
 
 def state_guarantee(
     account: PrivacyAccount,
     words: Description,
+    plan: Plan,
     *,
     artefacts: Sequence[str],
-    covered: Mapping[Charge, int],
-    planned: bool,
-    noise_changed: bool = False,
     secure: bool = True,
     num_records: int | None = None,
     spent: float | None = None,
-    of_run: Mapping[Charge, int] | None = None,
     uncharged_queries: Sequence[str] = (),
     assumptions: Sequence[str] = (),
     not_covered: Sequence[str] = (),
@@ -210,16 +201,13 @@ def state_guarantee(
     Args:
         account: What was charged.
         words: Description of the mechanism.
+        plan: What the run planned before its first release, all of which ε covers: a run that is stopped early
+            because of what it released has used its whole plan. If there was none, or something was added later, an
+            assumption says so.
         artefacts: What was computed.
-        covered: Charges that ε covers: all that were planned before the first one, since a run that is stopped
-            early because of what it released has used its whole plan.
-        planned: Whether there was such a plan; if there was none, or something was added later, an assumption says
-            so.
-        noise_changed: Whether releases were made, or planned, with several noises.
         secure: Whether the noise cannot be reproduced.
         num_records: N, with which δ was compared.
         spent: Record-level ε of the releases made so far; None computes it from the account.
-        of_run: Charges of this run within `covered`; None means all.
         uncharged_queries: Unaccounted queries of this run to private data or models, in words.
         assumptions: Further conditions.
         not_covered: What else is not covered.
@@ -227,14 +215,19 @@ def state_guarantee(
         source_of_labels: How an ε for labels alone is derived, which is then stated separately.
     """
     of_teacher, ledger = not source_of_labels, account.ledger
+    made = account.counts(scope="run")
+    left = unmade(plan.charges, made)
+    covered, of_run = account.spent() + left, made + left
+    calls = sum(count for charge, count in made.items() if charge.queries)
+    planned = calls <= plan.calls if plan.calls is not None else bool(plan.charges)
     runs, trainings = len(ledger.runs()), len(ledger.releases_by_training())
     # From the charges, not a setting: other runs in the ledger may protect single records.
     unit, relation = account.neighbours(counts=covered)
     epsilon = account.stated(account.epsilon(counts=covered))
     claimed = account.epsilon_published() if account.budget.published else math.inf
-    by_itself = epsilon if of_run is None else min(epsilon, account.stated(account.epsilon(counts=of_run)))
+    by_itself = min(epsilon, account.stated(account.epsilon(counts=of_run)))
     # A person-level ε does not hold for another stated unit.
-    other_unit = unit is not Unit.PERSON and of_run and account.neighbours(counts=of_run)[0] is Unit.PERSON
+    other_unit = unit is not Unit.PERSON and account.neighbours(counts=of_run)[0] is Unit.PERSON
     releases, by_bound = account.covering(covered)
     inherited = of_teacher and account.training != ledger.run
     own_training = ledger.releases_of(account.training or "")
@@ -248,8 +241,8 @@ def state_guarantee(
             [FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)]
             if account.budget.fully_adaptive
             else [
-                _PLANNED if planned else "the number of steps was not chosen by looking at the results",
-                *([NOISE_CHANGED] if noise_changed else []),
+                _PLANNED if planned and not plan.changed else "the number of steps was not chosen by looking at the results",
+                *([NOISE_CHANGED] if noise_changed(account, plan) else []),
                 *([_SEVERAL_RUNS] if account.budget.scope == "private_data" and max(runs, trainings) > 1 else []),
             ]
         ),

@@ -1,6 +1,7 @@
 """Lays the site's pages out in `build/pages`: `docs/`, the README as start, measured results, a reference by package.
 
-Nothing of it is stored twice: results are rendered into `results/`, and the reference follows each package's `__all__`.
+Nothing of it is stored twice: results are rendered into `results/`, and the reference follows the names that a
+package imports as themselves (`from x import A as A`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _equations(text: str) -> str:
 
 def _reference(package: str) -> str:
     module = ast.parse((_ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
-    values = {ast.unparse(one.targets[0]): one.value for one in module.body if isinstance(one, ast.Assign)}
-    exported = ast.literal_eval(values.get("_MODULES", values["__all__"]))
+    imported = [one for one in ast.walk(module) if isinstance(one, ast.ImportFrom)]
+    exported = sorted({name.name for one in imported for name in one.names if name.asname == name.name})
     parts = [f"# {package}", ast.get_docstring(module) or "", *(f"::: {package}.{name}" for name in exported)]
     return "\n\n".join(parts) + "\n"
 

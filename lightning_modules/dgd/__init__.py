@@ -1,5 +1,3 @@
 """DGD: its four phases, the queries and their choice, and the unsupervised terms."""
 
-from lightning_modules.dgd.dgd import DGD
-
-__all__ = ["DGD"]
+from lightning_modules.dgd.dgd import DGD as DGD

@@ -1,55 +1,32 @@
 """Networks: classifiers for teachers and students, feature extractors, generators and the VAE."""
 
-from lightning_modules.networks.batchnorm import logits_and_statistics
+from lightning_modules.networks.batchnorm import logits_and_statistics as logits_and_statistics
 from lightning_modules.networks.classifiers import (
-    DataLensClassifier,
-    ImageClassifier,
-    MeanEmbedding,
-    ResNet18,
-    ResNet34,
-    SmallCNN,
-    TanhCNN,
-    TwoConvNet,
-    logits_and_features,
+    DataLensClassifier as DataLensClassifier,
+    ImageClassifier as ImageClassifier,
+    MeanEmbedding as MeanEmbedding,
+    ResNet18 as ResNet18,
+    ResNet34 as ResNet34,
+    SmallCNN as SmallCNN,
+    TanhCNN as TanhCNN,
+    TwoConvNet as TwoConvNet,
+    logits_and_features as logits_and_features,
 )
-from lightning_modules.networks.fixed_features import LinearOnFeatures, Whitening
-from lightning_modules.networks.generators import ConvVAE, DAFLGenerator, ImageGenerator, ScaledOutput
-from lightning_modules.networks.kernels import Kernels
+from lightning_modules.networks.fixed_features import LinearOnFeatures as LinearOnFeatures, Whitening as Whitening
+from lightning_modules.networks.generators import (
+    ConvVAE as ConvVAE,
+    DAFLGenerator as DAFLGenerator,
+    ImageGenerator as ImageGenerator,
+    ScaledOutput as ScaledOutput,
+)
+from lightning_modules.networks.kernels import Kernels as Kernels
 from lightning_modules.networks.network import (
-    External,
-    NetworkCallable,
-    build_network,
-    check_network,
-    described,
-    network_of,
+    External as External,
+    NetworkCallable as NetworkCallable,
+    build_network as build_network,
+    check_network as check_network,
+    described as described,
+    network_of as network_of,
 )
-from lightning_modules.networks.patches import Patches
-from lightning_modules.networks.scattering import Scattering
-
-__all__ = [
-    "ConvVAE",
-    "DAFLGenerator",
-    "DataLensClassifier",
-    "External",
-    "ImageClassifier",
-    "ImageGenerator",
-    "Kernels",
-    "LinearOnFeatures",
-    "MeanEmbedding",
-    "NetworkCallable",
-    "Patches",
-    "ResNet18",
-    "ResNet34",
-    "ScaledOutput",
-    "Scattering",
-    "SmallCNN",
-    "TanhCNN",
-    "TwoConvNet",
-    "Whitening",
-    "build_network",
-    "check_network",
-    "described",
-    "logits_and_features",
-    "logits_and_statistics",
-    "network_of",
-]
+from lightning_modules.networks.patches import Patches as Patches
+from lightning_modules.networks.scattering import Scattering as Scattering

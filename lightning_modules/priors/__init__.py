@@ -1,21 +1,12 @@
 """Procedural priors: images drawn from a random generator alone, which cost no privacy."""
 
-from lightning_modules.priors.base import ImagePrior, NoisePrior
-from lightning_modules.priors.mixture import PRIORS, BroadPrior, GeneralPrior, MixturePrior
-from lightning_modules.priors.photographs import DeadLeavesPrior, FractalPrior
-from lightning_modules.priors.silhouettes import SilhouettePrior
-from lightning_modules.priors.strokes import GlyphPrior, StrokePrior
-
-__all__ = [
-    "PRIORS",
-    "BroadPrior",
-    "DeadLeavesPrior",
-    "FractalPrior",
-    "GeneralPrior",
-    "GlyphPrior",
-    "ImagePrior",
-    "MixturePrior",
-    "NoisePrior",
-    "SilhouettePrior",
-    "StrokePrior",
-]
+from lightning_modules.priors.base import ImagePrior as ImagePrior, NoisePrior as NoisePrior
+from lightning_modules.priors.mixture import (
+    PRIORS as PRIORS,
+    BroadPrior as BroadPrior,
+    GeneralPrior as GeneralPrior,
+    MixturePrior as MixturePrior,
+)
+from lightning_modules.priors.photographs import DeadLeavesPrior as DeadLeavesPrior, FractalPrior as FractalPrior
+from lightning_modules.priors.silhouettes import SilhouettePrior as SilhouettePrior
+from lightning_modules.priors.strokes import GlyphPrior as GlyphPrior, StrokePrior as StrokePrior

@@ -6,20 +6,12 @@ draw images, and `InversionResult` measures how much of the private classes they
 one may exist.
 """
 
-from __future__ import annotations
-
-from privacy.attacks.answers import Answers, Records, Shadows, answers_of, train_shadows
-from privacy.attacks.membership import MEMBERSHIP, attack_each, lira
-from privacy.attacks.result import AttackResult
-
-__all__ = [
-    "MEMBERSHIP",
-    "Answers",
-    "AttackResult",
-    "Records",
-    "Shadows",
-    "answers_of",
-    "attack_each",
-    "lira",
-    "train_shadows",
-]
+from privacy.attacks.answers import (
+    Answers as Answers,
+    Records as Records,
+    Shadows as Shadows,
+    answers_of as answers_of,
+    train_shadows as train_shadows,
+)
+from privacy.attacks.membership import MEMBERSHIP as MEMBERSHIP, attack_each as attack_each, lira as lira
+from privacy.attacks.result import AttackResult as AttackResult

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 import datamodules
 from datamodules import ImageDataModule, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
-from lightning_modules import DPDFD
-from lightning_modules import images as images_module
+from lightning_modules import DPDFD, images as images_module
 from lightning_modules.cli.distill import prior_for
 from lightning_modules.images import Images, PoolSource, SyntheticSource, varied
 from lightning_modules.losses.functional import informativeness

@@ -19,8 +19,7 @@ from support.variants import CarelessDPDFD
 
 from datamodules import ClientRecords, Digits, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError, require_partition
-from lightning_modules import Teacher
-from lightning_modules import images as pools
+from lightning_modules import Teacher, images as pools
 from lightning_modules.images import Images, PoolSource
 from lightning_modules.teachers import own_training
 from lightning_modules.training import evaluation

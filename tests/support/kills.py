@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from support.processes import Forked
 
-from lightning_modules import DPDFD
-from lightning_modules import cli as command_line
+from lightning_modules import DPDFD, cli as command_line
 from lightning_modules.losses.targets import Annotation
 from privacy.mechanisms.noise import ReproducibleNoise
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 from lightning import Callback
 from support.data_files import picture, write_folders
-from support.offered import OF_DATA as LINKED
-from support.offered import offered
+from support.offered import OF_DATA as LINKED, offered
 from support.runs import QUIET, charged, checkpoint, configuration, fit, interrupted
 
 import datamodules

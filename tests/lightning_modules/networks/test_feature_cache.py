@@ -13,8 +13,7 @@ from support.features import whitened
 from support.runs import watched
 from torch import nn
 
-from lightning_modules.networks import Patches
-from lightning_modules.networks import feature_cache as module
+from lightning_modules.networks import Patches, feature_cache as module
 from lightning_modules.networks.feature_cache import digest_of, feature_memory
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors import StrokePrior

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from support.dp_teachers import train

@@ -12,8 +12,7 @@ from support.runs import distil
 
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
-from privacy import Budget
-from privacy import account as accounts
+from privacy import Budget, account as accounts
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.session import PrivacySession

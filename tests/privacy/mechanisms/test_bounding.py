@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from privacy.mechanisms.bounding import clip_per_sample, normalize_per_sample, zero_non_finite_samples
 

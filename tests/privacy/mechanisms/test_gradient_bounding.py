@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from support.neighbours import Neighbours, neighbours, worst_neighbours
 from support.seeded import Seeded
 from support.threads import in_threads

@@ -209,9 +209,10 @@ def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_ch
 
     state = session().state()
     run(SIGMA, state)
-    assert not noise_changed(run(SIGMA, state))
+    same = run(SIGMA, state)
+    assert not noise_changed(same.account, same.plan)
     changed = run(SIGMA / 2, state)
-    assert noise_changed(changed) and all(
+    assert noise_changed(changed.account, changed.plan) and all(
         f"sigma={sigma:g}" in described(changed).mechanism for sigma in (SIGMA, SIGMA / 2)
     )
 

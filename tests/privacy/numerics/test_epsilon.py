@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.closed_forms import gaussian_delta
 
 from privacy import gaussian_epsilon
