@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
     """Images and labels, each record with a stable id.
 
@@ -43,41 +44,34 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         names: N file names for tables of predictions, if each record has its own file.
     """
 
-    def __init__(
-        self,
-        *,
-        images: Tensor | PictureFiles,
-        labels: Tensor,
-        ids: Tensor,
-        peak: int = 255,
-        identities: Tensor | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """Checks and stores the records.
+    images: Tensor | PictureFiles
+    labels: Tensor
+    ids: Tensor
+    peak: int = 255
+    identities: Tensor | None = None
+    names: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the records.
 
         Raises:
             ValueError: A shape, type or range is not as described under Attributes, or an id occurs twice.
         """
+        images, peak = self.images, self.peak
         if isinstance(images, Tensor) and (images.dim() != 4 or images.dtype != torch.uint8):
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
-        for name, values in (("labels", labels), ("ids", ids), ("identities", identities)):
+        for name, values in (("labels", self.labels), ("ids", self.ids), ("identities", self.identities)):
             if values is not None and (values.shape != (len(images),) or values.dtype != torch.int64):
                 raise ValueError(
                     f"{name} must be ({len(images)},) int64 for {len(images)} images, "
                     f"got {tuple(values.shape)} of {values.dtype}"
                 )
-        if len(torch.unique(ids)) != len(ids):
+        if len(torch.unique(self.ids)) != len(self.ids):
             raise ValueError("ids must be distinct: an id names one record")
         if not 1 <= peak <= 255:
             raise ValueError(f"peak must be 1 to 255, got {peak}")
         if peak < 255 and isinstance(images, Tensor) and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
-        self.images = images
-        self.labels = labels
-        self.ids = ids
-        self.peak = peak
-        self.identities = identities
-        self.names = names
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,29 +97,20 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def at(self, rows: Tensor) -> ImageDataset:
         """Returns a copy of the records at positions `rows` (M,) int64, in their order, ids kept."""
-        return ImageDataset(
-            images=self.images[rows] if isinstance(self.images, Tensor) else self.images.at(rows),
-            labels=self.labels[rows],
-            ids=self.ids[rows],
-            peak=self.peak,
-            identities=None if self.identities is None else self.identities[rows],
-            names=None if self.names is None else [self.names[row] for row in rows.tolist()],
-        )
+        own: dict[str, Any] = {name: kept[rows] for name, kept in vars(self).items() if isinstance(kept, Tensor)}
+        if not isinstance(self.images, Tensor):
+            own["images"] = self.images.at(rows)
+        return replace(self, **own, names=self.names and [self.names[row] for row in rows.tolist()])
 
     def relabelled(self, labels: Tensor) -> ImageDataset:
         """Returns the same records, images shared, with other labels (N,) int64."""
-        records = copy(self)
-        records.labels = labels
-        return records
+        return replace(self, labels=labels)
 
     def to(self, device: torch.device) -> ImageDataset:
         """Returns a copy on a device, where batches are then assembled; what is not in memory stays in its files."""
         if not isinstance(self.images, Tensor):
             return self
-        records = copy(self)
-        records.images, records.labels, records.ids = (x.to(device) for x in (self.images, self.labels, self.ids))
-        records.identities = None if self.identities is None else self.identities.to(device)
-        return records
+        return replace(self, **{name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.

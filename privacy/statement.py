@@ -219,7 +219,7 @@ def state_guarantee(
     left = unmade(plan.charges, made)
     covered, of_run = account.spent() + left, made + left
     calls = sum(count for charge, count in made.items() if charge.queries)
-    planned = calls <= plan.calls if plan.calls is not None else bool(plan.charges)
+    planned = not plan.changed and (calls <= plan.calls if plan.calls is not None else bool(plan.charges))
     runs, trainings = len(ledger.runs()), len(ledger.releases_by_training())
     # From the charges, not a setting: other runs in the ledger may protect single records.
     unit, relation = account.neighbours(counts=covered)
@@ -241,7 +241,7 @@ def state_guarantee(
             [FULLY_ADAPTIVE.format(target=account.budget.target_epsilon)]
             if account.budget.fully_adaptive
             else [
-                _PLANNED if planned and not plan.changed else "the number of steps was not chosen by looking at the results",
+                _PLANNED if planned else "the number of steps was not chosen by looking at the results",
                 *([NOISE_CHANGED] if noise_changed(account, plan) else []),
                 *([_SEVERAL_RUNS] if account.budget.scope == "private_data" and max(runs, trainings) > 1 else []),
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -110,6 +110,7 @@ class Absence:
     reason: str
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FederatedClient:
     """A client of DPSD's Algorithm 2 (lines 7 to 12, Fed-FlexPer), with the limits that its owner sets.
 
@@ -131,32 +132,22 @@ class FederatedClient:
         num_records: Number of the client's records; None takes it from the teacher's file.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        teacher: PrivateTeacher,
-        target_epsilon: float | None = None,
-        delta: float | None = Budget.delta,
-        fully_adaptive: bool = False,
-        max_starts: int = 10,
-        trusts_server: bool = False,
-        noise: NoiseSource | None = None,
-        ledger: str | None = None,
-        num_records: int | None = None,
-    ) -> None:
-        self.name = name
-        self.teacher = teacher
-        self.target_epsilon = target_epsilon
-        self.delta = delta
-        self.fully_adaptive = fully_adaptive
-        self.max_starts = check_count("max_starts", max_starts, minimum=1)
-        self.starts = 0
-        self.trusts_server = trusts_server
-        self.noise = noise
-        self.ledger = ledger
-        self.num_records = num_records or teacher.num_records
-        self.folder: Path | None = None
+    name: str
+    teacher: PrivateTeacher
+    target_epsilon: float | None = None
+    delta: float | None = Budget.delta
+    fully_adaptive: bool = False
+    max_starts: int = 10
+    trusts_server: bool = False
+    noise: NoiseSource | None = None
+    ledger: str | None = None
+    num_records: int | None = None
+    starts: int = field(default=0, init=False)
+    folder: Path | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check_count("max_starts", self.max_starts, minimum=1)
+        self.num_records = self.num_records or self.teacher.num_records
         self._run: tuple[Terms, PrivacySession] | None = None
         self._answered = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ PERSONS = (
 _INSECURE = "the noise or the sampling can be reproduced by anyone who knows its seed"
 
 
+@dataclass(kw_only=True, eq=False)
 class PlannedSteps:
     """Releases of the steps of one training.
 
@@ -51,12 +52,11 @@ class PlannedSteps:
         plan: All planned steps, which are the cost of the training; it never shrinks.
     """
 
-    def __init__(self, *, delta: float, target_epsilon: float | None, unit: Unit = Unit.RECORD) -> None:
-        self.delta = delta
-        self.target_epsilon = target_epsilon
-        self.unit = unit
-        self.accountant = ExactAccountant()
-        self.plan = Plan()
+    delta: float
+    target_epsilon: float | None
+    unit: Unit = Unit.RECORD
+    accountant: ExactAccountant = field(default_factory=ExactAccountant, init=False)
+    plan: Plan = field(default_factory=Plan, init=False)
 
     def step(self, noise: float, rate: float, *, secure: bool = True) -> Release:
         """Release of one step; unbounded if its noise or sample can be reproduced."""

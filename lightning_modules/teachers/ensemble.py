@@ -192,7 +192,7 @@ class TeacherEnsemble(Evaluated):
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
         teachers = self.trained_teachers[since:]
         if not teachers and self.training_now is not None:
-            teachers = self.training_now.networks()
+            teachers = self.training_now.copies()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         return NetworkStack(teachers, feature_extractor=self.networks.feature_extractor).logits(images).argmax(dim=2)
@@ -281,7 +281,7 @@ class TeacherEnsemble(Evaluated):
             if len(losses):  # a process may have none of a last, small chunk
                 self.log("train/loss", losses.mean())
             if now.steps_done == self.steps:
-                self._end_chunk(now.networks())
+                self._end_chunk(now.copies())
         self.log("ensemble/teachers_done", float(len(self.trained_teachers)), prog_bar=True)
         # Lightning writes no checkpoint unless its count of steps has grown.
         self.optimizers().step()  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ _BLOCK = 100
 """Number of steps that are drawn at a time."""
 
 
+@dataclass(eq=False, repr=False)
 class JointTraining:
     """Networks in training, each by itself on its own shard; on a CPU in single-core threads.
 
@@ -41,34 +43,25 @@ class JointTraining:
         steps_done: Number of steps that each network has made.
     """
 
-    def __init__(
-        self,
-        networks: Sequence[nn.Module],
-        *,
-        records: ShardedRecords,
-        teachers: range,
-        batch_size: int,
-        make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
-        seed: int = 0,
-        shift: int = 0,
-        label_smoothing: float = 0.0,
-        random: bool = False,
-    ) -> None:
-        self._networks = [network.train() for network in networks]
-        self.optimizers = [make_optimizer(network.parameters()) for network in self._networks]
+    networks: Sequence[nn.Module]
+    _: KW_ONLY
+    records: ShardedRecords
+    teachers: range
+    batch_size: int
+    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    seed: int = 0
+    shift: int = 0
+    label_smoothing: float = 0.0
+    random: bool = False
+    steps_done: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizers = [self.make_optimizer(network.train().parameters()) for network in self.networks]
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._records = records
-        self._teachers = teachers
-        self._batch_size = batch_size
-        self._seed = seed
-        self._shift = shift
-        self._label_smoothing = label_smoothing
-        self._random = random
-        self.steps_done = 0
         self._planned: tuple[int, Tensor, Tensor] | None = None
         self._pool: ThreadPoolExecutor | None = None
-        count = min(torch.get_num_threads(), len(self._networks))
-        if count > 1 and next(self._networks[0].parameters()).device.type == "cpu":
+        count = min(torch.get_num_threads(), len(self.networks))
+        if count > 1 and next(self.networks[0].parameters()).device.type == "cpu":
             with one_thread():
                 self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
@@ -78,7 +71,7 @@ class JointTraining:
         Returns:
             Detached cross-entropy of each network, (m,).
         """
-        losses = self.backward(*self.batch(self.steps_done)) if self._networks else torch.zeros(0)
+        losses = self.backward(*self.batch(self.steps_done)) if self.networks else torch.zeros(0)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -97,8 +90,8 @@ class JointTraining:
 
         def one(index: int) -> Tensor:
             self.optimizers[index].zero_grad()
-            logits = self._networks[index](images[index])
-            loss = F.cross_entropy(logits, labels[index], label_smoothing=self._label_smoothing)
+            logits = self.networks[index](images[index])
+            loss = F.cross_entropy(logits, labels[index], label_smoothing=self.label_smoothing)
             loss.backward()
             return loss.detach()
 
@@ -106,13 +99,13 @@ class JointTraining:
         # Of cuDNN only kernels that add in a fixed order and are chosen by shapes: others would change the last bits of
         # teachers whose records did not change.
         with one_thread(), cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=cudnn.allow_tf32):
-            if not self._random:
-                losses = in_threads(one, range(len(self._networks)), pool=self._pool)
+            if not self.random:
+                losses = in_threads(one, range(len(self.networks)), pool=self._pool)
             else:
                 losses = []
                 with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
-                    for index, teacher in enumerate(self._teachers):
-                        torch.manual_seed(key(self._seed, self.steps_done, teacher, "dropout"))
+                    for index, teacher in enumerate(self.teachers):
+                        torch.manual_seed(key(self.seed, self.steps_done, teacher, "dropout"))
                         losses.append(one(index))
         if random_states(images.device) != start:
             raise ValueError(
@@ -126,29 +119,29 @@ class JointTraining:
         if self._planned is None or self._planned[0] != step // _BLOCK:
             self._planned = (step // _BLOCK, *self._plan(step // _BLOCK * _BLOCK))
         chosen, moves = (drawn[step % _BLOCK] for drawn in self._planned[1:])
-        drawn = self._records.records.__getitems__(chosen.flatten())
+        drawn = self.records.records.__getitems__(chosen.flatten())
         images, labels = (values.to(chosen.device) for values in drawn)
-        if self._shift:
+        if self.shift:
             images = shifted(images, moves.flatten(0, 1))
         return images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)
 
     def _plan(self, start: int) -> tuple[Tensor, Tensor]:
         """Positions (steps, m, B) of the records of a block, and shifts (steps, m, B, 2) of their images."""
-        size, rows, moves = self._batch_size, [], []
-        for teacher in self._teachers:
-            positions = self._records.positions(teacher)
+        size, rows, moves = self.batch_size, [], []
+        for teacher in self.teachers:
+            positions = self.records.positions(teacher)
             within = shuffled_passes(
-                len(positions), first=start * size, count=_BLOCK * size, seed=self._seed, teacher=teacher
+                len(positions), first=start * size, count=_BLOCK * size, seed=self.seed, teacher=teacher
             )
             rows.append((positions.start + within).view(_BLOCK, size))
-            draw = stream(self._seed, start, teacher, "shift")
-            moves.append(torch.randint(-self._shift, self._shift + 1, (_BLOCK, size, 2), generator=draw))
-        device = next(self._networks[0].parameters()).device
+            draw = stream(self.seed, start, teacher, "shift")
+            moves.append(torch.randint(-self.shift, self.shift + 1, (_BLOCK, size, 2), generator=draw))
+        device = next(self.networks[0].parameters()).device
         return torch.stack(rows, dim=1).to(device), torch.stack(moves, dim=1).to(device)
 
-    def networks(self) -> list[nn.Module]:
+    def copies(self) -> list[nn.Module]:
         """Copies of the networks on the CPU."""
-        return [copy.deepcopy(network).cpu() for network in self._networks]
+        return [copy.deepcopy(network).cpu() for network in self.networks]
 
     def close(self) -> None:
         if self._pool is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,7 @@ from privacy.session import PrivacySession
 _is_training = attrgetter("training")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateModel(ABC):
     """A private classifier or an ensemble of them, held outside of every `nn.Module`.
 
@@ -43,23 +44,17 @@ class PrivateModel(ABC):
         assumptions: Assumptions that its file, or the content of the file, adds to a guarantee.
     """
 
-    def __init__(
-        self,
-        *,
-        private_data: str,
-        training: Training | UnnamedTraining | None,
-        num_records: int | None = None,
-        path: Path | None = None,
-        assumptions: tuple[str, ...] = (),
-    ) -> None:
-        self.private_data = private_data
-        if isinstance(training, UnnamedTraining) and path is not None:
-            training = replace(training, folder=path.resolve().parent)
-        self.training = training
-        self.num_records = num_records
-        # Resolved: a symbolic link must not lead to another ledger.
-        self.path = None if path is None else path.resolve()
-        self.assumptions = assumptions
+    private_data: str
+    training: Training | UnnamedTraining | None
+    num_records: int | None = None
+    path: Path | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            self.path = self.path.resolve()  # a symbolic link must not lead to another ledger
+            if isinstance(self.training, UnnamedTraining):
+                self.training = replace(self.training, folder=self.path.parent)
         self._admitted: tuple[PrivacySession, str | None] | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -17,6 +18,7 @@ from privacy.checks import lower_bound, round_up
 
 CONTROL = "control"
 """Name of the overfitted control network."""
+_PAGE = Path(__file__).with_name("report.md")
 _NAMES = {"record": "average", "mislabelled": "mislabelled canaries", "noise": "noise canaries"}
 
 
@@ -94,42 +96,17 @@ class InvertedModel:
 
 def page(facts: Mapping[str, Any], leaks: Sequence[MembershipResult], inverted: Sequence[InvertedModel]) -> str:
     """Write the report in Markdown."""
-    lines = [
-        f"# What an attacker gets from {facts['run']}\n",
-        "Private, like the data: it was made by looking at them, which no guarantee counts. An attack that fails "
-        "proves nothing, since a better one may exist; a refuted ε above the claimed one refutes the claim.\n",
-        f"Claimed: record-level ε = {round_up(facts['epsilon'])}"
-        + (f", as published ε = {round_up(facts['published'])}." if facts["published"] is not None else "."),
-    ]
+    head, of_leaks, of_images = _PAGE.read_text(encoding="utf-8").split("<!-- next -->\n")
+    published = "" if facts["published"] is None else f", as published ε = {round_up(facts['published'])}"
+    text = head.format(claimed=f"{round_up(facts['epsilon'])}{published}", **facts)
     if leaks:
-        lines += [
-            "\n## Was this record in the training data?\n",
-            f"{facts['shadows']} times the whole recipe was carried out, teacher included, on a random half of the "
-            f"records; {facts['targets']} of the resulting models were attacked by means of the others. Canaries are "
-            "planted records: public images with a wrong label, and noise. *Control*: dense networks that know their "
-            "records by heart. *ε refuted*: no ε below it holds, with 95 % confidence for all shadows' rows together; "
-            "*of*: what so many models and records can refute at most. *This run*: its own model, whose training "
-            "records are told from held-out ones.\n",
-            "| model | records | attack | AUC | TPR at 1 % FPR | TPR at 0.1 % FPR | ε refuted | ε claimed |",
-            "|---|---|---|---:|---:|---:|---:|---:|",
-            *(_leak_row(leak) for leak in leaks),
-        ]
+        text += of_leaks.format(rows="\n".join(map(_leak_row, leaks)), **facts)
     if inverted:
-        lines += [
-            "\n## What do the private images look like?\n",
-            "*Recognised*: share of the images that an independent classifier "
-            f"({100 * facts['judge']:.0f} % right on real test images) takes for the class asked for. *Distances*: in "
-            "its features, median to the nearest training image and to the nearest of as many test images. *Nearer*: "
-            "share nearer to the training images, ± its standard error over the classes. Where a model passes no "
-            "gradients, the attacker inverts a copy, learnt from its answers.\n",
-            "| model | attack | recognised | distance to training | to test images | nearer | inception score |",
-            "|---|---|---:|---:|---:|---:|---:|",
-            *(_inverted_row(one) for one in inverted),
-        ]
+        rows = "\n".join(map(_inverted_row, inverted))
+        text += of_images.format(rows=rows, percent=f"{100 * facts['judge']:.0f} %", **facts)
     verdicts = [*(leak.verdict for leak in leaks), *(one.verdict for one in inverted)]
-    lines += [f"\n**{verdict}**" for verdict in verdicts if verdict]
-    lines += ["", "![inverted images](attack.png)"] if inverted else []
-    return "\n".join([*lines, ""])
+    text += "".join(f"\n**{verdict}**\n" for verdict in verdicts if verdict)
+    return text + ("\n![inverted images](attack.png)\n" if inverted else "")
 
 
 def _leak_row(leak: MembershipResult) -> str:
