@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
-from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, annotation_of_labels
-from lightning_modules.private_fit import PrivateFit
+from lightning_modules.private_fit import ForwardExceptions, PrivateFit
 from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from privacy.accounting.composition import known_epsilon
-from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from privacy.accounting.composition import known_epsilon
-from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import round_up
 from privacy.events.base import release_from_dict
 from privacy.guarantee import FULLY_ADAPTIVE, RELATIONS, Guarantee, level_of

@@ -15,5 +15,4 @@ from lightning_modules.federated.connection import (
 )
 from lightning_modules.federated.fed_avg import FedAvg as FedAvg
 from lightning_modules.federated.fed_distillation import FedDistillation as FedDistillation, ImageTerms as ImageTerms
-from lightning_modules.federated.feddpsd import FedDPSD as FedDPSD
-from lightning_modules.federated.federation import Federation as Federation
+from lightning_modules.federated.feddpsd import FedDPSD as FedDPSD, Federation as Federation

@@ -21,8 +21,7 @@ from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
 from lightning_modules.teachers.files import TeacherError, fitted_weights, read_file, weights_in
-from lightning_modules.teachers.libraries import stated_in
-from lightning_modules.teachers.onnx_network import OnnxNetwork
+from lightning_modules.teachers.libraries import OnnxNetwork, stated_in
 from lightning_modules.teachers.private_teacher import (
     PrivateEnsemble,
     PrivateModel,

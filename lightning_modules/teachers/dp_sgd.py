@@ -16,9 +16,9 @@ from torch import nn
 
 from datamodules import PoissonSampled
 from datamodules.poisson_sampled import require_batches_as_drawn, require_poisson
-from lightning_modules.callbacks.privacy import ForwardExceptions
 from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.fixed_features import WhitenedFeatures
+from lightning_modules.private_fit import ForwardExceptions
 from lightning_modules.setting_checks import check_choice, check_number, settings_of
 from lightning_modules.teachers.dp_sgd_steps import (
     CHOICE,

@@ -20,7 +20,7 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
 from lightning_modules.teachers.files import TeacherError, common_prefix
-from lightning_modules.teachers.onnx_network import OnnxNetwork
+from lightning_modules.teachers.libraries import OnnxNetwork
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.noisy_votes import vote_counts

@@ -16,8 +16,7 @@ from lightning_modules.federated import ClientRefusal, FederatedClient
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
-from privacy.accounting.composition import compose
-from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.accounting.composition import compose, fully_adaptive_epsilon
 from privacy.events import Gaussian, RandomizedResponse, Repeated
 from privacy.identity import Training
 from privacy.ledger import Ledger

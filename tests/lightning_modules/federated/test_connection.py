@@ -11,7 +11,7 @@ from support.features import linear
 from support.federations import BATCH_SIZE, SHAPE, question, terms
 
 from lightning_modules.federated import Introduction, LocalClients, connection
-from lightning_modules.federated.federation import Federation
+from lightning_modules.federated.feddpsd import Federation
 from lightning_modules.teachers.files import TeacherError
 from privacy import Budget
 from privacy.events import SampledGaussian

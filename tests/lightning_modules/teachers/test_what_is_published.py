@@ -14,7 +14,7 @@ from support.runs import fit, guarantee
 from datamodules import Digits
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
-from lightning_modules.callbacks.privacy import ForwardExceptions
+from lightning_modules.private_fit import ForwardExceptions
 from privacy import Ledger
 
 

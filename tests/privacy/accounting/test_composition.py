@@ -23,7 +23,7 @@ from privacy import (
     gaussian_epsilon,
 )
 from privacy.accounting import composition
-from privacy.accounting.fully_adaptive import fully_adaptive_epsilon
+from privacy.accounting.composition import fully_adaptive_epsilon
 from privacy.events import Release, Repeated
 from privacy.numerics import pld
 

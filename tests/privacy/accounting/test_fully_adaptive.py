@@ -12,8 +12,7 @@ from hypothesis import given, strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from privacy.accounting.composition import compose, known_epsilon
-from privacy.accounting.fully_adaptive import ORDERS, fully_adaptive_epsilon, squared_mu
+from privacy.accounting.composition import ORDERS, compose, fully_adaptive_epsilon, known_epsilon, squared_mu
 from privacy.events import (
     Gaussian,
     LaplaceVotes,
