@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.callbacks import ForwardExceptions, PredictionWriter, PrivacyCallback, SyntheticImages
@@ -53,8 +53,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             a dot is an argument that its constructor does not take.
         precisions: Allowed values of `trainer.precision`: weights are float32, with autocast in bfloat16 at most.
         takes_private_pool: Whether `images.pool` may be the private data itself: no image is kept, and ε is infinite.
-        covered_artefacts: Names of artefacts computed from released values, which may be published.
-        session: The only way to the teacher: budget, ledger, plan and guarantee of the run.
     """
 
     paper: ClassVar[str] = ""
@@ -104,21 +102,21 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self.memory = self.student_settings.replay.build(batch_size=batch_size)
         self.covered_artefacts: tuple[str, ...] = ("student", *self.images.covered)
         self.evaluation = Evaluation(num_classes)
-        self._student_steps = 0
+        self.student_steps = 0
 
     # --- hooks that a method implements ---
 
-    def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+    def annotate(self, outputs: Tensor, images: Tensor) -> Annotation:
         """Gets targets through the session, for the student's detached logits (B, c) on images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} has no annotation")
 
-    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def generator_loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """Returns the generator's loss on its images (n, C, H, W), with their graph, and fixed targets (n, c)."""
         raise NotImplementedError(f"{type(self).__name__} trains no generator")
 
     # --- the two updates ---
 
-    def update_student(self, images: torch.Tensor) -> torch.Tensor:
+    def update_student(self, images: Tensor) -> Tensor:
         """Takes a step on targets for `images` and returns these targets, shape (B, c)."""
         images = images.detach()
         # With replay, BatchNorm's statistics come from replayed images: those of the newest ones cost two points.
@@ -132,11 +130,11 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             self.memory.add(self.gather_rows(images), self.gather_rows(self.memory.rows_of(annotation)))
         return annotation.targets
 
-    def step_student(self, loss: torch.Tensor, *, replayed: bool = False) -> None:
+    def step_student(self, loss: Tensor, *, replayed: bool = False) -> None:
         """Takes a student step on a scalar loss; the schedule does not count steps on `replayed` images."""
         self.descend("student", loss, scheduled=not replayed)
         self.log_in_step("train/replay_loss" if replayed else "train/student_loss", loss.detach())
-        self._student_steps += not replayed
+        self.student_steps += not replayed
 
     def replay_released(self) -> None:
         """Trains the student on earlier images, which is post-processing of earlier releases."""
@@ -149,9 +147,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             losses = functional.cross_entropy(outputs, targets, reduction="none")
             self.step_student(balanced_mean(losses, targets, power=self.student_settings.balance), replayed=True)
 
-    def update_generator(
-        self, images: torch.Tensor, targets: torch.Tensor | None = None, *, scheduled: bool = True
-    ) -> None:
+    def update_generator(self, images: Tensor, targets: Tensor | None = None, *, scheduled: bool = True) -> None:
         """Updates the generator once, with the student held fixed.
 
         Args:
@@ -165,15 +161,15 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
             self.descend("generator", loss, scheduled=scheduled)
         self.log_in_step("train/generator_loss", loss.detach())
 
-    def draw_latents(self, step: int) -> torch.Tensor | None:
+    def draw_latents(self, step: int) -> Tensor | None:
         """Returns the generator's latent inputs for a step; see `ImageSource.latents`."""
         return self.images.latents(step, self.draws)
 
-    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+    def draw_images(self, step: int, latents: Tensor | None) -> Tensor:
         """A batch of images, shape (B, C, H, W), generated ones first, with their graph."""
         return self.images.images(step, latents, self.draws)
 
-    def synthetic_grid(self, count: int = 64) -> torch.Tensor:
+    def synthetic_grid(self, count: int = 64) -> Tensor:
         """Returns images for display, shape (count, C, H, W), from the same draws each time."""
         return self.images.grid(count, seed=self.draw_seed or 0, device=self.device)
 
@@ -202,11 +198,10 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         """See `LearnsFromTeacher.prepare_fit`; also divides the images among the processes, and opens a pool."""
         self.images.share(self.batch_size, self.processes.size)
         super().prepare_fit()
-        self.images.suit(datamodule_of(self._trainer))
-        if self.images.kind == "pool":
-            data, partitions = datamodule_of(self.trainer), self.session.partitions
-            private = {self.teacher.private_data, data.private_data}
-            self.images.open(private=private, partitions=[*partitions, data.partition], data=data)
+        data = datamodule_of(self._trainer)
+        private = {self.teacher.private_data, getattr(data, "private_data", "")}
+        own = getattr(data, "partition", None)
+        self.images.open(private=private, partitions=[*self.session.partitions, own], data=data)
         if self.images.is_private and not self.takes_private_pool:  # replay and stages keep images
             raise ValueError("images.pool must be public, and its train part is the private data: give another")
         resets = self.images.reset_every or "images.reset_every" in self.unused
@@ -219,16 +214,12 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         if (every := self.images.reset_every) and self.steps_done and self.steps_done % every == 0:
             self.reset_generator()
 
-    def on_train_epoch_end(self) -> None:
-        """Says once how informative the images are; see `ImageSource.tell`."""
-        self.images.tell(self.student, steps=self._student_steps, draw=self.synthetic_grid)
-
     def logged_names(self) -> set[str]:
         return super().logged_names() | ({"train/replay_loss"} if self.memory is not None else set())
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """The student's logits, (N, C, H, W) → (N, c)."""
-        logits: torch.Tensor = self.student(images)
+        logits: Tensor = self.student(images)
         return logits
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -161,9 +161,6 @@ class ImageSource(ABC):
         """Width of the generator's input."""
         return int(getattr(self.generator, "latent_dim"))  # noqa: B009 - nn.Module types every attribute as a tensor
 
-    def suit(self, data: Any) -> None:  # noqa: B027 - a pool is what it is
-        """Takes the prior for the data of a fit where none is given."""
-
     def latents(self, step: int, draws: Draws) -> Tensor | None:
         """Latent inputs of the generator for a step; None without a generator."""
         return None
@@ -209,8 +206,15 @@ class ImageSource(ABC):
             with evaluating(student):
                 tell_informativeness(self, student(images).float(), whose="the student", least=_INFORMATIVE)
 
-    def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:  # noqa: B027 - most sources read nothing
-        """Reads a pool's images when a fit begins; see `PoolSource.open`."""
+    @abstractmethod
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
+        """Begins a fit: reads a pool's images, see `PoolSource.open`, or takes the prior for the data if none is given.
+
+        Args:
+            private: Names of the private data. Renaming them must not make them public.
+            partitions: Partitions of the private data according to files and the data module, whatever the name.
+            data: The data module; pictures of a folder are prepared like its own.
+        """
 
 
 class SyntheticSource(ImageSource):
@@ -228,7 +232,7 @@ class SyntheticSource(ImageSource):
         self.reset_every = settings.reset_every
         self.covered = (*(["generator"] if self.generator is not None else []), "synthetic images")
 
-    def suit(self, data: Any) -> None:
+    def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
         if self._settings.prior is not None or data is None:
             return
         kinds = type(innermost(data)).__mro__
@@ -332,12 +336,7 @@ class PoolSource(ImageSource):
         self.is_judged = False
 
     def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
-        """Read the images.
-
-        Args:
-            private: Names of the private data. Renaming them must not make them public.
-            partitions: Partitions of the private data according to files and the data module, whatever the name.
-            data: The data module; pictures of a folder are prepared like its own.
+        """Read the images; see `ImageSource.open`.
 
         Raises:
             PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.

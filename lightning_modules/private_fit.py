@@ -54,6 +54,7 @@ class PrivateFit(LightningModule):
 
     Attributes:
         section: Name of its state in a checkpoint.
+        session: The only way to private data: budget, ledger, plan and guarantee of the run.
         covered_artefacts: Names of artefacts computed from released values, which may be published.
     """
 

@@ -26,7 +26,7 @@ from lightning_modules.training.run import is_dev_run, run_folder
 
 
 class SyntheticImages(Callback):
-    """Draws a grid of synthetic images as PNG and for loggers that take images.
+    """Draws a grid of synthetic images as PNG and for loggers that take images, and says how informative they are.
 
     A generator's images are drawn at each validation; others do not change and are drawn when the fit ends.
     """
@@ -37,6 +37,10 @@ class SyntheticImages(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.images.generator is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._draw(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """See `ImageSource.tell`; it says so once."""
+        pl_module.images.tell(pl_module.student, steps=pl_module.student_steps, draw=pl_module.synthetic_grid)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if pl_module.steps_done != self._drawn:

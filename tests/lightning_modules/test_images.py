@@ -77,7 +77,7 @@ def test_the_prior_is_that_for_the_data_unless_given(dataset: str, prior: str, t
     data = object.__new__(kinds.get(dataset) or getattr(datamodules, dataset))
     source, given = _source(source="prior"), _source(source="prior", prior=DeadLeavesPrior())
     for one in (source, given):
-        one.suit(SimpleNamespace(dataset=data))
+        one.open(private=set(), partitions=[], data=SimpleNamespace(dataset=data))
     assert (type(source.prior).__name__, type(given.prior).__name__) == (prior, "DeadLeavesPrior")
 
 
