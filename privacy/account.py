@@ -86,6 +86,7 @@ class Budget:
         return None if target is None else (target, self.delta)
 
 
+@dataclass(kw_only=True, eq=False)
 class PrivacyAccount:
     """Computes both ε from a ledger, and refuses a charge that would take the chosen one past the target.
 
@@ -99,18 +100,13 @@ class PrivacyAccount:
         num_records: N; if δ is not below 1/N, no ε is stated but the papers' own.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        budget: Budget = Budget(),
-        training: str | None = None,
-        num_records: int | None = None,
-    ) -> None:
-        self.ledger = ledger
-        self.budget = budget
-        self.training = training
-        self.void = void_delta(budget.delta, num_records, ledger.private_data)
+    ledger: Ledger
+    budget: Budget = Budget()
+    training: str | None = None
+    num_records: int | None = None
+
+    def __post_init__(self) -> None:
+        self.void = void_delta(self.budget.delta, self.num_records, self.ledger.private_data)
 
     def counts(self, *, scope: Scope | None = None) -> Counter[Charge]:
         """Charges in a scope; None is the scope of the budget."""

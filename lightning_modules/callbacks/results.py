@@ -135,11 +135,8 @@ class ResultRecord(Callback):
             **provenance(),
             "config": next((one.values for one in callbacks_of(trainer) if isinstance(one, SaveConfig)), None),
         }
-        write_atomically(self.file_of(trainer), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-    def file_of(self, trainer: Trainer) -> Path:
-        """Path of a run's record."""
-        return run_folder(trainer) / "result.json"
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(run_folder(trainer) / "result.json", text)
 
     @property
     def seconds(self) -> float:

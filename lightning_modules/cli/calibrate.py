@@ -19,6 +19,7 @@ from rich.table import Table
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import PoolSource
+from lightning_modules.training.run import steps_planned
 from privacy.account import Accounting, void_delta
 from privacy.accounting.calibration import NO_LIMIT, calibrate_count, calibrate_noise
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
@@ -175,14 +176,12 @@ def planned_calls(cli: Any) -> int:
     Raises:
         ValueError: The configuration does not say how many steps are planned, or makes no calls.
     """
-    trainer, length = cli.trainer, len(cli.datamodule.train_dataloader())
-    limit = trainer.limit_train_batches
-    steps = (trainer.max_epochs or 0) * (min(length, limit) if isinstance(limit, int) else int(length * limit))
-    if steps < 1 or trainer.max_steps != -1:
+    steps = steps_planned(cli.trainer, length=len(cli.datamodule.train_dataloader()))
+    if cli.trainer.max_steps != -1 or not 1 <= steps < math.inf:
         raise ValueError(
             "set trainer.max_epochs, and leave out trainer.max_steps: calibrate prices the steps of a whole fit"
         )
-    calls: int = cli.model.calls_of(steps)
+    calls: int = cli.model.calls_of(int(steps))
     if calls < 1:
         raise ValueError(f"{type(cli.model).__name__} does not query its teacher: its epsilon is the teacher's own")
     return calls
