@@ -23,8 +23,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from lightning_modules.callbacks.figures import save_figure
-from lightning_modules.cli import built
-from lightning_modules.cli import main as command
+from lightning_modules.cli import built, main as command
 from lightning_modules.training.run import provenance
 from privacy.attacks.inversion import features_of
 from privacy.journal import write_atomically

@@ -17,7 +17,6 @@ from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher
-from lightning_modules.setting_checks import check_left_out, settings_of
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation
@@ -26,6 +25,7 @@ from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import require_effect, share_of
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
+from privacy.checks import check_left_out, settings_of
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.session import PrivacySession
 

@@ -15,11 +15,11 @@ from datamodules.poisson_sampled import require_poisson
 from lightning_modules.losses.functional import output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets, annotation_of_labels
 from lightning_modules.private_fit import ForwardExceptions, PrivateFit
-from lightning_modules.setting_checks import settings_of
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
+from privacy.checks import settings_of
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.session import PrivacySession

@@ -17,10 +17,10 @@ from lightning_modules.losses.noisy_responses import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.networks.fixed_features import fixed_extractor
 from lightning_modules.priors import ImagePrior
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.processes import share_of
+from privacy.checks import check_choice, check_number, check_whole_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, RawResponses
 

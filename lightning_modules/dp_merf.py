@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import MeanEmbedding
-from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.teachers.private_teacher import PrivateModel
 from lightning_modules.training.run import steps_of_run
+from privacy.checks import check_choice, check_whole_number
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import RawResponses
 

@@ -9,7 +9,7 @@ import torch
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets
-from lightning_modules.setting_checks import settings_of
+from privacy.checks import settings_of
 from privacy.mechanisms import NoisyGradients
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, class_shares
-from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
+from privacy.checks import check_choice, settings_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
 
 _RATE, _FORGOTTEN = 0.5, 0.01

@@ -34,9 +34,9 @@ from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutp
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.network import GeneratorCallable, built, network_of
 from lightning_modules.priors import PRIORS, ImagePrior, StrokePrior
-from lightning_modules.setting_checks import check_choice, check_whole_number
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
 from lightning_modules.training.run import innermost
+from privacy.checks import check_choice, check_whole_number
 from privacy.processes import ProcessesError, share_size
 
 _STATISTICS_IMAGES = 512

@@ -13,10 +13,10 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, annotation_of_labels
 from lightning_modules.networks.batchnorm import distance_to_statistics, evaluating
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number, settings_of
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.processes import share_of
 from privacy.account import BudgetExceeded
+from privacy.checks import check_choice, check_number, check_whole_number, settings_of
 from privacy.mechanisms import NoisyLabels
 from privacy.mechanisms.noisy_labels import threshold_candidates
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
-from lightning_modules.setting_checks import did_you_mean
+from privacy.checks import did_you_mean
 
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_modules.losses.targets import Annotation, label_posterior
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
-from lightning_modules.setting_checks import check_number, check_whole_number, settings_of
+from privacy.checks import check_number, check_whole_number, settings_of
 from privacy.identity import CheckpointError
 
 _MOST_BYTES = 2**29

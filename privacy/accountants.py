@@ -16,7 +16,7 @@ from typing import Any
 from opacus.accountants import IAccountant, register_accountant
 
 from privacy.accounting.composition import compose
-from privacy.checks import check_count, check_nonnegative, check_probability
+from privacy.checks import check_count, check_number
 from privacy.events import Release, SampledGaussian, release_from_dict
 from privacy.neighbours import Unit
 
@@ -51,8 +51,8 @@ class ExactAccountant(IAccountant):  # type: ignore[misc]
             if noise == noise_multiplier and rate == sample_rate:
                 self.history[-1] = (noise, rate, steps + 1)
                 return
-        noise = check_nonnegative("noise_multiplier", noise_multiplier)
-        self.history.append((noise, check_probability("sample_rate", sample_rate), 1))
+        noise = check_number("noise_multiplier", noise_multiplier, least=0)
+        self.history.append((noise, check_number("sample_rate", sample_rate, least=0, most=1), 1))
 
     def charge(self, release: Release, count: int = 1) -> None:
         """Counts `count` releases of one kind. O(1).

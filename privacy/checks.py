@@ -1,15 +1,19 @@
-"""Checks of figures that are given, and the text of those that are stated: rounded up, infinity included.
+"""Checks of settings and figures that are given, and the text of those that are stated: rounded up, infinity included.
 
 Every message names the argument, what was given and what is allowed: silently repairing a wrong privacy parameter would
-give a wrong guarantee.
+give a wrong guarantee. Values that a type allows and no run can use, such as `.nan`, are refused before anything is
+charged.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -31,22 +35,6 @@ def check_delta(delta: float, *, zero: bool = False) -> float:
     return value
 
 
-def check_nonnegative(name: str, value: float, *, infinite: bool = False) -> float:
-    """Returns `value` as a float if it is at least zero, and finite unless `infinite` is allowed."""
-    number = _number(name, value)
-    if not number >= 0.0 or (math.isinf(number) and not infinite):
-        raise ValueError(f"{name} must be at least 0{'' if infinite else ' and finite'}, got {value!r}")
-    return number
-
-
-def check_positive(name: str, value: float, *, infinite: bool = False) -> float:
-    """Returns `value` as a float if it is above zero, and finite unless `infinite` is allowed."""
-    number = _number(name, value)
-    if not number > 0.0 or (math.isinf(number) and not infinite):
-        raise ValueError(f"{name} must be above 0{'' if infinite else ' and finite'}, got {value!r}")
-    return number
-
-
 def check_count(name: str, value: int, *, minimum: int = 0) -> int:
     """Returns `value` as an int if it is a whole number of at least `minimum`."""
     number = _number(name, value)
@@ -55,12 +43,104 @@ def check_count(name: str, value: int, *, minimum: int = 0) -> int:
     return int(value)
 
 
-def check_probability(name: str, value: float) -> float:
-    """Returns `value` as a float if it lies in [0, 1]."""
-    number = _number(name, value)
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
-    return number
+def settings_of(kind: type[_T], given: Any, *, name: str) -> _T:
+    """Make a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, Mapping):
+        return kind(**given)
+    raise TypeError(f"{name} must be {kind.__name__}(...), got {given!r}")
+
+
+def check_choice(name: str, given: Any, allowed: Sequence[str]) -> None:
+    """Refuses a word that is not allowed.
+
+    Raises:
+        ValueError: It is not allowed.
+    """
+    if given not in allowed:
+        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {given!r}")
+
+
+def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: object) -> None:
+    """Refuses settings that a method does not use, such as `student.replay`, of groups of settings by name.
+
+    Raises:
+        ValueError: One differs from its default.
+    """
+    for name in names:
+        group, _, field = name.partition(".")
+        if field and (given := getattr(groups[group], field)) != getattr(type(groups[group]), field):
+            raise ValueError(f"{name} must be left out for {type(by).__name__}, which does not use it: {given}")
+
+
+def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> None:
+    """Refuses anything but a whole number of at least `least`: fractions, NaN, words and truth values.
+
+    `null` says what None stands for, where it is allowed.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if given is None and null:
+        return
+    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
+        raise ValueError(f"{name} must be {least} or more and a whole number{_or(null)}, got {given!r}")
+
+
+def check_number(
+    name: str,
+    given: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+    infinite: bool = False,
+    null: str = "",
+) -> float:
+    """Returns a number in range as a float; infinity only if it is `infinite`. For `null` see `check_whole_number`.
+
+    A truth value is no number, which Python would count as 0 or 1, nor is an integer that no float can hold.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if given is None and null:
+        return math.nan
+    number = _number(name, given) if isinstance(given, Real) and not isinstance(given, bool) else math.nan
+    inside = least <= number <= most and above < number and (number < below or below == math.inf)
+    if inside and (infinite or math.isfinite(number)):
+        return number
+    if below < math.inf:
+        allowed = f"{least:g} or more and below {below:g}"
+    elif most < math.inf:
+        allowed = f"a number between {least:g} and {most:g}"
+    elif least > -math.inf:
+        allowed = f"{least:g} or more{'' if infinite else ' and finite'}"
+    else:
+        allowed = "a finite number" if above == -math.inf else f"above {above:g}{'' if infinite else ' and finite'}"
+    raise ValueError(f"{name} must be {allowed}{_or(null)}, got {given!r}")
+
+
+def _or(null: str) -> str:
+    return f", or null for {null}" if null else ""
+
+
+def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    """Return the end of a message that asks for the closest known name, with its type if any; empty if none is close.
+
+    >>> did_you_mean("fti", {"fit": None, "distill": None})
+    ': did you mean fit?'
+    """
+    for close in difflib.get_close_matches(name, known, n=1):
+        kind = re.sub(r"<class '|'>|\b\w+\.", "", str(known[close] or ""))
+        return f": did you mean {close}{kind and f' ({kind})'}?"
+    return ""
 
 
 def look_up(setting: str, value: str, known: Mapping[str, _T]) -> _T:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from privacy.checks import check_count, check_delta, check_nonnegative, check_positive, registered
+from privacy.checks import check_count, check_delta, check_number, registered
 from privacy.numerics.epsilon import rdp_slope_epsilon
 
 
@@ -25,8 +25,8 @@ def dpdfd_rdp_slope(norm_bound: float, num_classes: int, batch_size: int, noise_
     Raises:
         ValueError: `norm_bound` or `noise_scale` is not positive, or a count is below 1.
     """
-    bound = check_positive("norm_bound", norm_bound)
-    sigma = check_positive("noise_scale", noise_scale, infinite=True)
+    bound = check_number("norm_bound", norm_bound, above=0)
+    sigma = check_number("noise_scale", noise_scale, above=0, infinite=True)
     classes = check_count("num_classes", num_classes, minimum=1)
     batch = check_count("batch_size", batch_size, minimum=1)
     return 2.0 * (bound / sigma) ** 2 * classes * batch
@@ -93,8 +93,8 @@ def published_dgd_epsilon(
     >>> round(published_dgd_epsilon(1000, 1 / 20, 1e-5, advanced=True), 4)
     10.0871
     """
-    total = check_count("num_queries", num_queries) * check_nonnegative("epsilon0", epsilon0) ** 2
-    loss, eps1 = -math.log(check_delta(delta)), check_nonnegative("epsilon1", epsilon1)
+    total = check_count("num_queries", num_queries) * check_number("epsilon0", epsilon0, least=0) ** 2
+    loss, eps1 = -math.log(check_delta(delta)), check_number("epsilon1", epsilon1, least=0)
     if advanced or not total:
         return total + math.sqrt(2.0 * total * loss) + eps1
     # Convex in l: the best whole order is next to the best real one.
@@ -120,7 +120,7 @@ class Claim(ABC):
         if not isinstance(self.source, str) or not self.source.strip():
             raise ValueError(f"source must name paper and theorem, got {self.source!r}")
         for name in (field.name for field in dataclasses.fields(self) if field.name != "source"):
-            object.__setattr__(self, name, check_nonnegative(name, getattr(self, name)))
+            object.__setattr__(self, name, check_number(name, getattr(self, name), least=0))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `claim_from_dict` is the inverse."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.configs import check_files
 from lightning_modules.cli.errors import expected, message_of
-from lightning_modules.setting_checks import did_you_mean
+from privacy.checks import did_you_mean
 
 if TYPE_CHECKING:
     from lightning_modules.cli.fit import TranscriptionCLI

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_modules.setting_checks import did_you_mean
+from privacy.checks import did_you_mean
 
 _PACKAGES = ("lightning_modules", "datamodules", "privacy", "sweeps")
 

@@ -13,8 +13,8 @@ from lightning_modules.dgd.tangent_normal import distort
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.network import VAECallable, built, network_of
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number, settings_of
 from lightning_modules.teachers.config import TeacherConfig
+from privacy.checks import check_choice, check_number, check_whole_number, settings_of
 
 Selection = Literal["random", "confident"]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from lightning_modules.losses.functional import kd
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.classifiers import logits_and_features
-from lightning_modules.setting_checks import check_choice, check_number
+from privacy.checks import check_choice, check_number
 
 Map = Callable[[Tensor], Tensor]
 

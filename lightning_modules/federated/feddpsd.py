@@ -19,11 +19,11 @@ from lightning_modules.federated.client import Absence, Introduction, Question, 
 from lightning_modules.federated.connection import ClientConnection, FederationError, LocalClients
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
-from lightning_modules.setting_checks import check_choice, check_whole_number, settings_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.run import is_dev_run, run_folder
+from privacy.checks import check_choice, check_whole_number, settings_of
 from privacy.events import OneOf, Release
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace, place_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.networks.classifiers import logits_and_features
-from lightning_modules.setting_checks import check_choice, check_number
+from privacy.checks import check_choice, check_number
 
 
 def decoupled_kd(student_logits: Tensor, teacher_logits: Tensor, *, beta: float = 8.0) -> Tensor:

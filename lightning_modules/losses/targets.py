@@ -17,7 +17,7 @@ from lightning_modules.losses.functional import (
     logit_distance,
     output_gradients,
 )
-from lightning_modules.setting_checks import check_choice, check_number
+from privacy.checks import check_choice, check_number
 from privacy.mechanisms import Mechanism, NoisyGradients
 from privacy.mechanisms.noisy_labels import top_k_candidates
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_number, check_whole_number
 
 
 class ImageClassifier(nn.Module):

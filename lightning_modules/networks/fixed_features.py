@@ -17,8 +17,8 @@ from lightning_modules.networks.classifiers import ImageClassifier
 from lightning_modules.networks.feature_cache import compute_once, digest_of, remembered_features
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
-from lightning_modules.setting_checks import check_number, check_whole_number
 from lightning_modules.training.randomness import full_float32
+from privacy.checks import check_number, check_whole_number
 
 #: Mean norm of whitened features other than scattering's. It is that of normalised scattering features at 28 pixels, so
 #: that learning rates carry over.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.networks.classifiers import checked_shape
-from lightning_modules.setting_checks import check_whole_number
+from privacy.checks import check_whole_number
 
 
 class ImageGenerator(nn.Module):

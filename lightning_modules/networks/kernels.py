@@ -10,7 +10,7 @@ from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.feature_cache import compute_once
 from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
-from lightning_modules.setting_checks import check_whole_number
+from privacy.checks import check_whole_number
 
 #: Images computed at once: the maps of a few stay in the processor's cache.
 _PIECE = 8

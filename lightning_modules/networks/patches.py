@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.feature_cache import compute_once
 from lightning_modules.priors import ImagePrior
-from lightning_modules.setting_checks import check_number, check_whole_number
+from privacy.checks import check_number, check_whole_number
 
 #: Elements of the maps computed at once: pieces that stay in the processor's cache are up to three times as fast. On a
 #: GPU each piece adds latency instead.

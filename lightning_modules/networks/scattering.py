@@ -103,8 +103,8 @@ class Scattering(nn.Module):
 def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
     """Filter spectra by each wavelet and subsample the maps by `factor`.
 
-    The result is `folded` of the products, without holding all of them: torch is slow at summing complex numbers over
-    strided axes, which took 70 % of a transform. Spectra are (..., H, W), complex, and the bank is (J, H, W), real;
+    The products' spectra are folded without holding all of them: torch is slow at summing complex numbers over strided
+    axes, which took 70 % of a transform. Spectra are (..., H, W), complex, and the bank is (J, H, W), real;
     `factor` divides H and W. The result is (..., J, H/factor, W/factor), complex.
     """
     height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
@@ -119,15 +119,6 @@ def _filtered(spectra: Tensor, bank: Tensor, factor: int) -> Tensor:
             total = part * gain if total is None else total.addcmul_(part, gain)
     assert total is not None
     return torch.view_as_complex(total.unflatten(-1, (height, width, 2)))
-
-
-def folded(spectra: Tensor, factor: int) -> Tensor:
-    """Spectrum of the map subsampled by `factor`, (..., H, W) → (..., H/factor, W/factor)."""
-    if factor == 1:
-        return spectra
-    height, width = spectra.shape[-2] // factor, spectra.shape[-1] // factor
-    folded: Tensor = spectra.unflatten(-1, (factor, width)).unflatten(-3, (factor, height)).mean(dim=(-4, -2))
-    return folded
 
 
 def _margin(side: int) -> tuple[int, int]:

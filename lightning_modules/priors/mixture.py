@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_modules.priors.base import ImagePrior, RandomRows, RowPrior, between
 from lightning_modules.priors.photographs import DeadLeavesPrior, FractalPrior
 from lightning_modules.priors.strokes import GlyphPrior
-from lightning_modules.setting_checks import check_number
+from privacy.checks import check_number
 
 _CONTRAST = (0.1, 1.5)
 

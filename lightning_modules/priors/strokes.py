@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_modules.priors.base import RandomRows, RowPrior, between
-from lightning_modules.setting_checks import check_choice
+from privacy.checks import check_choice
 
 _MIN_CANVAS = 28
 """Pixels; below this a pen is thinner than a pixel, so images are drawn larger and averaged over each pixel."""

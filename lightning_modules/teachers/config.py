@@ -17,7 +17,6 @@ from torch import nn
 from lightning_modules.named_code import require_known_code
 from lightning_modules.networks import ImageClassifier, NetworkCallable, build_network, described, network_of
 from lightning_modules.networks.network import hand_out
-from lightning_modules.setting_checks import check_choice, settings_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
 from lightning_modules.teachers.files import TeacherError, fitted_weights, read_file, weights_in
@@ -29,6 +28,7 @@ from lightning_modules.teachers.private_teacher import (
     require_own_weights,
     tensors_digest,
 )
+from privacy.checks import check_choice, settings_of
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LEDGERS
 

@@ -19,7 +19,6 @@ from datamodules.poisson_sampled import require_batches_as_drawn, require_poisso
 from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.private_fit import ForwardExceptions
-from lightning_modules.setting_checks import check_choice, check_number, settings_of
 from lightning_modules.teachers.dp_sgd_steps import (
     CHOICE,
     CHOSEN_ON,
@@ -47,7 +46,7 @@ from lightning_modules.training.run import (
 )
 from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
-from privacy.checks import check_delta
+from privacy.checks import check_choice, check_delta, check_number, settings_of
 from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError

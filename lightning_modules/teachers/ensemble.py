@@ -18,7 +18,6 @@ from datamodules import ShardedRecords, Shards
 from lightning_modules.callbacks.results import PredictionWriter
 from lightning_modules.networks import NetworkCallable, TwoConvNet
 from lightning_modules.networks.feature_cache import digest_of
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.ensemble_networks import (
     EnsembleNetworks,
     NetworkStack,
@@ -36,6 +35,7 @@ from lightning_modules.training.hyperparameters import keep_plain_hyperparameter
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy, processes_of, share_of
 from lightning_modules.training.run import datamodule_as, missing_callbacks
+from privacy.checks import check_choice, check_number, check_whole_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.processes import Processes, require_same

@@ -23,9 +23,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from lightning_modules.networks import ImageClassifier
 from lightning_modules.networks.feature_cache import remembered_features
 from lightning_modules.networks.fixed_features import LinearOnFeatures, WhitenedFeatures, fixed_extractor
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.teacher import InnerProduct, PriorCrossEntropy
 from lightning_modules.training.randomness import full_float32, random_states
+from privacy.checks import check_choice, check_number, check_whole_number
 
 Counts: TypeAlias = Sequence[int] | None
 """Numbers of records of each person, which are adjacent; None if each record counts by itself."""

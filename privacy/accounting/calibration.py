@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from privacy.checks import check_nonnegative
+from privacy.checks import check_number
 
 #: Stands for any number of releases, where more cost the same.
 NO_LIMIT = 2**62
@@ -45,7 +45,7 @@ def calibrate_noise(
     >>> round(found.value, 3), found.epsilon <= 1.0
     (37.306, True)
     """
-    target = check_nonnegative("target_epsilon", target_epsilon)
+    target = check_number("target_epsilon", target_epsilon, least=0)
     best = epsilon_of(high)
     if best > target:
         raise ValueError(f"target_epsilon must be at least {best:.6g}, what noise {high:g} costs, got {target:g}")
@@ -78,7 +78,7 @@ def calibrate_count(epsilon_of: Callable[[int], float], target_epsilon: float, *
     >>> calibrate_count(lambda n: compose({Gaussian(0.02): n}, 1e-5).epsilon, 1.0).value
     179
     """
-    target = check_nonnegative("target_epsilon", target_epsilon)
+    target = check_number("target_epsilon", target_epsilon, least=0)
     if (spent := epsilon_of(0)) > target:
         raise ValueError(f"target_epsilon must be at least {spent:.6g}, what is spent already, got {target:g}")
     low, high = 0, 1

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.checks import check_nonnegative, check_probability, registered
+from privacy.checks import check_number, registered
 from privacy.neighbours import Relation, Unit
 from privacy.numerics import pld
 
@@ -55,8 +55,8 @@ class Release(ABC):
     def __post_init__(self) -> None:
         """Refuses numbers below 0, and sample rates above 1; scales may be infinite."""
         for name in (one.name for one in dataclasses.fields(self) if one.type in ("float", float)):
-            value, rate = getattr(self, name), name == "sample_rate"
-            checked = check_probability(name, value) if rate else check_nonnegative(name, value, infinite=True)
+            rate = name == "sample_rate"
+            checked = check_number(name, getattr(self, name), least=0, most=1 if rate else math.inf, infinite=not rate)
             object.__setattr__(self, name, checked)
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from privacy.checks import check_positive
+from privacy.checks import check_number
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
 from privacy.mechanisms.base import FLOATS, THRESHOLDS, Description, Mechanism, Shape
 from privacy.mechanisms.noisy_gradients import THEOREMS, NoisyGradients, theorem
@@ -138,7 +138,7 @@ class DirectLabels(Mechanism):
     epsilon: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
+        check_number("epsilon", self.epsilon, above=0)
 
     def cost(self, shape: Shape) -> Charge:
         of_label = RandomizedResponse(self.epsilon, shape.num_classes, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)

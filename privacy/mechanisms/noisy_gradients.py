@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from privacy.checks import check_count, check_positive, look_up
+from privacy.checks import check_count, check_number, look_up
 from privacy.events import Gaussian
 from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards, require_shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, GradientBounding, keep_largest, zero_non_finite_samples
@@ -122,7 +122,7 @@ def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *
     0.32
     """
     rows = check_count("batch_size", batch_size, minimum=1)
-    sigma = check_positive("noise_multiplier", noise_multiplier)
+    sigma = check_number("noise_multiplier", noise_multiplier, above=0)
     bounded = look_up("bounding", bounding, GRADIENT_BOUNDINGS)
     return look_up("release", release, GRADIENT_RELEASES).mu(rows, sigma, bounding=bounded)
 

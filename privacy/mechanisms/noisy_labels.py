@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from privacy.checks import check_count, check_positive
+from privacy.checks import check_count, check_number
 from privacy.events import RandomizedResponse, Repeated
 from privacy.mechanisms.base import THRESHOLDS, Description, Mechanism, Shape, require_shape
 from privacy.mechanisms.noise import NoiseSource, bernoulli, uniform_integers
@@ -126,7 +126,7 @@ class NoisyLabels(Mechanism):
     smallest: int = 2
 
     def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
+        check_number("epsilon", self.epsilon, above=0)
         check_count("smallest", self.smallest, minimum=2)
 
     def require(self, shape: Shape) -> None:

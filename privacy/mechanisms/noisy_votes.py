@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from privacy.checks import check_positive, look_up
+from privacy.checks import check_number, look_up
 from privacy.events import Gaussian, LaplaceVotes
 from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards
 from privacy.mechanisms.bounding import zero_non_finite_samples
@@ -70,9 +70,9 @@ class NoisyVotes(Mechanism):
 
     def __post_init__(self) -> None:
         look_up("kind", self.kind, _SOURCES)  # refuses one whose cost is unknown
-        check_positive("scale", self.scale)
+        check_number("scale", self.scale, above=0)
         if self.latent_epsilon is not None:
-            check_positive("latent_epsilon", self.latent_epsilon)
+            check_number("latent_epsilon", self.latent_epsilon, above=0)
 
     def claim(self, scale: float, epsilon1: float) -> Claim:
         """What the paper counts for one label; ε₁ of the latent codes' noise enters only DGD's."""

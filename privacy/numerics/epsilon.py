@@ -26,7 +26,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from privacy.checks import check_delta, check_nonnegative
+from privacy.checks import check_delta, check_number
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF_PI = math.sqrt(0.5 * math.pi)
@@ -89,7 +89,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> gaussian_epsilon(0.0, 1e-5), gaussian_epsilon(float("inf"), 1e-5)
     (0.0, inf)
     """
-    mu = check_nonnegative("mu", mu, infinite=True)
+    mu = check_number("mu", mu, least=0, infinite=True)
     delta = check_delta(delta)
     if mu == 0.0:
         return 0.0
@@ -117,7 +117,7 @@ def rdp_slope_epsilon(slope: float, delta: float) -> float:
     >>> [round(rdp_slope_epsilon(a, 1e-5), 6) for a in (0.02, 1.63, 10.24)]
     [0.794315, 9.472543, 30.598832]
     """
-    slope = check_nonnegative("slope", slope, infinite=True)
+    slope = check_number("slope", slope, least=0, infinite=True)
     delta = check_delta(delta)
     if slope == 0.0 or math.isinf(slope):
         return slope

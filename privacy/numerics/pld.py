@@ -29,7 +29,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from privacy.checks import check_count, check_delta, check_positive, check_probability
+from privacy.checks import check_count, check_delta, check_number
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -64,8 +64,8 @@ class LossDistribution:
     infinite: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive("interval", self.interval)
-        check_probability("infinite", self.infinite)
+        check_number("interval", self.interval, above=0)
+        check_number("infinite", self.infinite, least=0, most=1)
         if self.masses.ndim != 1 or self.masses.size == 0 or not np.all(self.masses >= 0.0):
             raise ValueError("masses must be a non-empty vector of probabilities")
         total = float(self.masses.sum()) + self.infinite

@@ -13,8 +13,8 @@ from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase, StudentPhas
 from lightning_modules.labeldp import GeneratorTraining
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
-from lightning_modules.setting_checks import check_choice, check_number, check_whole_number
 from lightning_modules.teachers.config import TeacherConfig
+from privacy.checks import check_choice, check_number, check_whole_number
 from privacy.mechanisms import DirectGradients, DirectLabels, Mechanism
 
 COUNT, FINITE = "and a whole number, got -1", "finite.*, got nan"
