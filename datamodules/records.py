@@ -110,7 +110,8 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         """Returns a copy on a device, where batches are then assembled; what is not in memory stays in its files."""
         if not isinstance(self.images, Tensor):
             return self
-        return replace(self, **{name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.

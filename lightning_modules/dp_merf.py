@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import MeanEmbedding
 from lightning_modules.teachers.private_teacher import PrivateModel
-from lightning_modules.training.run import steps_of_run
 from privacy.checks import check_choice, check_whole_number
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import RawResponses
@@ -81,13 +79,6 @@ class DPMERF(DataFreeDistillation):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._embedding()
-
-    def on_train_start(self) -> None:
-        """Also warns of a student that is not trained."""
-        super().on_train_start()
-        steps = steps_of_run(self.trainer, done=self.steps_done)
-        if steps is not None and steps <= self.generator_steps:
-            rank_zero_warn(f"this run has {steps} steps, none of them the student's: lower model.generator_steps")
 
     def _embedding(self) -> MeanEmbedding:
         return cast(MeanEmbedding, self.unprotected_teacher(_REASON))

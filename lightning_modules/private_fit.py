@@ -345,13 +345,19 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
             self.draw_seed = self.processes.broadcast(torch.initial_seed())
 
     def on_train_start(self) -> None:
-        """See `PrivateFit.on_train_start`.
+        """See `PrivateFit.on_train_start`; also warns of a fit that ends before the student's first step.
 
         Raises:
             TeacherError: The student has received a weight of the teacher since the teacher was loaded.
         """
         by_all(self.processes, lambda: self.require_unlike(self.teacher))
         super().on_train_start()
+        steps = steps_of_run(self.trainer, done=self.steps_done)
+        if steps and self.schedule_steps("student", steps) <= 0:
+            rank_zero_warn(
+                f"this run has {steps} steps, none of them the student's, which will learn nothing: raise "
+                "trainer.max_epochs or data.steps_per_epoch"
+            )
 
     def on_train_batch_start(self, batch: int, batch_idx: int) -> None:
         """Remembers where the step starts, to detect an interrupted one."""

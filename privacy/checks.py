@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def _number(name: str, value: float) -> float:
+def _number(name: str, value: Any) -> float:
     """`value` as a float; refuses a bool, which Python would count as 0 or 1, and an integer that no float can hold."""
     if isinstance(value, bool) or (isinstance(value, int) and abs(value) > sys.float_info.max):
         raise ValueError(f"{name} must be a number, got {str(value)[:40]}")
@@ -112,7 +112,7 @@ def check_number(
     """
     if given is None and null:
         return math.nan
-    number = _number(name, given) if isinstance(given, Real) and not isinstance(given, bool) else math.nan
+    number = math.nan if isinstance(given, bool) or not isinstance(given, Real) else _number(name, given)
     inside = least <= number <= most and above < number and (number < below or below == math.inf)
     if inside and (infinite or math.isfinite(number)):
         return number

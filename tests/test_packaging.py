@@ -47,7 +47,7 @@ def test_wheel_holds_all_of_the_packages_and_nothing_else(tmp_path: Path) -> Non
     sources = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
-        for pattern in ("*.py", "*.yaml", "*.csv", "*.md", "py.typed")
+        for pattern in ("*.py", "*.pyi", "*.yaml", "*.csv", "*.md", "py.typed")
         for path in (ROOT / package).rglob(pattern)
     }
     installed = {name for name in files if ".dist-info/" not in name}

@@ -52,8 +52,9 @@ def _equations(text: str) -> str:
 
 
 def _reference(package: str) -> str:
-    module = ast.parse((_ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
-    imported = [one for one in ast.walk(module) if isinstance(one, ast.ImportFrom)]
+    folder = _ROOT / package.replace(".", "/")
+    module, *stub = (ast.parse(one.read_text(encoding="utf-8")) for one in sorted(folder.glob("__init__.py*")))
+    imported = [one for one in [module, *stub][-1].body if isinstance(one, ast.ImportFrom)]
     exported = sorted({name.name for one in imported for name in one.names if name.asname == name.name})
     parts = [f"# {package}", ast.get_docstring(module) or "", *(f"::: {package}.{name}" for name in exported)]
     return "\n\n".join(parts) + "\n"

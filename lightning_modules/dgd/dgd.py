@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.base import DataFreeDistillation
@@ -26,7 +26,6 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateM
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
 from lightning_modules.training.randomness import stream
-from lightning_modules.training.run import steps_of_run
 from privacy.checks import check_choice, settings_of
 from privacy.ledger import RECORDS
 from privacy.mechanisms import NoisyVotes
@@ -306,17 +305,6 @@ class DGD(DataFreeDistillation):
         if not len(self.query_set) and self.phase != "student":
             by_all(self.processes, lambda: self.session.account.require(self.session.cost))
         self._enter_next_phase()
-
-    def on_train_start(self) -> None:
-        """Also warns about a fit that ends before the student's first step."""
-        super().on_train_start()
-        steps, queries = steps_of_run(self.trainer, done=self.steps_done), self.query_phase
-        needed = self._steps_before_student + queries.steps_between * (queries.rounds - 1)
-        if steps is not None and self.phase != "student" and steps <= needed:
-            rank_zero_warn(
-                f"this fit has {steps} steps, and {needed} are needed before the student's first: it will learn "
-                "nothing. Raise trainer.max_epochs or data.steps_per_epoch"
-            )
 
     def calls_ahead(self, steps: int | None) -> int:
         """See `DataFreeDistillation.calls_ahead`: a call is one query, whatever the number of steps."""
