@@ -87,17 +87,6 @@ class Federation(PrivateModel):
         """Check nothing: the server has no weights to compare."""
         return []
 
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Not available: clients answer, through their sessions.
-
-        Raises:
-            TeacherError: Always.
-        """
-        return self._network_of(0)
-
-    def each(self, images: torch.Tensor) -> torch.Tensor:
-        return self._network_of(0)
-
     def _network_of(self, teacher: int) -> NoReturn:
         raise TeacherError("the server of a federation holds no teacher: ask the clients")
 

@@ -67,13 +67,21 @@ class PrivateModel(ABC):
     def num_teachers(self) -> int:
         """n."""
 
-    @abstractmethod
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Its decision, (N, C, H, W) → (N, c), float32: logits of one teacher, or votes of many."""
+        """One teacher's logits, (N, C, H, W) → (N, c), float32.
 
-    @abstractmethod
+        Raises:
+            TeacherError: They are several, see `each`, or at the clients of a federation.
+        """
+        raise TeacherError(f"{self.name()} gives no logits of its own: it is not one teacher")
+
     def each(self, images: torch.Tensor) -> torch.Tensor:
-        """Every teacher's logits, (N, C, H, W) → (n, N, c), float32."""
+        """Every teacher's logits of an ensemble, (N, C, H, W) → (n, N, c), float32.
+
+        Raises:
+            TeacherError: It is no ensemble.
+        """
+        raise TeacherError(f"{self.name()} is not the file of an ensemble")
 
     @abstractmethod
     def _network_of(self, teacher: int) -> nn.Module:
@@ -251,10 +259,6 @@ class PrivateTeacher(PrivateModel):
             network.to(device)
         return network.eval() if any(map(_is_training, network.modules())) else network
 
-    def each(self, images: torch.Tensor) -> torch.Tensor:
-        """See `PrivateModel.each`: (N, C, H, W) → (1, N, c)."""
-        return self.logits(images).unsqueeze(0)
-
 
 class PrivateEnsemble(PrivateModel):
     """n private classifiers, trained on disjoint shards; see `PrivateModel`.
@@ -303,10 +307,6 @@ class PrivateEnsemble(PrivateModel):
         """
         logits = self.each(images)
         return vote_counts(logits.argmax(dim=2), num_classes=logits.shape[2])
-
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """Votes as float32, shape (N, c), whose argmax is the class of most teachers. As private as they are."""
-        return self.votes(images).float()
 
     def per_client(self) -> list[PrivateTeacher]:
         """Returns each teacher as that of one client, with its own private data and ledger.
