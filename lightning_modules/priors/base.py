@@ -16,6 +16,9 @@ from torch import Tensor
 
 from lightning_modules.training.randomness import full_float32
 
+#: Bytes of the images that are drawn at once, which take several times as much memory.
+_PIECE = 2**26
+
 
 class ImagePrior(ABC):
     """Base class of priors, which draw images from a random generator alone."""
@@ -74,8 +77,9 @@ class RowPrior(ImagePrior):
             # Seeds come first: their number does not depend on the batch size.
             seeds = torch.randint(2**62, (self.seeds,), generator=generator, device=where).tolist()
             uniform = torch.rand(batch_size, self.numbers(image_shape), generator=generator, device=where)
-            rows = RandomRows(uniform.to(device), [torch.Generator(where).manual_seed(seed) for seed in seeds])
-            drawn = self.draw(rows, image_shape).clamp(-1, 1)
+            own = [torch.Generator(where).manual_seed(seed) for seed in seeds]
+            pieces = uniform.to(device).split(max(1, _PIECE // (4 * math.prod(image_shape))))
+            drawn = torch.cat([self.draw(RandomRows(piece, own), image_shape).clamp(-1, 1) for piece in pieces])
             images = drawn if drawn.dim() == 4 else drawn[:, None].expand(batch_size, *image_shape)
             return images.contiguous()
 

@@ -20,6 +20,7 @@ from lightning_modules.priors import (
     MixturePrior,
     SilhouettePrior,
     StrokePrior,
+    base,
 )
 from lightning_modules.priors.base import RandomRows, RowPrior
 
@@ -75,6 +76,13 @@ def test_the_generator_alone_decides_the_images(prior: ImagePrior) -> None:
     generator = torch.Generator().manual_seed(0)
     batches = [prior.sample(16, image_shape=(1, 16, 16), generator=generator, device="cpu") for _ in range(2)]
     assert len(torch.unique(torch.cat(batches).flatten(1), dim=0)) == 32
+
+
+@each_prior
+def test_large_images_are_drawn_in_pieces(prior: ImagePrior, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = draw(prior)
+    monkeypatch.setattr(base, "_PIECE", 4 * whole[0].numel() * 25)
+    assert torch.allclose(draw(prior), whole, atol=1e-5)
 
 
 def test_images_of_a_seed_stay_what_they_are() -> None:
