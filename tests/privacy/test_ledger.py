@@ -468,23 +468,6 @@ def test_processes_that_make_two_ledgers_one_in_both_directions_lose_nothing(pat
     assert {run: ends[0].counts(run=run)[VOTE] for *_, run in pairs} == {"one": 20, "two": 20, "three": 20}
 
 
-def test_copies_that_lead_to_each_other_are_one_of_which_something_may_be_lost(path: Path) -> None:
-    """From wherever they are opened; and they can still lead to another one."""
-    ledger = opened(path)
-    copied = Path(shutil.copy(path, path.with_name("copy.jsonl")))
-    for one, to in ((path, copied), (copied, path)):
-        with opened(one)._locked(follow=False) as write:
-            write({"event": "moved", "ledger": ledger._state.id, "path": str(to)})
-    for number, one in enumerate((path, copied, path)):
-        spend(found := opened(one, run=f"run {number}", block=1), 1)
-        assert found.path == copied and found.lost and found.counts() == {VOTE: number + 1}
-    before = copied.stat().st_size
-    assert opened(path).lost and copied.stat().st_size == before
-    opened(path).lead_to(end := opened(path.with_name("end.jsonl")))
-    assert all(opened(one).path == end.path and opened(one).counts() == {VOTE: 3} for one in (path, copied))
-    assert end.lost
-
-
 def test_all_that_copies_of_a_ledger_hold_is_counted_where_they_lead(path: Path) -> None:
     there, away = path.with_name("there.jsonl"), path.with_name("away.jsonl")
     opened(path).lead_to(opened(there))
@@ -503,22 +486,6 @@ def test_all_that_copies_of_a_ledger_hold_is_counted_where_they_lead(path: Path)
     assert last.verify_head(alone.head, whose="a checkpoint of the second copy")
     there, size = last.path or there, (last.path or there).stat().st_size
     assert opened(copies[0]).path == there and there.stat().st_size == size, "what is known is not written again"
-
-
-def test_an_open_block_follows_a_ledger_that_is_found_again(path: Path) -> None:
-    there, away = path.with_name("there.jsonl"), path.with_name("away.jsonl")
-    opened(path).lead_to(opened(there))
-    for run in ("before", "running"):
-        there.rename(away)
-        spend(alone := opened(path, run=run, block=100), 50)
-        if run == "before":
-            alone.sync()
-        away.rename(there)
-        alone.sync()
-    assert alone.counts()[VOTE] == 100
-    spend(alone, 20)
-    alone.sync()
-    assert opened(there, run="reader").counts()[VOTE] == 120
 
 
 def _forgotten(folder: Path, draw: random.Random) -> set[str]:
@@ -593,3 +560,20 @@ def test_a_line_that_nobody_could_read_is_not_written(path: Path) -> None:
             act()
         assert path.read_bytes() == whole
         assert opened(path, run="reader").counts() == {VOTE: 2}
+
+
+def test_copies_that_lead_to_each_other_are_one_of_which_something_may_be_lost(path: Path) -> None:
+    """From wherever they are opened; and they can still lead to another one."""
+    ledger = opened(path)
+    copied = Path(shutil.copy(path, path.with_name("copy.jsonl")))
+    for one, to in ((path, copied), (copied, path)):
+        with opened(one)._locked(follow=False) as write:
+            write({"event": "moved", "ledger": ledger._state.id, "path": str(to)})
+    for number, one in enumerate((path, copied, path)):
+        spend(found := opened(one, run=f"run {number}", block=1), 1)
+        assert found.path == copied and found.lost and found.counts() == {VOTE: number + 1}
+    before = copied.stat().st_size
+    assert opened(path).lost and copied.stat().st_size == before
+    opened(path).lead_to(end := opened(path.with_name("end.jsonl")))
+    assert all(opened(one).path == end.path and opened(one).counts() == {VOTE: 3} for one in (path, copied))
+    assert end.lost

@@ -19,7 +19,7 @@ from privacy import ledger_place
 from privacy.events import Gaussian
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
-from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
+from privacy.ledger_place import LedgerPlace, benchmark_ledgers, place_of, user_folder
 from privacy.plan import Charge
 from privacy.statement import about_place
 
@@ -242,35 +242,6 @@ def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(shared: Path, mon
     assert total(part) == 3, "a part of it"
 
 
-def test_what_cannot_be_written_is_counted_by_a_ledger_elsewhere(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as folders that are mounted for reading, and a colleague's ledger."""
-    (weights := shared / "weights.pt").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state of root"))
-    mine = data(shared / "pictures").home
-    places: dict[str, Callable[[], LedgerPlace]] = {
-        "pictures/train": lambda: place_of("pictures/train", home=mine),
-        "faces": lambda: place_of("faces", beside=weights),
-    }
-    for name, place in places.items():
-        used(place(), name=name)
-    (shared / "pictures").chmod(0o555)
-    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state"))
-
-    def act() -> None:
-        os.chdir(shared / "state")
-        for name, place in places.items():
-            with pytest.raises(LedgerError, match="Permission denied"):
-                used(place(), name=name)
-            with monkeypatch.context() as patch:
-                patch.setenv("TRANSCRIPTION_LEDGERS", str(shared / "state" / "others"))
-                for number in (2, 3):
-                    ledger = used(place(), name=name)
-                    assert ledger.counts()[ANSWER] == number
-                    assert any(f"THIS USER'S LEDGER: the folder {shared}" in text for text in ledger.notes)
-
-    assert _as_nobody(act) == 0
-
-
 def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
@@ -297,8 +268,3 @@ def test_a_pointer_to_a_ledger_that_is_gone_is_said(pictures: Path) -> None:
     ledger = place_of("p", home=data(pictures).home).open(private_data="p", run="run")
     assert ledger.counts() == {}
     assert [text.partition(":")[0] for text in about_place(ledger)] == ["ANOTHER LEDGER"]
-
-
-def test_homes_of_one_part_are_found_by_that_part_alone() -> None:
-    home = DataHome((Path("pictures"),), part="client-0")
-    assert all("client-0" in str(file) for file in home.searched())

@@ -10,11 +10,10 @@ import pytest
 import torch
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_curve
-from torch import nn
 
 from datamodules import Digits
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, Shadows, answers_of, attack_each, lira, train_shadows
-from privacy.attacks.answers import moved, overfitted
+from privacy.attacks.answers import overfitted
 from privacy.attacks.membership import lira_offline, rmia
 
 #: AUC that an attack reaches on the overfitted models, at the least.
@@ -122,25 +121,3 @@ def test_the_best_of_several_numbers_of_guesses_is_as_seldom_wrong_as_it_says() 
         found = AttackResult(told + 1e-3 * rng.random(coins.shape), coins, coins=True)
         wrong += found.audited(delta=0.0).epsilon_lower > 1.0
     assert wrong <= 3
-
-
-def test_rates_are_read_off_where_there_are_enough_records() -> None:
-    scores = np.arange(4000.0)[None]
-    members = (np.arange(4000) % 4 == 0)[None]
-    found = AttackResult(scores, members)
-    assert found.tpr_at(0.001) is None and found.tpr_at(0.01) == pytest.approx(0.01, abs=0.002)
-    assert found.auc == pytest.approx(0.5, abs=0.001)
-    best = AttackResult(np.where(members, 1.0, 0.0), members)
-    assert best.auc == 1.0 and best.tpr_at(0.01) == 1.0 and best.auc_interval() == (1.0, 1.0)
-
-
-def test_queries_are_the_image_and_its_moves() -> None:
-    images = torch.arange(9.0).view(1, 1, 3, 3)
-    views = moved(images)
-    assert views.shape == (5, 1, 1, 3, 3) and torch.equal(views[0], images)
-    assert views[1, 0, 0, 1].tolist() == [2.25, 3.25, 4.25]
-    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
-    records = Records(images, torch.tensor([1]))
-    found = answers_of(network, records)
-    chance = network(images).softmax(dim=1)[0, 1].item()
-    assert found.confidences[0, 0] == pytest.approx(math.log(chance / (1 - chance)), rel=1e-4)
