@@ -20,7 +20,7 @@ from datamodules import COVIDx, Digits, ImageFolder, ImageNet
 from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.losses.targets import Annotation
-from privacy import LedgerError, RandomizedResponse, compose
+from privacy import RandomizedResponse, compose
 from privacy.identity import CheckpointError
 from privacy.mechanisms import DirectLabels
 from privacy.neighbours import Relation, Unit
@@ -198,12 +198,6 @@ def test_batches_that_grow_within_a_fit_are_refused(broken: bool, monkeypatch: p
     assert model.trainer.train_dataloader.batches.sample_rate > 5 * model.session.shape.sample_rate  # type: ignore[union-attr]
 
 
-def test_a_run_that_was_interrupted_after_a_step_keeps_its_plan() -> None:
-    interrupted(DirectTraining, 2, lambda: trained(configuration(epochs=1)))
-    model = trained(configuration(epochs=1), after="run")
-    assert model.session.plan.calls == model.steps_done and not model.session.plan.changed
-
-
 def test_going_on_keeps_the_charges() -> None:
     first = trained(configuration("one", epochs=1, optimizer=ADAM))
     before = first.session.account.epsilon_label(scope="run")
@@ -215,18 +209,6 @@ def test_going_on_keeps_the_charges() -> None:
     assert second.guarantee().labels is not None
     # All runs on the digits together: more than either.
     assert second.session.account.epsilon_label(scope="private_data") >= after
-
-
-def test_the_label_switch_costs_epsilon_whatever_the_number_of_epochs_and_keeps_its_responses() -> None:
-    first = trained(configuration("one", label=True, epochs=1, optimizer=ADAM, mechanism={"epsilon": 1.0}))
-    second = trained(
-        configuration("two", label=True, epochs=6, optimizer=ADAM, mechanism={"epsilon": 1.0}), after="one"
-    )
-    kept, later = first.noisy_labels, second.noisy_labels
-    assert kept is not None and later is not None and torch.equal(kept, later)
-    # Not everybody took part in the first epoch, and all were answered for.
-    assert sum(second.session.account.counts(scope="run").values()) == 1
-    assert second.session.account.epsilon_published(scope="run") == 1.0
 
 
 def test_labels_that_no_checkpoint_kept_cost_again() -> None:
@@ -273,19 +255,6 @@ def test_no_true_label_reaches_a_batch_or_a_checkpoint() -> None:
     assert not [one for one in tensors(content) if one.shape == model._labels().shape]
 
 
-def test_the_target_of_the_paper_ends_a_run() -> None:
-    target = {"target_epsilon": 0.5, "accounting": "published", "noise_multiplier": 2.0}
-    model = trained(configuration(epochs=20, mechanism=target))
-    assert 0 < model.steps_done < 400
-    assert model.session.account.epsilon_published() <= 0.5
-    assert written("run", "result.json")["epsilon_record"] == "inf"
-
-
-def test_class_frequencies_without_an_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match="class_prior has no effect"):
-        DirectTraining(num_classes=10, image_shape=(1, 8, 8), batch_size=8, class_prior=[0.1] * 10)
-
-
 def test_choosing_by_held_out_private_records_is_refused() -> None:
     best = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val/accuracy"}}
     with pytest.raises(ValueError, match="chooses by"):
@@ -293,11 +262,3 @@ def test_choosing_by_held_out_private_records_is_refused() -> None:
     # Of noisy gradients the samples' rate decides what a step costs.
     with pytest.raises(ValueError, match=r"needs data\.class_path PoissonSampled, got Digits"):
         fit(configuration(poisson=False))
-
-
-def test_a_checkpoint_of_a_plain_teacher_is_not_gone_on_from() -> None:
-    plain = configuration("plain", epochs=1, poisson=False)
-    plain["model"] = {"class_path": "Teacher", "init_args": {"network": NETWORK}}
-    fit(plain)
-    with pytest.raises((ValueError, LedgerError, SystemExit)):
-        trained(configuration("run"), after="plain")

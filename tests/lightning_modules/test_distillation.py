@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, checkpoint, distil, fit_script, grouped
+from support.runs import BATCH_SIZE, checkpoint, distil, grouped
 from torch import nn
 
-from datamodules import Digits
 from lightning_modules import Distillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.student import StudentConfig
-from lightning_modules.teachers.config import TeacherConfig
-from privacy.mechanisms import NoisyGradients
 
 
 def run(folder: str = "run", *arguments: str, steps: int = 3, epochs: int = 1, **model: Any) -> TranscriptionCLI:
@@ -73,39 +70,6 @@ def test_a_fixed_front_is_computed_once_and_gives_the_same_logits() -> None:
     images = torch.cat([module.draw_images(call, None).half().float() for call in range(3)])
     assert features.shape == (300, *network(num_classes=10, image_shape=(1, 8, 8)).feature_extractor.output_shape)
     assert torch.allclose(module._forward_extracted(features.float()), module.student(images), atol=2e-2)
-
-
-def test_features_of_what_is_evaluated_are_computed_once_in_a_fit(folder: Path) -> None:
-    """And the figures are those of the images themselves."""
-    images: list[int] = []
-    torch.manual_seed(0)
-    module = Distillation(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, pool_size=30,
-        teacher=TeacherConfig(path="teachers/digits.ckpt"),
-        student=StudentConfig(network=LinearOnFeatures),
-    )  # fmt: skip
-    extractor = module.student.feature_extractor
-    assert isinstance(extractor, nn.Module)
-    extractor.register_forward_hook(lambda *given: images.append(len(given[1][0])))
-    fit_script(module, steps=2, epochs=2, limit_val_batches=1.0)
-    data = Digits()
-    data.setup("test")
-    tested = len(data.test_records)
-    assert sum(images) - 32 == tested  # a pool of 30 is four batches of 8
-    # The last figure is of the student as it is now, whatever was kept.
-    batches = list(data.test_dataloader())
-    right = sum(int((module.student.eval()(given).argmax(dim=1) == labels).sum()) for given, labels in batches)
-    assert float(module.trainer.callback_metrics["test_split/accuracy"]) == pytest.approx(right / tested)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"temperature": 4.0}, "temperature"), ({"mechanism": NoisyGradients()}, "mechanism")],
-)
-def test_settings_without_meaning(settings: dict[str, Any], named: str) -> None:
-    teacher = TeacherConfig(path=Constant())
-    with pytest.raises(ValueError, match=named):
-        Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=4, teacher=teacher, **settings)
 
 
 def test_images_that_tell_little_of_the_teacher_are_warned_of() -> None:

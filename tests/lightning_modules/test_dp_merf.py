@@ -79,16 +79,3 @@ def test_other_teachers_are_refused_before_they_cost_anything(folder: Path) -> N
     with pytest.raises(ValueError, match="must be a MeanEmbedding, got SmallCNN"):
         fit(merf("teacher/checkpoints/last.ckpt"))
     assert not charged()
-
-
-def test_what_cannot_work_is_said(folder: Path) -> None:
-    private_teacher("teacher", network=NETWORK)
-    small = {"images": {"generator": {"class_path": "DAFLGenerator", "init_args": {"width": 8, "latent_dim": 10}}}}
-    with pytest.raises(ValueError, match="latent_dim above 10"):
-        fit(merf("teacher/checkpoints/last.ckpt", **small))
-    with pytest.warns(UserWarning, match="none of them the student's"):
-        module = fit(merf("teacher/checkpoints/last.ckpt", steps=20, generator_steps=20)).model
-    assert charged()
-    with pytest.raises(ValueError, match="even number, got 201"):
-        MeanEmbedding(features=201)
-    assert module.guarantee().epsilon == float("inf")  # the teacher was trained without noise

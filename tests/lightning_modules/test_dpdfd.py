@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from support.variants import MoodyTeacher
 from lightning_modules import DPDFD
 from lightning_modules.losses.functional import activation, class_balance, one_hot_loss
 from lightning_modules.networks import logits_and_features
-from lightning_modules.teachers.private_teacher import PrivateTeacher
-from privacy.processes import ProcessesError
 
 
 def _snapshot(module: torch.nn.Module) -> list[torch.Tensor]:
@@ -94,20 +91,3 @@ def test_gamma_undoes_the_norm_bound_unless_it_is_given() -> None:
     for module, gamma in ((_module(), 1000.0), (_module(gamma=3.0), 3.0)):
         made = module.gradient_targets.annotation(outputs, released, module.mechanism)
         assert torch.allclose(made.targets, (-gamma * released).softmax(dim=1))
-
-
-def test_half_a_batch_that_processes_cannot_share_is_refused_by_the_batch_size_that_was_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = _module(images="both")
-    monkeypatch.setattr(DPDFD, "processes", SimpleNamespace(size=2))
-    monkeypatch.setattr(DPDFD, "trainer", SimpleNamespace())
-    with pytest.raises(ProcessesError, match=r"must be a multiple of 2 x 2 processes for images\.source='both', got 6"):
-        module.prepare_fit()
-    module.batch_size = 8
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
-    network(torch.zeros(1, *module.image_shape))
-    teacher = PrivateTeacher(network, private_data="digits/train")
-    monkeypatch.setattr(DPDFD, "read_teacher", lambda self: teacher)
-    module.prepare_fit()
-    assert module._teacher is teacher and module.images.rows == 4

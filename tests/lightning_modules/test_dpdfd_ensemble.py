@@ -14,7 +14,7 @@ from support.federations import small_networks
 from support.runs import BATCH_SIZE, distil, fit_script, guarantee, result, watched
 from torch import nn
 
-from lightning_modules import DPDFD, DPSD
+from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
@@ -68,13 +68,6 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.Mon
     assert "VOID" not in page
 
 
-def test_the_number_of_records_is_of_all_shards_together(place: Path) -> None:
-    model = run().model
-    assert model.session.num_records == 1435
-    with pytest.raises(ValueError, match=r"delta must lie below 1/N .* 1435 records"):
-        run("other", mechanism={"delta": 1e-3, "accounting": "record"})
-
-
 @pytest.mark.parametrize(
     ("teacher", "release", "message"),
     [
@@ -93,14 +86,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
         run(teacher=f"teachers/{teacher}.ckpt", mechanism={"release": release})
     # A run that is not refused has a ledger there.
     assert not any("reserve" in file.read_text() for file in Path().rglob("*.jsonl"))
-
-
-def test_dpsd_has_one_teacher() -> None:
-    with pytest.raises(ValueError, match=r"mechanism\.release must not be ensemble for DPSD.* DPDFD takes many"):
-        DPSD(
-            num_classes=10, image_shape=SHAPE, batch_size=4, teacher=TeacherConfig(path="teachers/digits.ckpt"),
-            images=PRIOR, mechanism=NoisyGradients(release="ensemble"),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

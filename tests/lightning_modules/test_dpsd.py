@@ -19,37 +19,23 @@ from support.runs import (
     leaks,
     teacher_weights,
 )
-from support.variants import FixedGradients, MoodyTeacher, generator_gap, two_teachers
+from support.variants import FixedGradients, generator_gap, two_teachers
 from torch import Tensor
 
 from lightning_modules import DPSD
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.images import Images
-from lightning_modules.losses.targets import ConfidentCandidates, FixedCandidates, LinearCandidates, class_shares
+from lightning_modules.losses.targets import LinearCandidates, class_shares
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
 from privacy.mechanisms import NoisyLabels, Shape
 
 DATA = {"class_path": "NoisyGradients", "init_args": {"top_k": 3}}
 LABEL = {"class_path": "NoisyLabels", "init_args": {"smallest": 3}}
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 
 
 def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3, **model: Any) -> TranscriptionCLI:
     path = kind if kind == "DPSD" else f"support.label_variants.{kind}"
     return distil(folder, *arguments, class_path=path, steps=steps, model={"mechanism": DATA, **model})
-
-
-def _module(**settings: Any) -> DPSD:
-    torch.manual_seed(1)
-    given = grouped(DPSD, teacher=MoodyTeacher(), **settings)
-    return DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given)
-
-
-def test_labels_have_no_gradients_to_follow() -> None:
-    assert _module(student_target="gradients").gradient_targets.student_target == "gradients"
-    with pytest.raises(ValueError, match="needs the data switch"):
-        _module(mechanism=NoisyLabels(), student_target="gradients")
 
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
@@ -58,17 +44,6 @@ def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps
     module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
     fit_script(module, steps=steps)
     return module
-
-
-@pytest.mark.parametrize(
-    "settings", [{"source": "generator"}, {"source": "generator", "reset_every": 1}, {"source": "prior"}]
-)
-def test_a_generator_that_is_never_reset_is_warned_of(
-    settings: dict[str, Any], recwarn: pytest.WarningsRecorder, folder: Path
-) -> None:
-    _fitted(DPSD, MoodyTeacher(), FixedLabels(smallest=3), images=Images(**settings))
-    warned = any("images.reset_every is null" in str(one.message) for one in recwarn)
-    assert warned == (settings == {"source": "generator"})
 
 
 def _same_candidates(kind: type[DPSD]) -> bool:
@@ -105,17 +80,6 @@ def test_the_generator_learns_of_the_teacher_through_released_targets_alone(fold
         assert _gap(DPSD, mechanism, discriminator="teacher") > 0, "a teacher that discriminates is noticed"
 
 
-def _latents(cli: TranscriptionCLI) -> torch.Tensor:
-    kept: torch.Tensor = cli.model.latents.detach().clone()
-    return kept
-
-
-def test_latent_inputs_are_trained_and_kept(folder: Path) -> None:
-    begun, ended = (_latents(run(str(steps), steps=steps)) for steps in (1, 3))
-    assert begun.shape == (BATCH_SIZE, 8) and not torch.equal(begun, ended)
-    assert torch.equal(checkpoint("3")["state_dict"]["latents"], ended)
-
-
 @pytest.mark.parametrize("mechanism", [DATA, LABEL])
 def test_a_teacher_that_discriminates_is_bounded_by_nothing(folder: Path, mechanism: Any) -> None:
     cli = run(mechanism=mechanism, discriminator="teacher")
@@ -146,20 +110,6 @@ def test_sizes_fixed_beforehand_are_charged_as_they_are_and_others_as_the_smalle
     assert expected < smallest
 
 
-def test_schedules_reach_k_and_begin_with_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"classes": 10, "smallest": 3}
-    assert {FixedCandidates().size(step, **shape) for step in range(40)} == {3}
-    linear = [LinearCandidates(begin=5, end=20).size(step, **shape) for step in range(40)]
-    assert linear[:6] == [10] * 6 and linear[20:] == [3] * 20 and linear == sorted(linear, reverse=True)
-    monkeypatch.setattr("lightning_modules.losses.targets._COVERAGE", 0.72)
-    # Unsure, sure, and 0.55 with 0.05 of each other class.
-    probabilities = torch.cat([torch.full((1, 10), 0.1), torch.eye(10)[:1], 0.05 + 0.5 * torch.eye(10)[:1]])
-    for per_image, sizes in ((True, [8, 3, 5]), (False, [5, 5, 5])):
-        schedule = ConfidentCandidates(per_image=per_image)
-        assert schedule.size(0, **shape) is None, "what follows the student is not fixed beforehand"
-        assert schedule.sizes(probabilities, smallest=3).tolist() == sizes
-
-
 ALL = {"class_path": "NoisyLabels", "init_args": {"smallest": 10, "epsilon": 2.0}}
 
 
@@ -186,9 +136,3 @@ def test_balanced_answers_follow_from_released_labels_alone(folder: Path, monkey
     assert not torch.allclose(model.offsets, offsets(answers), atol=0.1)
     saved = checkpoint("run")["state_dict"]["offsets"]
     assert torch.equal(saved, model.offsets)
-
-
-@pytest.mark.parametrize("mechanism", [DATA, LABEL])
-def test_balanced_answers_need_all_classes_as_candidates(folder: Path, mechanism: Any) -> None:
-    with pytest.raises(ValueError, match="all 10 classes as candidates"):
-        run(mechanism=mechanism, balanced_answers=True)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
+from support.runs import checkpoint, copy_runs, distil, guarantee, shelve, working_in
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
@@ -29,7 +29,7 @@ from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import KnownWeights, PlannedSteps
 from lightning_modules.training.run import clear
-from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
+from privacy import Budget, Ledger, LedgerError, Release, SampledGaussian, compose
 from privacy.account import restore_run
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import NoisyGradients, Shape
@@ -258,62 +258,10 @@ def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, m
     assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
 
 
-@pytest.mark.usefixtures("trained")
-def test_a_second_fit_of_a_student_adds_its_steps() -> None:
-    module = DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=f"private/{LAST}"),
-        images=Images(source="prior"), student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
-    )  # fmt: skip
-    for calls in (2, 4):
-        fit_script(module, steps=2)
-        assert module.session.plan.calls == calls
-    assert module.session.plan.changed
-
-
 # What the command line says on resuming is applied or refused.
 
 
-@pytest.mark.usefixtures("trained")
-def test_a_budget_given_on_resuming_is_applied() -> None:
-    model = {"teacher": f"private/{LAST}"}
-    given = {"release": "per_sample_full", "noise_multiplier": 5000.0, "accounting": "record", "scope": "run"}
-    cli = distil("run", RESUME, model=model, mechanism={**given, "delta": 1e-6}, steps=1, epochs=2)
-    charged = sorted(charge.release.gaussian_mu for charge in cli.model.session.account.counts(scope="run"))
-    assert len(charged) == 2 and charged[0] == pytest.approx(8**0.5 * 2 / 5000)
-    assert cli.model.session.account.budget.delta == 1e-6
-    with pytest.raises(BudgetExceeded, match=r"target_epsilon=0\.001"):
-        distil("run", RESUME, model=model, mechanism={**given, "target_epsilon": 0.001}, steps=1, epochs=3)
-
-
 # One ledger for a private data set.
-
-
-def test_trainings_ensembles_and_queries_stand_in_one_ledger_that_composes_them(ledgers: Path) -> None:
-    first = teacher_by_dp_sgd("teacher", noise_multiplier=2.0)
-    second = teacher_by_dp_sgd("other", noise_multiplier=1.5)
-    student("run", scope="run")
-    both = compose({**first.releases, **second.releases}, 1e-5).epsilon
-    made = stated("run")
-    assert made["epsilon"] == compose(first.releases, 1e-5).epsilon
-    assert made["epsilon_all_runs"] == stated("other")["epsilon_all_runs"] == both > made["epsilon"]
-    assert (made["trainings"], made["runs"]) == (2, 1)
-    page = Path("teacher/public/guarantee.md").read_text()
-    assert "(1 training of teachers, 0 runs on them)" in page
-    assert [path.name for path in ledgers.iterdir()] == ["Digits-train.jsonl"]
-
-
-@pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize("harm", ["edited", "cut"])
-def test_tampering_with_a_ledger_is_named(ledgers: Path, harm: str) -> None:
-    file = ledgers / "Digits-train.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    if harm == "edited":
-        position = next(number for number, line in enumerate(lines) if b'"reserve"' in line)
-        lines[position] = lines[position].replace(b'"count":', b'"count":1')
-    file.write_bytes(b"".join(lines[:-2] if harm == "cut" else lines))
-    model, mechanism = {"teacher": f"private/{LAST}"}, {"release": "per_sample_full"}
-    with pytest.raises(LedgerError, match=r"hash of the line before|not what the .* saw of it"):
-        distil("run", RESUME, model=model, mechanism=mechanism, steps=1, epochs=2)
 
 
 # What leaves the house.

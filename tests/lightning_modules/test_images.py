@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from PIL import Image
 from support.data_files import write_folders
 from support.dp_teachers import OtherDigits
@@ -21,10 +20,8 @@ import datamodules
 from datamodules import ImageDataModule, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD, images as images_module
-from lightning_modules.cli.distill import prior_for
 from lightning_modules.images import Images, PoolSource, SyntheticSource, varied
-from lightning_modules.losses.functional import informativeness
-from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
+from lightning_modules.networks import DAFLGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
 from lightning_modules.training.randomness import Draws
 
@@ -55,15 +52,6 @@ def test_a_generator_has_the_statistics_of_the_prior(kind: Any) -> None:
     assert one.scale.shape == (3, 1, 1) and torch.equal(one.scale, other.scale) and torch.equal(one.shift, other.shift)
 
 
-@pytest.mark.parametrize("name", ["MNIST", "ImageFolder"])
-def test_a_configuration_reads_the_prior_that_distill_chooses(name: str) -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Images, "images")
-    given = {"images": {"source": "prior", "prior": prior_for(name)}}
-    made = parser.instantiate(parser.parse_object(given)).images.prior
-    assert isinstance(made, StrokePrior if name == "MNIST" else MixturePrior)
-
-
 @pytest.mark.parametrize(
     ("dataset", "prior"),
     [
@@ -79,41 +67,6 @@ def test_the_prior_is_that_for_the_data_unless_given(dataset: str, prior: str, t
     for one in (source, given):
         one.open(private=set(), partitions=[], data=SimpleNamespace(dataset=data))
     assert (type(source.prior).__name__, type(given.prior).__name__) == (prior, "DeadLeavesPrior")
-
-
-@pytest.mark.parametrize("suitable", [True, False])
-def test_a_student_says_how_informative_its_images_are_at_no_cost(
-    suitable: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    monkeypatch.setattr(images_module, "_STEPS_UNTIL_TOLD", 2)
-    told: list[str] = []
-    monkeypatch.setattr(images_module, "rank_zero_info", told.append)
-    logits = 20 * torch.eye(10).repeat(103, 1)[:1024] if suitable else torch.zeros(1024, 10)
-    monkeypatch.setattr(images_module, "informativeness", lambda _: informativeness(logits))
-    module = fit(configuration("run", model={"images": "prior"}, steps=2, epochs=3)).model
-    assert module.guarantee().queries_of_run == 6 * module.batch_size  # the teacher is asked for nothing else
-    (said,) = told
-    assert said.startswith(f"Informativeness of the images: {1.0 if suitable else 0.0:.2f} of 1.") and "student" in said
-    warned = [str(one.message) for one in recwarn if "say little to the student" in str(one.message)]
-    assert len(warned) == (0 if suitable else 1) and all("BroadPrior" in one for one in warned)
-
-
-class _Own(ImageGenerator):
-    """A generator that says nothing of its output."""
-
-    latent_dim = 8
-
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        self.image_shape = image_shape
-
-    def forward(self, latents: Tensor) -> Tensor:
-        """Constant images, but for noise."""
-        return 0.9 + 0.1 * torch.randn(len(latents), *self.image_shape)
-
-
-def test_a_generator_of_ones_own_is_left_as_it_is() -> None:
-    assert isinstance(_source(source="generator", generator=_Own).generator, _Own)
 
 
 def _weights(network: nn.Module | None) -> Tensor:
@@ -136,11 +89,6 @@ def test_a_reset_gives_new_weights_that_follow_from_the_step() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     source.generator.eval()  # as it is published
     assert float(_pixels(source).std()) == pytest.approx(float(source.generator.scale), rel=0.3)
-
-
-def test_a_prior_is_never_reset() -> None:
-    with pytest.raises(ValueError, match="reset_every must be null"):
-        _source(source="prior", reset_every=5)
 
 
 class _OfAHospital(StrokePrior):

@@ -22,14 +22,12 @@ from support.runs import (
     networks,
     teacher_weights,
 )
-from support.variants import MoodyTeacher, two_teachers
+from support.variants import two_teachers
 
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.teachers.config import TeacherConfig
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
-from privacy.mechanisms import NoisyLabels
 
 STEPS, STAGES = 4, 2
 LAST = "--ckpt_path=run/checkpoints/last.ckpt"
@@ -71,36 +69,6 @@ def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path) ->
     assert cli.model.session.calls_made() == STEPS * STAGES and not cli.model.session.plan.changed
     assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
-
-
-def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path) -> None:
-    model = run(images="both", discriminator="student").model
-    assert model.session.account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
-    updates = model.optimizer("generator").optimizer.state.values()
-    assert {int(state["step"]) for state in updates} == {STEPS * STAGES}
-
-
-def test_the_generator_is_pretrained_and_fine_tuned_and_pretrained_again_where_it_begins_anew(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[int, bool]] = []
-    update = LabelDP.update_generator
-
-    def watched(self: LabelDP, images: torch.Tensor, scheduled: bool = True) -> None:
-        before = [value.clone() for value in self.generator.parameters()]  # type: ignore[union-attr]
-        update(self, images, scheduled=scheduled)
-        after = self.generator.parameters()  # type: ignore[union-attr]
-        assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
-        seen.append((len(images), scheduled))
-
-    monkeypatch.setattr(LabelDP, "update_generator", watched)
-    run(images="both", pretraining_steps=3)
-    half = BATCH_SIZE // 2
-    # The schedule counts the student's steps alone.
-    assert seen == [(half, False)] * 3 + [(half, True)] * STEPS * STAGES
-    seen.clear()
-    run("anew", f"--model.images.reset_every={STEPS}", images="generator", pretraining_steps=3)
-    assert seen == [(BATCH_SIZE, False)] * 3 * STAGES  # before each stage; in it there is no use
 
 
 def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
@@ -192,21 +160,8 @@ def test_only_whole_stages_are_begun_under_a_target(folder: Path) -> None:
     assert cli.model.stage_end == cli.model.steps_done
 
 
-def test_more_than_two_candidates_at_least_are_refused() -> None:
-    teacher = TeacherConfig(path=MoodyTeacher())
-    shared: Any = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 6, "teacher": teacher}
-    with pytest.raises(ValueError, match=r"mechanism\.smallest must be 2"):
-        LabelDP(mechanism=NoisyLabels(smallest=3), **shared)
-
-
-def test_a_teacher_without_batch_normalisation_is_told_what_is_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no BatchNorm layer.*set statistics_weight to 0"):
-        _fit_script(MoodyTeacher())
-    assert _fit_script(MoodyTeacher(), statistics_weight=0.0).steps_done == 1
-
-
-def _fit_script(teacher: torch.nn.Module, **settings: Any) -> LabelDP:
-    given = grouped(LabelDP, teacher=teacher, pretraining_steps=1, **settings)
-    module = LabelDP(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
-    fit_script(module, steps=1)
-    return module
+def test_a_generator_that_saw_the_student_alone_is_bounded_by_the_answers(folder: Path) -> None:
+    model = run(images="both", discriminator="student").model
+    assert model.session.account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
+    updates = model.optimizer("generator").optimizer.state.values()
+    assert {int(state["step"]) for state in updates} == {STEPS * STAGES}

@@ -8,59 +8,23 @@ from typing import Any
 import pytest
 import torch
 from support.runs import distil
-from torch import nn
 
+from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.external import TRIAL_ACCESS
 from lightning_modules.teachers.files import TeacherError
 from privacy.identity import CheckpointError
 
-NET = """
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, channels, pixels, classes, softmax=False):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
-        self.out = nn.Linear(4 * pixels * pixels, classes)
-        self.softmax = softmax
-
-    def forward(self, images):
-        logits = self.out(self.body(images))
-        return logits.softmax(dim=1) if self.softmax else logits
-"""
-
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder, and a network's file in another one."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "net.py").write_text(NET)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path
-
-
-def network_of(place: Path, *args: Any) -> nn.Module:
-    names: dict[str, Any] = {}
-    exec((place / "theirs" / "net.py").read_text(), names)
+def theirs() -> None:
+    """A plain file of weights, which says nothing of itself and answers with several classes."""
     torch.manual_seed(0)
-    network: nn.Module = names["Net"](*args)
-    return network
+    torch.save(SmallCNN(num_classes=10, image_shape=(1, 8, 8)).state_dict(), "teacher.pt")
 
 
-def external(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"class_path": "External", "init_args": {"name": name, "arguments": arguments}}
-
-
-def settings(place: Path, *, classes: int = 10, channels: int = 1, pixels: int = 8, **more: Any) -> dict[str, Any]:
-    arguments = {"channels": channels, "pixels": pixels, "classes": classes}
-    return {
-        "teacher": "teacher.pt",
-        "teacher_network": external("../theirs/net.py:Net", arguments),
-        "private_data": "theirs",
-        "images": "prior",
-        **more,
-    }
+def settings(**more: Any) -> dict[str, Any]:
+    named = {"teacher": "teacher.pt", "teacher_network": "SmallCNN", "private_data": "theirs"}
+    return {**named, "images": "prior", **more}
 
 
 @pytest.fixture
@@ -70,9 +34,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said: list[str]) -> None:
-    torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
-    distil("run", model=settings(place))
+@pytest.mark.usefixtures("theirs")
+def test_what_was_looked_at_is_told_and_what_was_found_is_not(said: list[str]) -> None:
+    distil("run", model=settings())
     assert f"ACCESSED WITHOUT CHARGE: {TRIAL_ACCESS}" in Path("run/public/guarantee.md").read_text()
     written = [file for file in Path("run").rglob("*") if file.is_file() and "private" not in file.parts]
     assert "model.teacher.input is not stated" in said[0]
@@ -81,8 +45,8 @@ def test_what_was_looked_at_is_told_and_what_was_found_is_not(place: Path, said:
         assert not any(text[:60].encode() in file.read_bytes() for file in written)
     # Without the look the page says that there was none.
     said.clear()
-    distil("none", model=settings(place, teacher_trial=False))
-    distil("as it is", model=settings(place, teacher_input={"range": [-1, 1]}))
+    distil("none", model=settings(teacher_trial=False))
+    distil("as it is", model=settings(teacher_input={"range": [-1, 1]}))
     assert said == []
     assert "ACCESSED WITHOUT CHARGE" not in Path("none/public/guarantee.md").read_text()
     assert not Path("none/private").exists()
@@ -100,9 +64,9 @@ def test_a_teacher_trained_here_takes_no_other_pixels(folder: Path, other: dict[
         distil(model={"teacher_input": other})
 
 
-def test_what_it_takes_is_compared_on_resuming(place: Path) -> None:
-    torch.save(network_of(place, 1, 8, 10).state_dict(), "teacher.pt")
-    begun = settings(place, teacher_input={"range": [0, 1]})
+@pytest.mark.usefixtures("theirs")
+def test_what_it_takes_is_compared_on_resuming() -> None:
+    begun = settings(teacher_input={"range": [0, 1]})
     distil("run", model=begun)
     resume = "--ckpt_path=run/checkpoints/last.ckpt"
     with pytest.raises(CheckpointError, match=r"model\.teacher.input.range was "):

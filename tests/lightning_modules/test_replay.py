@@ -10,10 +10,9 @@ import torch
 from support.runs import BATCH_SIZE, checkpoint, distil, leaks, teacher_weights
 
 from lightning_modules import DPDFD
-from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
+from lightning_modules.losses.targets import Annotation, LabelTargets
 from lightning_modules.student import Replay, ReplayMemory
 from privacy.identity import CheckpointError
-from privacy.mechanisms import NoisyGradients
 
 CAPACITY = 20
 
@@ -47,35 +46,6 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
     assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
 
 
-@pytest.mark.parametrize(("images", "kept"), [(12, {3.0, 4.0}), (3, {4.0})])  # of 8 bytes; a batch at least
-def test_large_images_are_kept_as_far_as_there_is_room(
-    images: int, kept: set[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_modules.student._MOST_BYTES", 8 * images)
-    first, second = _memory(), _memory()
-    for number in range(4):
-        first.add(*_batch(number))
-    second.load(first.state())
-    for memory in (first, second):
-        memory.add(*_batch(4))
-        assert len(memory) == max(BATCH_SIZE, images) and _drawn(memory) == kept
-
-
-@pytest.mark.parametrize("batches", [0, 1, 2, 3, 5])  # of 3 the oldest image is not the first
-def test_a_memory_goes_on_from_what_a_checkpoint_holds(batches: int) -> None:
-    first, second = _memory(), _memory()
-    for number in range(batches):
-        first.add(*_batch(number))
-    second.load(first.state())
-    for number in range(batches, batches + 2):
-        for memory in (first, second):
-            memory.add(*_batch(number))
-    assert len(first) == len(second)
-    for seed in range(3):
-        (one, targets), (other, others) = (m.draw(torch.Generator().manual_seed(seed)) for m in (first, second))
-        assert torch.equal(one, other) and torch.equal(targets, others)
-
-
 @pytest.mark.parametrize("capacity", [CAPACITY - 1, 2 * CAPACITY])
 def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
     """In a larger one, places that were never written would be drawn; in a smaller one pairs would come apart."""
@@ -87,18 +57,6 @@ def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
     with pytest.raises(CheckpointError, match=rf"replay\.capacity was {CAPACITY} and is {capacity}: resume"):
         other.load(full.state())
     _memory().load(full.state())
-
-
-def test_a_longer_stride_goes_further_along_the_released_gradient() -> None:
-    outputs, released = torch.randn(6, 10), 1e-3 * torch.randn(6, 10)
-    for follows in ("targets", "gradients"):
-        made = GradientTargets(student_target=follows).annotation(outputs, released, NoisyGradients())  # type: ignore[arg-type]
-        assert torch.equal(_memory().rows_of(made), made.targets)
-        found = _memory(stride=5.0).rows_of(made)
-        assert torch.allclose(found, (outputs - 5 * released / 1e-3).softmax(dim=1), atol=1e-6)
-        assert not torch.allclose(found, made.targets, atol=1e-2)
-    labels = torch.eye(10)[:6]
-    assert torch.equal(_memory(stride=5.0).rows_of(Annotation(labels)), labels)
 
 
 @pytest.mark.parametrize("noise_correction", [True, False])
@@ -161,8 +119,3 @@ def test_the_student_takes_steps_on_released_pairs_of_earlier_steps(
     saved = checkpoint()["replay"]
     assert torch.equal(saved["targets"], torch.cat([one.targets for one in released])[[*range(24, 32), *range(8, 24)]])
     assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
-
-
-def test_a_memory_of_less_than_a_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"replay\.capacity must be 0 or at least the batch size 6, got 5"):
-        Replay(capacity=5).build(batch_size=6)

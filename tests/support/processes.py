@@ -2,7 +2,6 @@
 
 `in_processes` forks from the test, so that nothing is imported again, and tells each process its rank as torchrun
 does: a fit of two takes about a second.
-`command_line` is what a user types, in new processes, each of which imports everything.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from support.runs import fit
 
-__all__ = ["TWO", "Forked", "StateOfEach", "command_line", "fit_in_processes", "in_processes", "saved_by"]
+__all__ = ["TWO", "Forked", "StateOfEach", "fit_in_processes", "in_processes", "saved_by"]
 
 TWO = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
 
@@ -205,45 +203,3 @@ def fit_in_processes(config: dict[str, Any], *arguments: str, seconds: float = 6
         Path(f"process{rank}.pt").unlink(missing_ok=True)
     whole = {**config, "trainer": trainer}
     return in_processes(lambda: fit(whole, *TWO, *arguments), seconds=seconds, check=check)
-
-
-def command_line(*arguments: str, seconds: float = 100, processes: Sequence[dict[str, str]] = ({},)) -> list[Any]:
-    """`python -m lightning_modules` with these arguments, ended with all that it started after a time.
-
-    Args:
-        arguments: What a user types.
-        seconds: Most that it may take.
-        processes: Environment of each process that is started at the same time, for a launcher that is played here.
-
-    Returns:
-        A `subprocess.CompletedProcess` of each, stdout and stderr together.
-
-    Raises:
-        AssertionError: It took longer; with what was printed.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "lightning_modules", *arguments],
-            env={**environment, **extra},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for extra in processes
-    ]
-    ended, deadline = [], time.monotonic() + seconds
-    hung = False
-    for process in started:
-        try:
-            printed, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            hung = True
-            _end_group(process.pid)
-            printed, _ = process.communicate()
-        _end_group(process.pid)
-        ended.append(subprocess.CompletedProcess(process.args, process.returncode, printed))
-    assert not hung, f"not done after {seconds} s:\n" + "\n---\n".join(done.stdout for done in ended)
-    return ended

@@ -13,7 +13,6 @@ import torch
 from lightning import Trainer
 from support.runs import configuration, distil, fit, result
 
-from lightning_modules.cli import main
 from privacy.checks import round_up
 
 RESULT_FIELDS = {
@@ -118,22 +117,6 @@ def test_fast_dev_run_leaves_no_litter(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"teachers", "ledgers", "given.json"}
     # A real answer of the teacher was released all the same.
     assert "reserve" in Path("ledgers/Digits-train.jsonl").read_text()
-
-
-def test_test_and_validate_need_no_teacher_and_keep_the_curves(folder: Path) -> None:
-    cli = distil(steps=2)
-    Path("teachers/digits.ckpt").unlink()
-    before = _rows("run/metrics.csv")
-    results = {}
-    for command in ("test", "validate"):
-        done = main([command, "--config", "run/config.yaml", "--ckpt_path", "run/checkpoints/last.ckpt"])
-        assert done is not None
-        results[command] = done.trainer.callback_metrics
-    record = result()
-    assert float(results["test"]["test/accuracy"]) == pytest.approx(record["accuracy"], abs=1e-6)
-    assert "test_split/accuracy" in results["validate"]
-    assert [row["step"] for row in _rows("run/metrics.csv")][: len(before)] == [row["step"] for row in before]
-    assert not cli.model.trainer.fast_dev_run
 
 
 def test_a_teachers_record_promises_nothing(trained_teacher: Path) -> None:

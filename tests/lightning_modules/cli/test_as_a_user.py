@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from support.data_files import write_folders
-from support.runs import SMALL, configuration, guarantee
+from support.runs import SMALL, guarantee
 
-from lightning_modules.networks import SmallCNN
 from privacy.accounting.composition import compose
-from privacy.events import Gaussian, SampledGaussian
+from privacy.events import SampledGaussian
 
 pytestmark = pytest.mark.slow
 
@@ -50,14 +47,6 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def reserved(place: Path) -> int:
-    """Calls of students in all ledgers below a folder."""
-    lines = [json.loads(line) for file in place.rglob("*.jsonl") for line in file.read_text().splitlines()]
-    blocks = {line["block"]: line["count"] for line in lines if line["event"] == "reserve" and line["queries"]}
-    blocks |= {line["block"]: line["used"] for line in lines if line["event"] == "settle"}
-    return sum(blocks.values())
-
-
 def test_trainings_on_one_folder_are_one_budget(user: Callable[..., str], tmp_path: Path) -> None:
     """From two working folders, under another name, and with a folder for all ledgers."""
     for part, count in (("train", 30), ("test", 4)):
@@ -78,29 +67,3 @@ def test_trainings_on_one_folder_are_one_budget(user: Callable[..., str], tmp_pa
         assert stated["epsilon_all_runs"] == pytest.approx(total, rel=1e-6)
         assert stated["trainings"] == number
         assert "Privacy ledger of pictures/train: " in said
-
-
-def test_students_of_one_teacher_are_one_budget(user: Callable[..., str], tmp_path: Path) -> None:
-    """The second has a folder for all ledgers, the third another ledger by setting: the fourth is refused."""
-    network = SmallCNN(num_classes=10, image_shape=(1, 8, 8), **SMALL["init_args"])  # type: ignore[arg-type]
-    torch.save(network.state_dict(), tmp_path / "weights.pt")
-    one, three = (compose({Gaussian(8**0.5 * 2 / 20): count}, 1e-5).epsilon for count in (1, 3))
-    target = three * 1.01
-    teacher = {"path": str(tmp_path / "weights.pt"), "private_data": "faces", "network": SMALL}
-    config = configuration(
-        model={"teacher": teacher, "images": "prior"},
-        mechanism={
-            "release": "per_sample_full", "noise_multiplier": 20.0, "target_epsilon": target, "ledger_block": 1,
-        },
-        steps=1,
-    )  # fmt: skip
-    (tmp_path / "student.yaml").write_text(json.dumps(config))
-    fit = ("fit", f"--config={tmp_path / 'student.yaml'}", *QUIET)
-    user("first", *fit)
-    assert guarantee(str(tmp_path / "first/run"))["epsilon"] == pytest.approx(one, rel=1e-6)
-    user("second", *fit, TRANSCRIPTION_LEDGERS=str(tmp_path / "of all"))
-    user("third", *fit, f"--model.budget.ledger={tmp_path / 'mine.jsonl'}")
-    assert guarantee(str(tmp_path / "third/run"))["epsilon"] == pytest.approx(three, rel=1e-6)
-    said = user("fourth", *fit, fails=True)
-    assert re.search(r"error: target_epsilon=\S+ .* leaves no room for one more step", said)
-    assert reserved(tmp_path) >= 3

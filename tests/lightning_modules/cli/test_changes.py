@@ -47,32 +47,13 @@ def of_model(class_path: str = "DPDFD", **model: Any) -> dict[str, Any]:
     return {**BUDGETED, "model": {"class_path": class_path, "init_args": given}}
 
 
-def adam(**settings: Any) -> dict[str, Any]:
-    return of_model(student={"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1, **settings}}})
-
-
-MIXTURE = {"class_path": "MixturePrior", "init_args": {"priors": [{"class_path": "FractalPrior"}], "jitter": 0.5}}
-MIXED = of_model(images={"source": "prior", "prior": MIXTURE})
 MNIST: dict[str, Any] = {"class_path": "MNIST", "init_args": {"root": "elsewhere", "val_fraction": 0.3}}
-OF_MNIST = {**BUDGETED, "data": {"class_path": "SyntheticSteps", "init_args": {"dataset": MNIST}}}
 NOISE = {"class_path": "privacy.mechanisms.noise.ReproducibleNoise", "init_args": {"seed": 7}}
 LABELS: dict[str, Any] = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2, "noise": NOISE}}
 BUDGET = {"target_epsilon": 3, "delta": 1e-6}
 OF_LABELS = of_model("DPSD", mechanism=LABELS, budget=BUDGET)
 OF_GRADIENTS = of_model("DPSD", mechanism={"release": "per_sample_full", "noise_multiplier": 7}, budget=BUDGET)
 NO_BUDGET = 'config={"model": {"init_args": {"budget": null}}}'
-
-SAID = [
-    (
-        of_model("DPSD", mechanism=LABELS),
-        "model=LabelDP",
-        "LabelDP instead of DPSD, with its teacher.path, mechanism, me",
-    ),
-    (of_model(budget=BUDGET), "model=LabelDP", "with its teacher.path, budget.target_epsilon, budget.delta."),
-    (adam(amsgrad=True), "model.student.optimizer=torch.optim.SGD", "with its lr, without its amsgrad."),
-    (MIXED, "model.images.prior=GlyphPrior", "GlyphPrior instead of MixturePrior, without its priors, jitter."),
-    (OF_MNIST, "data.dataset=FashionMNIST", "FashionMNIST instead of MNIST, with its root, val_fraction."),
-]
 REFUSED = [
     (of_model(mechanism=GRADIENTS), "model=LabelDP", r"without its mechanism\.norm_bound: write"),
     (
@@ -93,26 +74,6 @@ def parsed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str,
     return lambda config, option: (
         TranscriptionCLI([f"--config={json.dumps(config)}", f"--{option}"], run=False).config.model
     )
-
-
-@pytest.mark.parametrize(("config", "option", "said"), SAID)
-def test_what_becomes_of_settings_is_said(
-    parsed: Callable[[dict[str, Any], str], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    config: dict[str, Any],
-    option: str,
-    said: str,
-) -> None:
-    caplog.set_level("INFO")
-    model = parsed(config, option).init_args
-    assert said in caplog.text
-    budget = config["model"]["init_args"].get("budget", {})
-    assert {name: model.budget[name] for name in budget} == budget
-    caplog.clear()
-    silent(monkeypatch)
-    parsed(config, option)
-    assert "instead of" not in caplog.text
 
 
 @pytest.mark.parametrize(("config", "option", "said"), REFUSED)

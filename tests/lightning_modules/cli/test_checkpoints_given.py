@@ -24,7 +24,7 @@ import lightning_modules
 from lightning_modules import DPDFD
 from lightning_modules.callbacks.saving import LastCheckpoint, WholeCheckpointIO
 from lightning_modules.cli import main
-from lightning_modules.cli.resuming import MAY_CHANGE, differences, may_change, read_checkpoint, refuse
+from lightning_modules.cli.resuming import MAY_CHANGE, may_change, read_checkpoint
 from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.federated.connection import LocalClients
 from lightning_modules.networks import SmallCNN
@@ -127,13 +127,6 @@ def test_last_is_where_the_fit_writes(folder: Path, monkeypatch: pytest.MonkeyPa
     end_wandb_run()
 
 
-@pytest.mark.parametrize("config", [logging_to("TensorBoardLogger"), of_trainer(default_root_dir=None)])
-def test_last_of_fits_that_each_have_a_folder_is_refused(folder: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"each fit gets a new folder: set trainer\.default_root_dir, or"):
-        fit(config, "--ckpt_path=last")
-    assert not charged()
-
-
 EVERY_1000: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 1000}}
 ELSEWHERE: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "mine", "filename": "best"}}
 
@@ -162,12 +155,6 @@ def test_a_fit_that_is_done_has_its_last_checkpoint(
         require_saved()
     fit(config, "--trainer.default_root_dir=none", "--trainer.enable_checkpointing=false", "--trainer.callbacks=null")
     assert not list(Path("none").rglob("*.ckpt"))
-
-
-def test_no_callback_s_best_takes_the_place_of_the_last_state(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"save_last of ModelCheckpoint must not be link"):
-        fit(of_trainer(callbacks=[{"class_path": "ModelCheckpoint", "init_args": {"save_last": "link"}}]))
-    assert not charged()
 
 
 def test_a_fit_that_fails_has_its_last_checkpoint(folder: Path) -> None:
@@ -280,24 +267,6 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path, monkeyp
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def with_prior(class_path: str, **settings: Any) -> dict[str, Any]:
-    inner = {"class_path": class_path, "init_args": settings}
-    return {"model": {"images": {"prior": {"class_path": "a.MixturePrior", "init_args": {"priors": [inner]}}}}}
-
-
-def test_what_differs_is_found_whatever_it_is_called() -> None:
-    """Modules and lists have several names; a prior's own `noise` is no mechanism's."""
-    before = with_prior("a.b.StrokePrior", thickness=[1, 2])
-    assert differences(before, with_prior("elsewhere.StrokePrior", thickness=(1.0, 2.0))) == {}
-    assert differences(before, with_prior("a.b.StrokePrior", thickness=[1, 3]))
-    assert not any(map(may_change, ("model.images.prior.noise", "model.my.mechanism.noise", "data.my.root")))
-    found = differences(
-        {"model": {"mechanism": {"class_path": "a.Noisy"}}}, {"model": {"mechanism": {"class_path": "b.Own"}}}
-    )
-    with pytest.raises(CheckpointError, match=r"model\.mechanism was 'Noisy' and is 'Own'"):
-        refuse(found, Path("last.ckpt"))
-
-
 def test_what_may_change_is_a_setting_of_a_method_or_of_data() -> None:
     listed = {f"{group}.{name}" for group, names in MAY_CHANGE.items() for name in names.split()}
     places = ("data", "data.dataset", "data" + 3 * ".dataset", "model.images.pool", "model.pool")
@@ -309,3 +278,16 @@ def test_what_may_change_is_a_setting_of_a_method_or_of_data() -> None:
             there |= {f"model.{name}" for name in (*offered(kind, mechanisms=False), *LINKED)}
     there |= {f"model.{held}{end}" for held in ("teacher", "generator_phase.baseline") for end in ("", ".path")}
     assert listed <= there and "model.mechanism.norm_bound" not in listed
+
+
+@pytest.mark.parametrize("config", [logging_to("TensorBoardLogger"), of_trainer(default_root_dir=None)])
+def test_last_of_fits_that_each_have_a_folder_is_refused(folder: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"each fit gets a new folder: set trainer\.default_root_dir, or"):
+        fit(config, "--ckpt_path=last")
+    assert not charged()
+
+
+def test_no_callback_s_best_takes_the_place_of_the_last_state(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"save_last of ModelCheckpoint must not be link"):
+        fit(of_trainer(callbacks=[{"class_path": "ModelCheckpoint", "init_args": {"save_last": "link"}}]))
+    assert not charged()

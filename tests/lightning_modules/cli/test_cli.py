@@ -8,13 +8,10 @@ import pytest
 import yaml
 from support.runs import QUIET, configuration, fit
 
-from lightning_modules import cli as command_line
 from lightning_modules.cli import main
-from lightning_modules.cli.configs import find_config, find_configs
+from lightning_modules.cli.configs import find_configs
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import SmallCNN, Whitening
-from lightning_modules.teachers.files import TeacherError
-from privacy.account import BudgetExceeded
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -81,23 +78,6 @@ def test_an_option_or_a_file_for_a_part_of_a_networks_arguments_leaves_the_other
     assert extractor.plain.filters.shape == (10, 1, 3, 3)
 
 
-def test_every_command_is_offered_and_the_one_that_is_asked_for_alone_is_made(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (["--help"], []):
-        with pytest.raises(SystemExit):
-            main(arguments)
-        shown = capsys.readouterr()
-        assert all(name in shown.out + shown.err for name in ("fit", "validate", "test", "predict"))
-    for name in ("validate", "test", "predict"):
-        with pytest.raises(SystemExit) as end:
-            main([name, "--help"])
-        assert not end.value.code and f"[options] {name} " in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"no command fits among .*predict.*: did you mean fit\?"):
-        main(["fits"])
-    assert list(fit(configuration(steps=1)).subcommands()) == ["fit"]
-
-
 def test_a_teacher_is_kept_unless_asked_and_is_for_its_owner_alone(folder: Path) -> None:
     """One of 98.9 % was replaced by one of 10.5 %, without a word."""
     keep = {
@@ -115,26 +95,3 @@ def test_a_teacher_is_kept_unless_asked_and_is_for_its_owner_alone(folder: Path)
     fit(config, "--seed_everything=4", "--force")
     assert file.read_bytes() != first
     fit(config, "--seed_everything=4", "--ckpt_path=last", "--trainer.max_epochs=2")
-
-
-def test_sweeps_are_found_from_anywhere() -> None:
-    assert Path(find_config("sweeps/demo.yaml")).is_file()
-    assert find_config("sweeps/none.yaml") == "sweeps/none.yaml" and find_config("other.yaml") == "other.yaml"
-    found = find_configs(["fit", "--config=sweeps/demo.yaml", "-c", "sweeps/demo.yaml", "--x", "sweeps/demo.yaml"])
-    assert found[1] == f"--config={found[3]}" and Path(found[3]).is_file() and found[5] == "sweeps/demo.yaml"
-    Path("sweeps").mkdir()
-    Path("sweeps/demo.yaml").write_text("fits: []")
-    assert find_config("sweeps/demo.yaml") == "sweeps/demo.yaml"
-
-
-@pytest.mark.parametrize("error", [TeacherError("no such teacher"), BudgetExceeded("nothing fits")])
-def test_expected_errors_end_the_process_with_their_message(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def failing(args: list[str]) -> None:
-        raise error
-
-    monkeypatch.setattr(command_line, "main", failing)
-    with pytest.raises(SystemExit, match=f"error: {error}"):
-        main()
-    monkeypatch.setattr(command_line, "main", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
-    with pytest.raises(RuntimeError, match="a defect"):
-        main()

@@ -17,13 +17,9 @@ from support.runs import QUIET
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD, load_student
 from lightning_modules.cli import main
-from lightning_modules.cli.distill import facts_of
 from lightning_modules.publishing import ExportError
-from lightning_modules.teachers.files import TeacherError
-from privacy.checks import round_up
-from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.events import Release
 from privacy.identity import CheckpointError, Training
-from privacy.ledger import Ledger
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--data.batch_size", "8")
 NETWORK = """
@@ -138,37 +134,6 @@ def test_a_teacher_by_dp_sgd_bounds_its_student(folder: Path, caplog: pytest.Log
     assert json.loads(Path("public/guarantee.json").read_text())["guarantee"]["epsilon"] > 10
 
 
-def test_whose_epsilon_it_is_is_said_before_and_after(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A figure of all runs on the data stood everywhere, and none of the run itself."""
-    caplog.set_level(logging.INFO)
-    teacher = ("--teacher", "teachers/digits.ckpt", *DIGITS, "--model.mechanism.noise_multiplier", "1e5")
-
-    def announced() -> tuple[str, str]:
-        caplog.clear()
-        before = [path.read_bytes() for path in Path("ledgers").iterdir()]
-        distil(*teacher, "--to", "none", "--dry-run")
-        assert [path.read_bytes() for path in Path("ledgers").iterdir()] == before
-        found = re.search(
-            r"ε = (\S+) by this run; with all else in the ledger \S+: (\S+)\.$", caplog.text, re.MULTILINE
-        )
-        assert found is not None
-        return found[1], found[2]
-
-    alone, together = announced()
-    assert alone == together  # the control: nothing else is in the ledger yet
-    for name in ("first", "second"):
-        distil(*teacher, "--folder", f"runs/{name}", "--to", name)
-        record = json.loads(Path(f"runs/{name}/result.json").read_text())
-        epsilons = [round_up(record[f"epsilon_{of}"]) for of in ("of_run", "record", "all_runs")]
-        assert epsilons == [alone, together, together] and ("by itself costs" in record["statement"]) == (
-            name != "first"
-        )
-        card = Path(name, "README.md").read_text()
-        assert f"by itself, if nothing about it was chosen by what others gave | {alone} |" in card
-        alone, together = announced()
-        assert float(alone) < float(together)
-
-
 DIGITS_POOL = {"source": "pool", "prior": None, "pool": {"class_path": "Digits"}}
 POOL = f"--config={json.dumps({'model': {'init_args': {'images': DIGITS_POOL}}})}"
 
@@ -215,54 +180,11 @@ def test_what_cannot_be_exported_is_said_before_the_fit(folder: Path, arguments:
         assert "NOT PROTECTED" in Path("public/README.md").read_text()
 
 
-def test_a_dry_run_refuses_a_teacher_that_a_fit_would_refuse(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"teacher checkpoint none\.pt does not exist: check its path"):
-        distil("--teacher", "none.pt", *DIGITS)
-    torch.save({"weight": torch.zeros(3)}, "other.pt")
-    with pytest.raises(TeacherError, match="does not say its architecture: set"):
-        distil("--teacher", "other.pt", *DIGITS, "--dry-run")
-    with pytest.raises(TeacherError, match="do not fit the architecture SmallCNN"):
-        distil("--teacher", "other.pt", "--network", "SmallCNN", *DIGITS, "--dry-run")
-
-
 def written(folder: Path, releases: dict[Release, int], network: object) -> Path:
     training = Training(id="ab" * 8, releases=releases).to_dict()
     content = {"state_dict": {}, "training": training, "hyper_parameters": {"network": network}}
     torch.save(content, folder / "teacher.ckpt")
     return folder / "teacher.ckpt"
-
-
-def test_no_bound_is_announced_where_the_noise_can_be_drawn_again(tmp_path: Path) -> None:
-    noise = SampledGaussian(noise_multiplier=1.0, sample_rate=0.01)
-    assert facts_of(written(tmp_path, {noise: 10}, None))[0] is not None
-    for releases in ({Unbounded(reason="its seed is known"): 1}, {noise: 10, Unbounded(reason="its seed is known"): 1}):
-        assert facts_of(written(tmp_path, releases, None))[:2] == (None, None)
-
-
-def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: Path) -> None:
-    noise: dict[Release, int] = {SampledGaussian(noise_multiplier=1.0, sample_rate=0.01): 10}
-    own = "TwoConvNet"
-    assert facts_of(written(tmp_path, noise, own))[1] == own
-    told = {"name": "os.system", "arguments": {"command": "true"}}
-    for spec in (told, "theirs.py:Net", {"class_path": "TwoConvNet", "init_args": {"a": "theirs.py:Net"}}):
-        assert facts_of(written(tmp_path, noise, spec))[1] is None
-
-
-def test_the_planned_cost_is_of_the_fit_s_budget_and_ledger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It failed for a fully adaptive budget, and was silent about a ledger that is not there."""
-    command = ["calibrate", "--config", "sweeps/dpdfd_digits.yaml", "--model.teacher.path=teachers/digits.ckpt"]
-    command += ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--targets", "1"]
-    Ledger(path="led.jsonl", private_data="Digits/train", run="x").lead_to(
-        Ledger(path="away.jsonl", private_data="Digits/train", run="x")
-    )
-    Path("away.jsonl").unlink()
-    for adaptive in (False, True):
-        budget = {"accounting": "record", "scope": "private_data", "target_epsilon": "1e9", "fully_adaptive": adaptive}
-        main([*command, *(f"--model.budget.{name}={value}".lower() for name, value in budget.items())])
-        said = capsys.readouterr().out
-        assert "by this run" in said and ("the least target that allows it" in said) is adaptive
-        main([*command, "--model.budget.ledger=led.jsonl"] if adaptive else command)
-        assert ("ANOTHER LEDGER" in capsys.readouterr().out) is adaptive
 
 
 def test_the_planned_cost_is_of_the_steps_that_a_fit_would_make(

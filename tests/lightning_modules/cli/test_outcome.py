@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
-from support.data_files import picture
 from support.dp_teachers import SMALL
 from support.runs import configuration, fit
 
-from datamodules import ImageFolder
 from lightning_modules.cli import main
-from lightning_modules.cli.outcome import outcome, say_how_to_resume
+from lightning_modules.cli.outcome import outcome
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.training.run import LAST
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
@@ -90,21 +84,6 @@ def test_weights_that_are_not_finite_are_said_to_be_and_not_to_have_collapsed(
     assert json.loads(Path("run/result.json").read_text())["largest_share"] == 1, "it would be said to have collapsed"
 
 
-@pytest.mark.parametrize("bits", [16, 12])
-def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(folder: Path, bits: int) -> None:
-    draw = np.random.default_rng(0)
-    for part, label, number in itertools.product(("train", "test"), ("ants", "bees"), range(8)):
-        pixels = draw.integers(0, 4096, (8, 8), dtype=np.uint16)
-        picture(pixels, Path("pictures", part, label, f"{number}.png"))
-    data = ImageFolder(root="pictures", bits=bits, val_fraction=0.4)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        data.setup("test")
-    images = data.test_records.images
-    assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
-    assert any("set bits 12" in str(one.message) for one in said) is (bits == 16)
-
-
 def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
     private = {"method": "Teacher", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
     private["config"] = {"model": {"init_args": {"network": SMALL}}}
@@ -118,17 +97,6 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
     assert bounded["statement"] in text and "export" in text and "stay private" not in text
-
-
-@pytest.mark.parametrize(
-    ("error", "said"), [(OSError("the disk is full"), True), (ValueError("lr must be above 0"), False)]
-)
-def test_what_would_recur_is_not_resumed(tmp_path: Path, error: Exception, said: bool) -> None:
-    (tmp_path / LAST).parent.mkdir()
-    (tmp_path / LAST).touch()
-    say_how_to_resume(error, folder=tmp_path, checkpoint=str(tmp_path / LAST))
-    notes = [f"To resume: LightningCLI fit --resume {tmp_path}"] if said else []
-    assert getattr(error, "__notes__", []) == notes or not hasattr(error, "add_note")
 
 
 def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:

@@ -196,14 +196,6 @@ def test_a_run_resumed_in_a_later_round_pays_for_no_label_twice(
         assert equal(kept(whole), kept(resumed))
 
 
-def test_rounds_are_of_the_queries_that_a_target_allows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = steps_of(monkeypatch)
-    model = run(votes={"target_epsilon": laplace(10) * (1 + 1e-9)}, **IN_ROUNDS).model
-    assert len(model.query_set.labels) == 10 == model.session.calls_made() == model.session.plan.calls
-    turns = ["vae"] * VAE + ["query"] + ["student"] * 2 + ["query"]
-    assert seen == turns + ["student"] * (STEPS * EPOCHS - len(turns))
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_a_later_round_leaves_out_what_was_asked_about(known: bool) -> None:
     """Of twelve images six are left; where nobody knows which were asked about, some are chosen again."""

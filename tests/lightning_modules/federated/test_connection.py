@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
-import pytest
 import torch
 from support.features import linear
 from support.federations import BATCH_SIZE, SHAPE, question, terms
 
-from lightning_modules.federated import Introduction, LocalClients, connection
+from lightning_modules.federated import Introduction, LocalClients
 from lightning_modules.federated.feddpsd import Federation
-from lightning_modules.teachers.files import TeacherError
 from privacy import Budget
 from privacy.events import SampledGaussian
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.neighbours import Unit
 from privacy.session import PrivacySession
-
-
-def test_no_clients_are_refused() -> None:
-    with pytest.raises(ValueError, match="teachers must be a file for each client"):
-        LocalClients(teachers=[])
 
 
 def test_a_bound_on_records_is_not_taken_for_one_on_clients(tmp_path: Path) -> None:
@@ -92,19 +84,3 @@ def test_heads_on_one_extractor_answer_as_each_would_alone() -> None:
         shared = answers[f"client-{index}"]
         assert isinstance(alone, torch.Tensor) and isinstance(shared, torch.Tensor)
         assert torch.allclose(alone, shared, atol=1e-9)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_clients_that_share_what_they_learnt_are_refused(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One record would move the answers of both; frozen weights may be public, but not all of a teacher."""
-    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8))
-    networks = [torch.nn.Sequential(body, torch.nn.Linear(8, 10)) for _ in range(2)]
-    given = [copy.deepcopy(networks[0]).requires_grad_(False) for _ in range(2)] if frozen else networks
-    with pytest.raises(TeacherError, match="teachers 0 and 1 both have the weight"):
-        LocalClients(teachers=given)
-    monkeypatch.setattr(connection, "require_own_weights", lambda networks: ())
-    LocalClients(teachers=given)
-
-
-def test_heads_on_different_extractors_share_nothing() -> None:
-    assert not reached([*heads(1), heads(2, whitened=True, images=20)[1]])._share_features

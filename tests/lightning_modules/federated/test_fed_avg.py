@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, fit, result
+from support.runs import QUIET, checkpoint, result
 from torch import nn
-from torch.optim.lr_scheduler import ConstantLR
 
 from datamodules import Digits
 from lightning_modules import FedAvg
@@ -89,18 +88,3 @@ def test_resumed_as_if_never_interrupted(folder: Path) -> None:
     average("part", few, "--model.rounds=2", "--ckpt_path=part/checkpoints/last.ckpt")
     whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
     assert all(torch.equal(whole[name], part[name]) for name in whole)
-
-
-def test_a_schedule_without_an_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match="lr_scheduler has no effect"):
-        FedAvg(num_classes=10, image_shape=(1, 8, 8), lr_scheduler=ConstantLR)
-
-
-def test_other_data_are_refused(folder: Path) -> None:
-    config = {
-        "trainer": {"max_epochs": 1, "default_root_dir": "run"},
-        "model": {"class_path": "FedAvg"},
-        "data": {"class_path": "Digits"},
-    }
-    with pytest.raises(ValueError, match=r"federated averaging needs data\.class_path: Clients"):
-        fit(config, *QUIET)

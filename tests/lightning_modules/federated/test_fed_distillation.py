@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from lightning_modules import FedDistillation
 from lightning_modules.cli import main
-from lightning_modules.federated.fed_distillation import ImageTerms, boundary_support
+from lightning_modules.federated.fed_distillation import ImageTerms, boundary_support, total_variation
 from lightning_modules.images import Images
-from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.student import StudentConfig
@@ -142,15 +141,23 @@ def test_the_loss_of_images_is_of_the_means_over_all_clients(folder: Path) -> No
     assert float(module.image_loss(images, classes, module.terms)) == pytest.approx(float(expected), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"images": Images(source="prior"), "generator_loss": GeneratorLoss()}, "generator_loss needs .* got 'prior'"),
-        ({"image_terms": ImageTerms(), "generator_loss": GeneratorLoss()}, "got .* and image_terms"),
-        ({"generator_loss": GeneratorLoss(student_loss_weight=1.0)}, "student_loss_weight must be 0"),
-        ({"images": Images(source="both"), "image_terms": ImageTerms()}, "must be prior or generator, got 'both'"),
-    ],
-)
-def test_settings_without_a_meaning(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        module_of(**settings)
+def test_boundary_support_is_of_images_that_are_decided_differently() -> None:
+    ensemble = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
+    student = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    p = torch.tensor([2.0, 0.0]).softmax(0)
+    q = torch.tensor([0.0, 1.0]).softmax(0)
+    loss = boundary_support(ensemble, student)
+    assert float(loss) == pytest.approx(float((p * (p / q).log()).sum()) / 2)
+    (gradient,) = torch.autograd.grad(loss, [student])
+    assert gradient[0].abs().sum() == 0 and gradient[1].abs().sum() > 0
+    assert float(boundary_support(ensemble, ensemble)) == 0
+
+
+def test_total_variation_is_of_edges_alone() -> None:
+    assert float(total_variation(torch.full((3, 1, 8, 8), 0.4))) == 0
+    edge = torch.zeros(2, 1, 4, 4)
+    edge[..., 2:] = 1.0
+    # 4 differences of 1 to the right, none below, 3 on each diagonal.
+    assert float(total_variation(edge)) == pytest.approx(2 + 2 * math.sqrt(3))
+    noise = torch.randn(2, 1, 8, 8)
+    assert float(total_variation(noise)) > float(total_variation(0.5 * noise)) > 0

@@ -29,7 +29,6 @@ from lightning_modules.federated import (
     feddpsd,
 )
 from lightning_modules.federated.connection import _require_apart
-from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
@@ -96,14 +95,6 @@ def test_the_guarantee_says_whom_it_protects(unit: Any) -> None:
     assert charge.release.unit is (Unit.CLIENT if unit == "client" else Unit.RECORD)
     assert ("one client" in said.unit) == (unit == "client") == said.headline().startswith("Client-level")
     assert ("replacement of all records of one client" in said.relation) == (unit == "client")
-
-
-def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place: Path) -> None:
-    """One file for both runs: what they compose to is about records alone."""
-    run("first")
-    said = run("second", unit="client").guarantee()
-    assert said.unit.startswith("one training record") and said.headline().startswith("Record-level")
-    assert "client" not in said.relation
 
 
 def stated_by(client: str, folder: str = "run") -> dict[str, Any]:
@@ -173,19 +164,6 @@ def test_replacing_a_client_moves_no_more_than_is_charged() -> None:
     assert moved(Unclipped, Shouting) > 100, "a server that takes clients at their word is noticed"
 
 
-def noise_of_the_server(noise_multiplier: float) -> float:
-    """Standard deviation of what the server added to its clients' mean, in units of σC over their number, at σ = 20."""
-    mechanism = Watching(release="ensemble", noise_multiplier=noise_multiplier)
-    federated(small_networks(3), mechanism=mechanism, steps=10)
-    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in mechanism.seen])
-    return float(added.std()) / (SIGMA * 1e-3 / 3)
-
-
-def test_the_server_adds_the_noise_that_it_charges() -> None:
-    assert 0.85 < noise_of_the_server(SIGMA) < 1.15
-    assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
-
-
 def test_noise_that_a_client_could_draw_again_is_no_bound() -> None:
     reached = LocalClients(teachers=small_networks(2), noise=reproducible)
     with pytest.raises(FederationError, match="noise of client-0, client-1 can be reproduced"):
@@ -209,11 +187,6 @@ def test_a_client_that_fails_is_left_out_named_and_charged() -> None:
     assert module.steps_done == 2 and module.absences == {"client-1": 2}
     assert [client.session.calls_made() for client in reached.clients] == [2, 2, 2]
     assert any("client-1 in 2" in text for text in module.guarantee().assumptions)
-
-
-def test_too_few_answers_end_the_run() -> None:
-    with pytest.warns(UserWarning), pytest.raises(FederationError, match=r"2 answers, and min_clients is 3 \(client-1"):
-        federated(Failing(teachers=small_networks(3)), mechanism=gradients(), min_clients=3)
 
 
 def test_a_client_without_budget_takes_no_part() -> None:
@@ -309,25 +282,6 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"mechanism": NoisyGradients(release="batch_mean")},
-            "mechanism.release must be ensemble, per_sample_full or per_sample",
-        ),
-        ({"federation": " "}, "federation.name must name"),
-        (
-            {"mechanism": NoisyLabels(), "gradient_targets": GradientTargets(student_target="gradients")},
-            "needs the data switch",
-        ),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        federated(small_networks(2), **settings)
-
-
 def test_one_teacher_is_no_two_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of its would move two rows of every sum, and be charged for one."""
     with pytest.raises(TeacherError, match="teachers 0 and 1 both have the weight"):
@@ -379,6 +333,11 @@ def test_a_bound_that_clients_state_of_themselves_is_said_to_be_theirs(monkeypat
     said = federated(small_networks(2), mechanism=gradients()).guarantee().assumptions
     assert any("as the client states" in text for text in said)
     assert not any("as the client states" in text for text in own)
+
+
+def test_too_few_answers_end_the_run() -> None:
+    with pytest.warns(UserWarning), pytest.raises(FederationError, match=r"2 answers, and min_clients is 3 \(client-1"):
+        federated(Failing(teachers=small_networks(3)), mechanism=gradients(), min_clients=3)
 
 
 def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

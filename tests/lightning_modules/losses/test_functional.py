@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_modules.losses import functional as losses
 from lightning_modules.losses.functional import (
-    activation,
     class_balance,
     class_weights,
     decoupled_kd,
@@ -106,13 +105,6 @@ def test_terms_of_the_generators_loss_move_the_way_the_papers_say() -> None:
     torch.testing.assert_close(class_balance(logits), (mean * mean.log()).sum(), rtol=1e-6, atol=1e-6)
 
 
-def test_activation_norms() -> None:
-    features = torch.tensor([[3.0, -4.0], [0.0, 0.0]], requires_grad=True)
-    assert activation(features).item() == pytest.approx(7 / 4)
-    assert activation(features, norm="l2").item() == pytest.approx(5 / 2)
-    assert gradient(activation(features, norm="l2"), features).isfinite().all()
-
-
 @pytest.mark.parametrize("size", [2, 4, 10])
 def test_evidence_and_the_students_prediction_make_bayes_rule(size: int) -> None:
     """By the table of probabilities that the verifier enumerates."""
@@ -126,19 +118,6 @@ def test_evidence_and_the_students_prediction_make_bayes_rule(size: int) -> None
         likelihood = [(keep if c == answers[row] else other) if candidates[row, c] else 1 / size for c in range(10)]
         joint = outputs[row].softmax(0) * torch.tensor(likelihood).double()
         assert torch.allclose(found[row], joint / joint.sum(), atol=1e-6)
-
-
-@pytest.mark.parametrize("epsilon", [1e-3, 20.0, 100.0, 1000.0])
-def test_evidence_is_finite_at_any_epsilon(epsilon: float) -> None:
-    outputs = torch.tensor([[0.3, -1.0, 2.0, 0.0]])
-    candidates = torch.tensor([[True, True, True, False]])
-
-    found = (outputs + label_evidence(torch.tensor([1]), candidates, epsilon=epsilon)).softmax(1)
-
-    # Bayes' rule in float64 and in logs, where e^1000 has no place.
-    log_total = max(epsilon, 0.0) + math.log1p(2 * math.exp(-epsilon))
-    channel = torch.tensor([[-log_total, epsilon - log_total, -log_total, -math.log(3)]], dtype=torch.float64)
-    torch.testing.assert_close(found, torch.softmax(outputs.double() + channel, dim=1).float())
 
 
 def test_kd_is_the_divergence_and_vanishes_where_both_agree() -> None:

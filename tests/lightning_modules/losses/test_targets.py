@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,13 +60,6 @@ def test_the_gradient_is_with_respect_to_probabilities() -> None:
     assert not torch.allclose(found, GradientTargets(loss="kd").gradients(student, teacher), atol=1e-2)
 
 
-def test_probabilities_of_nothing_have_finite_gradients() -> None:
-    student = torch.tensor([[200.0, 0.0, -200.0]])
-    for loss in ("kd", "dkd", "dkd_as_printed"):
-        settings = GradientTargets(outputs="probabilities", loss=loss)  # type: ignore[arg-type]
-        assert torch.isfinite(settings.gradients(student, -student)).all()
-
-
 def test_targets_are_a_step_from_the_probabilities_back_in_the_simplex() -> None:
     outputs, released = logits(0), C * logits(1)
     settings = GradientTargets(outputs="probabilities", gamma=0.1 / C)
@@ -79,27 +71,6 @@ def test_targets_are_a_step_from_the_probabilities_back_in_the_simplex() -> None
     torch.testing.assert_close(targets.sum(1), torch.ones(6))
     default = GradientTargets(gamma=0.1 / C).annotation(outputs, released, MECHANISM).targets
     assert not torch.allclose(targets, default, atol=1e-3)
-
-
-def test_a_target_of_which_nothing_is_left_is_the_students_own_prediction() -> None:
-    outputs = logits(0)
-    released = torch.ones(6, 5)
-    targets = GradientTargets(outputs="probabilities", gamma=2.0).annotation(outputs, released, MECHANISM).targets
-    torch.testing.assert_close(targets, outputs.softmax(1))
-
-
-@pytest.mark.parametrize(("outputs", "length"), [("logits", 0.05), ("probabilities", 0.005)])
-def test_a_student_that_follows_its_targets_comes_to_its_teacher(outputs: Any, length: float) -> None:
-    """Without noise, by steps of one length: the way the gradient points is the way to the teacher."""
-    settings = GradientTargets(outputs=outputs, gamma=length / C)
-    release = releasing(NoisyGradients(norm_bound=C, noise_multiplier=0.0))
-    student, teacher = torch.zeros(6, 5), logits(1)
-    for _ in range(200):
-        released = release(settings.gradients(student, teacher))
-        student = settings.annotation(student, released, MECHANISM).targets.clamp_min(1e-6).log()
-    assert torch.equal(student.argmax(1), teacher.argmax(1))
-    left, before = (kl(teacher.softmax(1), q) for q in (student.softmax(1), torch.full((6, 5), 0.2)))
-    assert float(left.max()) < 0.1 * float(before.max())
 
 
 def test_a_followed_gradient_moves_no_common_part_of_the_logits() -> None:
@@ -141,14 +112,6 @@ def test_the_printed_loss_is_its_formula_and_not_that_of_its_reference(classes: 
     assert not torch.allclose(printed, decoupled_kd(student, teacher), rtol=1e-2)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
-def test_the_printed_loss_and_its_gradient_are_finite_for_extreme_logits(scale: float) -> None:
-    student = (scale * logits(0)).requires_grad_()
-    loss = decoupled_kd_as_printed(student, -scale * logits(0)).sum()
-    (gradient,) = torch.autograd.grad(loss, student)
-    assert math.isfinite(float(loss.detach())) and torch.isfinite(gradient).all()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -173,18 +136,6 @@ def test_answers_are_the_teachers_whatever_the_student_thinks() -> None:
     torch.testing.assert_close(made.targets.double(), teacher.double().softmax(1), rtol=0, atol=1e-6)
     wrong = settings.annotation(student, released, NoisyGradients(norm_bound=C, stability=0.1)).targets
     assert not torch.allclose(wrong.double(), teacher.double().softmax(1), atol=1e-2)
-
-
-def test_answers_of_logits_have_their_direction() -> None:
-    settings = GradientTargets(loss="logits", student_target="answers", gamma=4 / C)
-    student, teacher = torch.zeros(6, 5), 3 * logits(1)
-    released = GRADIENT_BOUNDINGS["normalize"].bound(
-        settings.gradients(student, teacher).double(), norm_bound=C, stability=1e-6
-    )
-    centred = teacher - teacher.mean(dim=1, keepdim=True)
-    expected = (4 * centred / centred.norm(dim=1, keepdim=True)).softmax(1)
-    made = settings.annotation(student, released, MECHANISM).targets
-    torch.testing.assert_close(made.float(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_answers_of_noisy_rows_are_the_nearest_distributions() -> None:

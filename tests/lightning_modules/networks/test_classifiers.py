@@ -62,17 +62,3 @@ def test_only_batch_norm_mixes_the_rows(norm: str) -> None:
     other[3] = 1.0
     apart = torch.allclose(network(images)[0], network(other)[0], atol=1e-6)
     assert apart == (norm != "batch")
-
-
-@pytest.mark.parametrize(
-    ("build", "named"),
-    [
-        (lambda: DataLensClassifier(image_shape=(1, 7, 8)), "image_shape.*DataLensClassifier.*8x8.*7x8"),
-        (lambda: TwoConvNet(image_shape=(1, 3, 8)), "image_shape.*4x4"),
-        (lambda: TanhCNN(image_shape=(1, 15, 28)), "image_shape.*16x16"),
-        (lambda: SmallCNN(image_shape=(1, 8, 8), depth=4), "image_shape.*depth 4.*16x16"),
-    ],
-)
-def test_images_that_are_too_small_are_refused(build: object, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        build()  # type: ignore[operator]

@@ -47,15 +47,6 @@ def test_equal_extractors_compute_features_of_equal_images_once(computed: list[i
     assert computed == [5, 5]  # nothing is kept outside
 
 
-def test_of_images_in_another_batch_only_new_ones_are_computed(computed: list[int]) -> None:
-    one = extractor()
-    with feature_memory():
-        first = one(IMAGES[:3])
-        mixed = one(IMAGES[[4, 1, 3, 0]])
-        assert computed == [3, 2]
-    assert torch.equal(mixed[[1, 3]], first[[1, 0]]) and alike(mixed, extractor()(IMAGES[[4, 1, 3, 0]]))
-
-
 def wrong_images(one: WhitenedFeatures) -> torch.Tensor:
     return one(-IMAGES)
 

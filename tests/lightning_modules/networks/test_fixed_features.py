@@ -13,7 +13,6 @@ from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.feature_cache import same_module
 from lightning_modules.networks.fixed_features import (
     WhitenedFeatures,
-    leading_eigenvectors,
     moved_each_way,
     whitening_of,
 )
@@ -43,20 +42,6 @@ def test_ratios_of_variances_shrink_by_the_power(power: float, expected: float) 
     rows = stretched()
     found = spread(evened(rows, whitening_of(rows, power=power, floor=1e-9)))
     assert found == pytest.approx(expected, rel=0.5)
-
-
-def test_a_few_eigenvectors_of_a_large_matrix_span_what_the_exact_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.randn(600, 600, generator=torch.Generator().manual_seed(0)).double() / torch.arange(1, 601)
-    matrix = rows.T @ rows
-    values, exact = torch.linalg.eigh(matrix)
-    monkeypatch.setattr("lightning_modules.networks.fixed_features._MORE", 200)
-    found, vectors = leading_eigenvectors(matrix, count=20)
-    assert torch.allclose(found, values.flip(0)[:20], rtol=1e-6)
-    span = exact.flip(1)[:, :20]
-    assert torch.allclose(vectors @ vectors.T, span @ span.T, atol=1e-6)
-    monkeypatch.setattr("lightning_modules.networks.fixed_features._ROUNDS", 1)  # too few
-    found, _ = leading_eigenvectors(matrix, count=20)
-    assert not torch.allclose(found, values.flip(0)[:20], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("count", "size"), [(300, 12), (12, 20)])
@@ -98,8 +83,3 @@ def test_features_of_moved_images_are_averaged(mirrored: bool) -> None:
     assert not torch.allclose(averaged.before_whitening(given), each[0], atol=1e-2)
     # Statistics are of the averaged features as well, and the two never count as one.
     assert not torch.equal(plain.mean, averaged.mean) and not same_module(plain, averaged)
-
-
-def test_shifts_out_of_the_image_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"whitening\.shifts must be below 8 pixels, got 8"):
-        whitened(shifts=8)

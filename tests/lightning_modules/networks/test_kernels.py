@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_modules.networks import kernels
-from lightning_modules.networks.kernels import Kernels, spherical_kmeans
+from lightning_modules.networks.kernels import Kernels
 from lightning_modules.priors import DeadLeavesPrior
 
 SHAPE = (3, 14, 12)
@@ -75,24 +74,3 @@ def test_features_are_what_their_definition_says(settings: dict[str, Any], monke
     assert torch.allclose(network(given).double(), expected, atol=1e-4)
     monkeypatch.setattr(kernels, "_BANDWIDTH", 0.7)  # the mutant: another kernel than the factors are of
     assert not torch.allclose(network(given).double(), expected, atol=1e-3)
-
-
-def test_anchors_are_directions_that_rows_lie_around() -> None:
-    draw = torch.Generator().manual_seed(0)
-    middles = F.normalize(torch.randn(5, 8, generator=draw))
-    which = torch.arange(2000) % 5
-    rows = middles[which] + 0.05 * torch.randn(2000, 8, generator=draw)
-    rows = rows * (0.5 + torch.rand(2000, 1, generator=draw))  # lengths say nothing
-    anchors = spherical_kmeans(rows, count=5)
-    assert torch.allclose(anchors.norm(dim=1), torch.ones(5), atol=1e-5)
-    assert torch.equal(anchors, spherical_kmeans(rows, count=5))
-    assert float((middles @ anchors.T).max(dim=1).values.min()) > 0.9995
-    assert float((middles @ spherical_kmeans(rows, count=5, rounds=0).T).max(dim=1).values.min()) < 0.9995
-    # Plain surfaces are no directions.
-    with pytest.raises(ValueError, match=r"anchors must be at most 3 of 53 .* got 4"):
-        spherical_kmeans(torch.cat([rows[:3], 1e-3 * rows[:50]]), count=4)
-
-
-def test_images_that_are_too_small_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 15x15 pixels, got 14x12"):
-        features(cells=5)

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_modules.networks import patches
-from lightning_modules.networks.patches import Patches, patch_filters
-from lightning_modules.priors import DeadLeavesPrior, FractalPrior
+from lightning_modules.networks.patches import Patches
+from lightning_modules.priors import DeadLeavesPrior
 
 SHAPE = (3, 12, 10)
 SMALL: dict[str, Any] = {"filters": 12, "patch": 4, "stride": 1}
@@ -60,30 +59,3 @@ def test_features_are_what_their_definition_says(settings: dict[str, Any], monke
         network.load_state_dict({**network.state_dict(), mutant: torch.tensor(0.5)})
         assert not torch.allclose(network(given).double(), expected, atol=1e-3)
         network = features(**settings)
-
-
-def test_filters_compare_whitened_patches() -> None:
-    """Over the patches that they were made of, a filter's responses are its patch's scalar products."""
-    patches = torch.randn(4000, 6, generator=torch.Generator().manual_seed(1)) * torch.logspace(0, -1, 6)
-    filters, offsets = patch_filters(patches, count=4, contrast=0.1, regularisation=1e-6)
-    rows = patches.double() - patches.double().mean(dim=1, keepdim=True)
-    rows = rows / (rows.square().mean(dim=1, keepdim=True) + 0.1**2).sqrt()
-    values, vectors = torch.linalg.eigh(torch.cov(rows.T))
-    whitened = (rows - rows.mean(dim=0)) @ vectors @ torch.diag((values.clamp_min(0) + 1e-6).rsqrt()) @ vectors.T
-    chosen = whitened[whitened.norm(dim=1) > 1][:4]
-    expected = whitened @ F.normalize(chosen).T
-    assert torch.allclose(rows @ filters.double() + offsets.double(), expected, atol=1e-3)
-    # Each varies by 1, which is what whitening is for; without it each by something else.
-    ones = torch.ones(4, dtype=torch.float64)
-    assert torch.allclose((rows @ filters.double()).std(dim=0), ones, atol=0.05)
-    assert not torch.allclose((rows @ F.normalize(rows[:4]).T).std(dim=0), ones, atol=0.2)
-
-
-def test_more_filters_than_a_prior_has_patches_are_refused() -> None:
-    with pytest.raises(ValueError, match="filters must be at most 0 of 50"):
-        patch_filters(torch.zeros(50, 12), count=1, contrast=0.1, regularisation=0.1)
-    assert features(prior=FractalPrior()).filters.shape[0] == 12
-    with pytest.raises(ValueError, match="at least 12x12 pixels"):
-        features(patch=11)
-    with pytest.raises(ValueError, match=r"Patches\.power"):
-        features(power=0.0)

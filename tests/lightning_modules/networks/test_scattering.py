@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from support.features import linear
 
 from lightning_modules.networks.scattering import Scattering
-from lightning_modules.priors import StrokePrior
 
 SHAPE = (1, 28, 28)
 
@@ -21,12 +19,6 @@ def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> 
     assert extractor.output_shape == expected
     assert extractor(torch.rand(3, *shape)).shape == (3, *expected)
     assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
-
-
-def test_a_constant_image_has_its_value_and_no_waves() -> None:
-    features = Scattering(SHAPE).scattered(torch.full((1, 1, 28, 28), 0.7))[0]
-    assert torch.allclose(features[0], torch.full((7, 7), 0.7), atol=1e-4)
-    assert float(features[1:].abs().max()) < 1e-3
 
 
 def wave(angle: float, frequency: float) -> torch.Tensor:
@@ -62,10 +54,3 @@ def test_second_order_tells_apart_what_the_first_cannot() -> None:
     assert float(extractor.scattered(beating)[0, 17:].abs().mean()) > 3 * float(
         extractor.scattered(steady)[0, 17:].abs().mean()
     )
-
-
-def test_settings_without_meaning() -> None:
-    with pytest.raises(ValueError, match="image_shape"):
-        Scattering((1, 2, 2))
-    with pytest.raises(ValueError, match="prior must be null for Scattering without whitening, got StrokePrior"):
-        linear(prior=StrokePrior())

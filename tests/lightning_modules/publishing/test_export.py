@@ -6,9 +6,10 @@ import csv
 import fcntl
 import hashlib
 import json
-import math
 import os
 import re
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from lightning_modules.publishing import ExportError, export
 from lightning_modules.publishing.model_card import inline
 from lightning_modules.training.run import LOCK
 from privacy.exported import AlteredError
-from privacy.guarantee import MEANINGFUL_EPSILON
 
 
 def run_export(run: str, *arguments: str, to: str = "out") -> Path:
@@ -189,14 +189,6 @@ def test_the_card_of_a_bounded_student(runs: Path) -> None:
     assert "NOT PROTECTED" not in text
 
 
-def test_a_licence_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = card(run_export("bounded"))
-    assert found.data.license == "unknown" and "None is stated" in found.text
-    assert "--license apache-2.0" in capsys.readouterr().out
-    assert "None is stated" not in card(run_export("bounded", "--license", "mit", "--force")).text
-    assert "--license apache-2.0" not in capsys.readouterr().out
-
-
 def test_an_export_classifies_pictures_as_its_run_prepared_them(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_export("bounded")
     draw = np.random.default_rng(0)
@@ -231,15 +223,6 @@ def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: P
     assert first.startswith("> **NOT PROTECTED: nothing bounds what this model reveals")
     assert "differential-privacy" not in found.data.tags
     assert "| record-level ε | infinite (nothing bounds it) |" in found.text
-
-
-def test_a_bound_that_protects_nobody_is_no_tag(runs: Path) -> None:
-    edited("bounded", epsilon=3366491.99)
-    Path("bounded/result.json").unlink()
-    found = card(run_export("bounded"))
-    assert "NOT PROTECTED in any meaningful sense: record-level ε = 3" in found.text
-    assert "differential-privacy" not in found.data.tags
-    assert MEANINGFUL_EPSILON == 20
 
 
 def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
@@ -351,28 +334,34 @@ def test_an_export_appears_whole_or_not_at_all(runs: Path, monkeypatch: pytest.M
     assert not (runs / "new").exists() and not list(runs.glob(".*.part"))
 
 
-def test_without_the_extra_for_onnx_the_export_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run_export("bounded")
-    assert "student.onnx was not written: ONNX needs" in capsys.readouterr().out
-    assert not (folder / "student.onnx").exists() and "Nothing here loads without it" in card(folder).text
-
-
-def test_a_script_names_the_class_that_it_gave_as_an_object(runs: Path) -> None:
-    path = "bounded/checkpoints/last.ckpt"
-    content = torch.load(path, weights_only=True)
-    content["distillation"]["objects"] = ["student"]
-    del content["hyper_parameters"]["student"]
-    network = SmallCNN(image_shape=(1, 8, 8))
-    content["state_dict"] = {f"student.{name}": value for name, value in network.state_dict().items()}
-    torch.save(content, path)
-    with pytest.raises(ExportError, match="--network CLASS_PATH"):
-        run_export("bounded")
-    run_export("bounded", "--network", "lightning_modules.networks.SmallCNN")
-    assert math.isfinite(float(json.loads(Path("out/guarantee.json").read_text())["guarantee"]["epsilon"]))
-
-
 def test_a_name_cannot_say_something_else_in_the_card() -> None:
     shown = inline("cat\n\n# Protected: ε = 0 [see](http://x) <b>`x`</b>")
     assert "\n" not in shown and "\\# Protected" in shown
     assert "[" not in shown.replace("\\[", "") and "<" not in shown.replace("\\<", "")
     assert inline("T-shirt/top, Straße 5") == "T-shirt/top, Straße 5"
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "use_your_student.md"
+
+
+def test_the_page_runs(runs: Path, with_onnx: None) -> None:
+    Path("runs/my_run").mkdir(parents=True)
+    shutil.copytree("generated", "runs/my_run/version_0")
+    picture(np.zeros((12, 16), dtype=np.uint8), Path("new-pictures/1.png"))
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    given = []
+    for kind, text in blocks:
+        if kind == "bash":
+            command, *arguments = shlex.split(text)
+            assert command == "LightningCLI"
+            main(arguments)
+            continue
+        exec(compile(text, str(PAGE), "exec"), names)
+        if "network" in names:
+            given.append(names["network"](torch.zeros(5, 1, 8, 8)))
+    assert len(blocks) == 6 and torch.allclose(given[0], given[1], atol=1e-4)
+    assert torch.allclose(torch.from_numpy(names["logits"]), given[0], atol=1e-4)
+    assert Path("runs/my_run/version_0/predictions.csv").is_file()
+    listed = set(re.findall(r"`([\w.]+/?)`", PAGE.read_text(encoding="utf-8")))
+    assert {f"{path.name}/" if path.is_dir() else path.name for path in Path("my-student").iterdir()} <= listed

@@ -87,20 +87,3 @@ def test_logits_that_differ_are_refused() -> None:
 
     with pytest.raises(ExportError, match="does not take 1 images"):
         require_agreement(of_two, made, image_shape=GREY, name="it")
-
-
-class Unruly(nn.Module):
-    """What it does depends on what it is given."""
-
-    def __init__(self, *, num_classes: int = 4) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(images.flatten(1))
-        return -logits if float(images.mean()) > 0 else logits
-
-
-def test_a_network_that_cannot_be_traced_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"Unruly cannot be exported to ONNX"):
-        write_onnx(Unruly().eval(), tmp_path, image_shape=GREY)

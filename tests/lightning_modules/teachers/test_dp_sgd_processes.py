@@ -16,7 +16,6 @@ from support.runs import checkpoint, fit
 from datamodules import Digits
 from datamodules.base import Part
 from datamodules.records import ImageDataset
-from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.mechanisms.noise import ReproducibleNoise
 
@@ -88,17 +87,3 @@ def test_a_stale_copy_of_records_or_settings_is_refused(
     ended = fit_in_processes(configuration("two"), check=False)
     assert [end.code == 0 for end in ended] == [broken, broken]
     assert any("the processes have different private records or settings" in end.printed for end in ended) is not broken
-
-
-def test_an_error_of_one_process_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = DPSGDTeacher.training_step
-
-    def fail(self: DPSGDTeacher, batch: Any, batch_idx: int) -> None:
-        if self.trainer.global_rank == 1 and batch_idx == 1:
-            raise RuntimeError("of one")
-        step(self, batch, batch_idx)
-
-    monkeypatch.setattr(DPSGDTeacher, "training_step", fail)
-    ended = fit_in_processes(configuration("two"), seconds=60, check=False)
-    assert all(end.code for end in ended) and "of one" in ended[1].printed
-    assert sorted(path.name for path in Path("two/public").iterdir()) == ["guarantee.json", "guarantee.md"]

@@ -366,17 +366,6 @@ def test_settings_without_a_meaning() -> None:
         TeacherEnsemble(num_classes=10, image_shape=SHAPE)(torch.zeros(1, *SHAPE))
 
 
-def test_passes_over_a_shard() -> None:
-    order = shuffled_passes(7, first=0, count=21, seed=1, teacher=2)
-    assert all(sorted(part.tolist()) == list(range(7)) for part in order.split(7))
-    assert len({tuple(part.tolist()) for part in order.split(7)}) == 3
-    for first, count in ((0, 7), (3, 4), (6, 2), (5, 16)):
-        assert torch.equal(
-            shuffled_passes(7, first=first, count=count, seed=1, teacher=2), order[first : first + count]
-        )
-    assert not torch.equal(order, shuffled_passes(7, first=0, count=21, seed=1, teacher=3))
-
-
 def test_shifts_by_hand() -> None:
     images, moves = torch.randn(4, 3, 4, 6), torch.tensor([[0, 0], [1, 0], [0, -1], [-2, 2]])
     black = nn.functional.pad(images, (2, 2, 2, 2), value=-1.0)

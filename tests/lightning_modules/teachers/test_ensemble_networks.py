@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,15 +11,12 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN, logits_and_statistics
+from lightning_modules.networks import DataLensClassifier, LinearOnFeatures, SmallCNN
 from lightning_modules.teachers.ensemble_networks import (
     NetworkStack,
-    in_threads,
     restored,
-    solve_head,
     solve_ridge,
     stacked,
-    with_feature_extractor,
     without_feature_extractor,
 )
 
@@ -110,54 +105,6 @@ def test_networks_asked_together_or_restored_answer_as_each_by_itself(factory: A
         assert not torch.allclose(mutant.logits(images), alone, atol=1e-3)
 
 
-def test_the_number_of_threads_does_not_change_a_bit(images: Tensor) -> None:
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        found.append(NetworkStack(networks()).logits(images))
-        assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
-    assert torch.equal(*found)
-
-
-def test_hooks_fire_on_one_network_and_see_its_own_statistics(images: Tensor) -> None:
-    stack = NetworkStack(networks())
-    distances = [float(logits_and_statistics(stack.network(number), images)[1].detach()) for number in range(5)]
-    assert len(set(distances)) == 5
-
-
-def test_the_others_are_brought_to_their_end_where_one_fails() -> None:
-    done: list[int] = []
-
-    def work(item: int) -> None:
-        if item == 0:
-            raise ValueError("first")
-        time.sleep(0.01)
-        done.append(item)
-
-    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="first"):
-        in_threads(work, [0, 1, 2, 3], pool=pool)
-    assert sorted(done) == [1, 2, 3]
-
-
-def test_the_feature_extractor_is_asked_once_for_all_networks(images: Tensor) -> None:
-    parts, (extractor, *_) = zip(*map(without_feature_extractor, networks(OnEdges)), strict=True)
-    extractor.asked = 0
-    NetworkStack(parts, feature_extractor=extractor).logits(images)
-    assert extractor.asked == 3  # a piece of seven each
-
-
-def test_taken_out_and_put_back(images: Tensor) -> None:
-    (network,) = networks(OnEdges, 1)
-    names, before = list(network.state_dict()), network(images)
-    part, extractor = without_feature_extractor(network)
-    assert isinstance(extractor, nn.Module) and without_feature_extractor(part) == (part, None)
-    whole = with_feature_extractor(part, extractor)
-    assert list(whole.state_dict()) == names and torch.equal(whole(images), before)
-    # The part stays what it was, and the weights are shared.
-    assert isinstance(part.feature_extractor, nn.Identity) and whole.head is part.head
-
-
 @pytest.mark.parametrize("factory", [Learning, Kept, small])
 def test_a_front_that_learns_or_has_a_state_stays(factory: Any) -> None:
     network = factory()
@@ -187,18 +134,3 @@ def test_it_is_ridge_regression_to_centred_labels_with_a_penalised_bias(count: i
     # Negative controls: labels that are not centred; twice the penalty.
     assert not torch.allclose(found, ridge(scale, targets + 1 / 3), atol=1e-5)
     assert not torch.allclose(found, ridge(2 * scale, targets), atol=1e-5)
-
-
-def test_a_head_is_set_on_the_networks_own_features() -> None:
-    network = LinearOnFeatures(image_shape=SHAPE, num_classes=3)
-    images, labels = torch.rand(30, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
-    solve_head(network, images, labels, penalty=0.1)
-    weight, bias = solve_ridge(network.forward_features(images), labels, num_classes=3, penalty=0.1)
-    assert torch.equal(network.head.weight, 8 * weight) and torch.equal(network.head.bias, 8 * bias)
-    assert float((network(images).argmax(dim=1) == labels).float().mean()) > 0.9
-
-
-@pytest.mark.parametrize("network", [small(), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))])
-def test_networks_that_learn_anything_else_are_refused(network: nn.Module) -> None:
-    with pytest.raises(ValueError, match=f"linear head on fixed features.*got {type(network).__name__}"):
-        solve_head(network, torch.zeros(3, *SHAPE), torch.arange(3), penalty=0.1)

@@ -6,7 +6,6 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
-import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
-from support.runs import distil, fit_script
-from support.variants import MoodyTeacher
+from support.runs import distil
 from torch import nn
 
-from lightning_modules import DPDFD
-from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
@@ -86,12 +82,9 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "plain": lambda weights: weights,
     "state_dict": lambda weights: {"state_dict": weights, "epoch": 3},
     "model_state_dict": lambda weights: {"model_state_dict": weights, "optimizer_state_dict": {"state": {}}},
-    "nested": lambda weights: {"model": {"state_dict": weights}},
     "compiled in DDP": lambda weights: prefixed(weights, "module._orig_mod."),
     "DDP in compiled": lambda weights: {"model": prefixed(weights, "_orig_mod.module.")},
     "Lightning, ours": lambda weights: {"state_dict": prefixed(weights, "network.")},
-    "Lightning, net, compiled": lambda weights: {"state_dict": prefixed(weights, "net._orig_mod.")},
-    "two words": lambda weights: {"state_dict": prefixed(weights, "classifier.backbone.")},
     "a part compiled": lambda weights: {name.replace("head.", "head._orig_mod."): weights[name] for name in weights},
     "beside a loss": lambda weights: {
         "state_dict": {**prefixed(weights, "model."), "criterion.weight": torch.ones(10)}
@@ -102,10 +95,6 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
         "step": np.int64(3),
         "hyper_parameters": argparse.Namespace(lr=0.1),
     },
-    "half precision": lambda weights: {name: value.half() for name, value in weights.items()},
-    "before counters": lambda weights: {
-        name: value for name, value in weights.items() if not name.endswith("num_batches_tracked")
-    },
 }
 
 
@@ -113,8 +102,7 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str) -> None:
     torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
     images = torch.randn(3, 1, 8, 8)
-    tolerance = 2e-2 if wrapping == "half precision" else 1e-5
-    assert torch.allclose(load().logits(images), network(images), atol=tolerance)
+    assert torch.allclose(load().logits(images), network(images), atol=1e-5)
 
 
 def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
@@ -143,7 +131,7 @@ def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
 
 def test_one_identity_whatever_the_wrapping(network: nn.Module) -> None:
     found = set()
-    for wrapping in ("plain", "compiled in DDP", "Lightning, ours", "nested"):
+    for wrapping in ("plain", "compiled in DDP", "Lightning, ours", "DDP in compiled"):
         torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
         found.add(load().training.digest)  # type: ignore[union-attr]
     assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
@@ -151,94 +139,33 @@ def test_one_identity_whatever_the_wrapping(network: nn.Module) -> None:
     assert load().training.digest not in found  # type: ignore[union-attr]
 
 
-class Holds(nn.Module):
-    """Another network, and nothing else."""
-
-    def __init__(self, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        self.inner = SmallCNN(num_classes, image_shape)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.inner(images)  # type: ignore[no-any-return]
-
-
-def test_a_network_that_holds_the_files_is_the_same_teacher(network: nn.Module) -> None:
-    images, found = torch.randn(3, 1, 8, 8), set()
-    for weights in (network.state_dict(), prefixed(network.state_dict(), "model.inner.")):
-        torch.save(weights, "weights.pt")
-        teacher = load(network=Holds)
-        assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
-        found.add(teacher.training.digest)  # type: ignore[union-attr]
-    assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
-
-
-def test_safetensors_are_read_and_programs_of_torch_export_refused(network: nn.Module) -> None:
-    images = torch.randn(3, 1, 8, 8)
-    torch.export.save(torch.export.export(network, (images,)), "program.pt2")
-    for file in ("weights.safetensors", "by_content.bin"):
-        save_file(prefixed(network.state_dict(), "module."), file, metadata={"format": "pt"})
-        assert torch.allclose(load(file).logits(images), network(images), atol=1e-5)
-    with pytest.raises(TeacherError, match=r"program\.pt2 cannot be read as plain weights"):
-        load("program.pt2")
-
-
 def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     weights = network.state_dict()
     Path("text.ckpt").write_text("hello")
-    Path("empty.pt").touch()
     Path("pointer.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n")
     Path("page.safetensors").write_text("\n<!DOCTYPE html><html>")
     Path("sklearn.pkl").write_bytes(pickle.dumps(Ridge()))
     torch.save(weights, "cut.pt")
-    torch.save(weights, "cut_old.pt", _use_new_zipfile_serialization=False)
     save_file(weights, "cut.safetensors")
     for file in Path().glob("cut*"):
         file.write_bytes(file.read_bytes()[:-600])
-    torch.save({"a": 1}, "none.ckpt")
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
     Path("none.safetensors.index.json").write_text("{}")
     for name, message in (
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
-        ("empty.pt", "is empty"),
         ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
         ("page.safetensors", "is a web page.*/resolve/"),
         ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
         ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
-        ("cut_old.pt", "it is cut short after"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
         ("none.safetensors.index.json", "does not say which files hold its weights"),
-        ("none.ckpt", "holds no weights: expected a state_dict.*it has a"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", r"is a folder: give the file.*or a folder with config\.json"),
         ("of_my_own.ckpt", r"does not exist: check its path$"),
-        ("teachers/mnist.ckpt", r"LightningCLI fit --config sweeps/teacher_mnist\.yaml"),
     ):
         with pytest.raises(TeacherError, match=message):
             load(name)
-
-
-def test_weights_in_another_form_are_refused_by_what_they_are() -> None:
-    def layers() -> nn.Sequential:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-    pruned, normalised = layers(), layers()
-    nn.utils.prune.l1_unstructured(pruned[1], "weight", 0.5)
-    nn.utils.parametrizations.weight_norm(normalised[1])
-    adapted = {"base.lora_A.weight": torch.zeros(2, 64), "base.lora_B.weight": torch.zeros(10, 2)}
-    quantized = {"1.scale": torch.ones(()), "1.zero_point": torch.zeros(()), "1._packed_params._packed_params": ()}
-    for weights, message in (
-        (pruned.state_dict(), r"are pruned: .*prune\.remove"),
-        (normalised.state_dict(), "are weight-normalised or otherwise parametrised: .*remove_parametrizations"),
-        (quantized, "are quantized: give those from before"),
-        (adapted, "are of an adapter"),
-    ):
-        torch.save(weights, "weights.pt")
-        with pytest.raises(TeacherError, match=message):
-            load(network=lambda *_: layers())
-    # Which a network that has the same form takes.
-    torch.save(normalised.state_dict(), "weights.pt")
-    load(network=lambda *_: copy.deepcopy(normalised))
 
 
 PICKLED: dict[str, Callable[[nn.Module], None]] = {
@@ -285,12 +212,22 @@ def test_weights_that_are_not_finite_are_refused_before_any_charge(folder: Path)
     assert "reserve" not in Path("ledgers/Digits-train.jsonl").read_text()
 
 
-def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
-    teacher = TeacherConfig(path=MoodyTeacher())
-    module = DPDFD(**SHAPE, batch_size=8, teacher=teacher, images=Images(source="prior"))
-    fit_script(module, steps=3)
-    assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
-    assert module.steps_done == 3
-    healthy = distil(model={"images": "prior"}).model
-    assert module.session.account.epsilon() == healthy.session.account.epsilon() > 0
+class Holds(nn.Module):
+    """Another network, and nothing else."""
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.inner = SmallCNN(num_classes, image_shape)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.inner(images)  # type: ignore[no-any-return]
+
+
+def test_a_network_that_holds_the_files_is_the_same_teacher(network: nn.Module) -> None:
+    images, found = torch.randn(3, 1, 8, 8), set()
+    for weights in (network.state_dict(), prefixed(network.state_dict(), "model.inner.")):
+        torch.save(weights, "weights.pt")
+        teacher = load(network=Holds)
+        assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
+        found.add(teacher.training.digest)  # type: ignore[union-attr]
+    assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]

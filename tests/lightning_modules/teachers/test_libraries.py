@@ -84,15 +84,6 @@ def test_a_file_of_timm_says_what_it_is_and_what_it_takes(network: nn.Module, gi
     assert torch.allclose(coloured.logits(IMAGES.expand(-1, 3, -1, -1)), expected(network), atol=1e-3)
 
 
-def test_its_input_and_its_classes_are_said(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("lightning_modules.teachers.config.rank_zero_info", said.append)
-    TeacherConfig(path=str(folder(network, label_names=["cat", "dog"]))).load(**SHAPE)
-    assert (
-        "mean: [0.2], std: [0.3], size: [32, 32], channels: 1" in said[0] and "outputs are 0 = cat, 1 = dog" in said[0]
-    )
-
-
 def test_no_file_is_read_and_no_code_run_that_a_configuration_names(network: nn.Module) -> None:
     (Path("other.pt")).write_text("version https://git-lfs")
     place = folder(network, model_args={"in_chans": 1, "checkpoint_path": "other.pt", "pretrained": True})

@@ -34,16 +34,6 @@ def load(path: str | Path, *, network: Any = None, name: str | None = None, **sh
     return config.load_ensemble(**{"num_classes": 10, "image_shape": SHAPE, **shape})
 
 
-def test_what_the_file_knows(trained_ensemble: Path) -> None:
-    ensemble = load(trained_ensemble)
-    assert (ensemble.num_teachers, ensemble.path) == (3, trained_ensemble)
-    assert (ensemble.private_data, ensemble.num_records) == ("Digits/train", 1435)
-    training = ensemble.training
-    assert isinstance(training, Training) and (training.kind, training.releases) == ("TeacherEnsemble", None)
-    assert load(trained_ensemble).training == training
-    assert load(trained_ensemble, name="ours").private_data == "ours"
-
-
 def test_a_teacher_that_breaks_on_an_image_still_has_one_vote(images: torch.Tensor) -> None:
     """It neither stops the run, which would be an answer, nor moves more than two counts."""
     torch.manual_seed(0)
@@ -103,16 +93,6 @@ def test_files_that_hold_no_ensemble_of_this_kind(trained_ensemble: Path, tmp_pa
     for path, settings, message in given:
         with pytest.raises(TeacherError, match=message):
             load(path, **settings)
-
-
-def test_a_script_may_give_networks() -> None:
-    many = TeacherConfig(path=nn.ModuleList([SmallCNN(image_shape=SHAPE, width=4, hidden=8) for _ in range(3)]))
-    ensemble = many.load_ensemble(num_classes=10, image_shape=SHAPE)
-    assert int(ensemble.votes(torch.zeros(2, *SHAPE)).sum()) == 6
-    with pytest.raises(TeacherError, match="of no use here"):
-        many.load_ensemble(num_classes=3, image_shape=SHAPE)
-    with pytest.raises(TeacherError, match="must be one network"):
-        many.load(num_classes=10, image_shape=SHAPE)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -449,24 +449,6 @@ class CentredByItsRule(Plain):
         return Centring.apply(super().features(images))  # type: ignore[no-any-return, no-untyped-call]
 
 
-class DrawsLater(Plain):
-    drawing = False
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        drawn = float(np.random.rand()) if self.drawing else 1.0
-        return super().forward(images * drawn)
-
-
-def test_draws_that_begin_later_are_refused() -> None:
-    clipped = made(DrawsLater())
-    DrawsLater.drawing = True
-    try:
-        with pytest.raises(ValueError, match="draws at random, which depends"):
-            clipped.sums(IMAGES, LABELS)
-    finally:
-        DrawsLater.drawing = False
-
-
 def test_physical_batches_change_nothing() -> None:
     torch.manual_seed(0)
     network = Plain()
@@ -579,40 +561,19 @@ def test_fixed_features_are_those_of_each_image_by_itself(remembered: bool) -> N
     assert not torch.allclose(network.eval().feature_extractor(images), alone, rtol=1e-1)  # negative control
 
 
-class Pixels(CentredPixels):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1)
-
-
-class Halved(LinearOnFeatures):
-    def forward_features(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward_features(images) / 2
-
-
-def test_features_of_ones_own_are_not_taken_for_those_of_the_extractor() -> None:
-    network = Halved(image_shape=(1, 8, 8), features=Pixels, whitening=Whitening(images=40))
-    clipped, images = made(network), IMAGES[:1]
-    with feature_memory():
-        of_extractor = network.eval().feature_extractor(images).flatten(1)
-        assert torch.allclose(clipped.features(images), of_extractor / 2, rtol=1e-3, atol=1e-2)
-        assert torch.allclose(network.feature_extractor(images).flatten(1), of_extractor, rtol=1e-3, atol=1e-2)
-
-
-class TrainsItsFront(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.feature_extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-        self.head = nn.Linear(2 * 36, 10)
-
-    def forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
-        return self.head(features)  # type: ignore[no-any-return]
+class DrawsLater(Plain):
+    drawing = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.forward_extracted(self.feature_extractor(images))
+        drawn = float(np.random.rand()) if self.drawing else 1.0
+        return super().forward(images * drawn)
 
 
-def test_a_front_that_is_called_like_a_fixed_one_is_trained() -> None:
-    front = TrainsItsFront()
-    assert made(front).extracts is None and all(bool(total.any()) for total in made(front).sums(IMAGES, LABELS))
-    front.feature_extractor.requires_grad_(False)
-    assert made(front).extracts == "feature_extractor"
+def test_draws_that_begin_later_are_refused() -> None:
+    clipped = made(DrawsLater())
+    DrawsLater.drawing = True
+    try:
+        with pytest.raises(ValueError, match="draws at random, which depends"):
+            clipped.sums(IMAGES, LABELS)
+    finally:
+        DrawsLater.drawing = False

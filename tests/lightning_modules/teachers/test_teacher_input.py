@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from lightning_modules.losses.functional import GeneratorLoss
-from lightning_modules.networks import SmallCNN, logits_and_statistics
+from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers import external as trial
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput
 from lightning_modules.teachers.files import TeacherError
@@ -65,13 +64,6 @@ def test_sizes_and_channels_are_torchvisions() -> None:
 def test_what_has_no_meaning_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"teacher.input.*{message}|{message}"):
         TeacherInput(**given)
-
-
-def test_what_the_images_do_not_allow_is_named() -> None:
-    with pytest.raises(ValueError, match=r"channels=3 needs images of 1 or 3 channels, got 2"):
-        TeacherInput(channels=3).shape((2, 8, 8))
-    with pytest.raises(ValueError, match="mean must be one number or one for each channel"):
-        TeacherInput(**IMAGENET).shape((1, 8, 8))
 
 
 def test_outputs_become_logits_of_the_same_probabilities() -> None:
@@ -140,26 +132,6 @@ def test_one_output_is_of_the_second_of_two_classes(flat: bool) -> None:
         TeacherConfig(path=Gives(nn.Identity(), classes=1)).load(num_classes=10, image_shape=(1, 4, 4))
 
 
-def test_gradients_features_and_statistics_are_of_what_it_is_given() -> None:
-    """Losses of a generator against the teacher: each is that of the network itself on what it was trained with."""
-    torch.manual_seed(0)
-    network = SmallCNN(num_classes=4, image_shape=(3, 8, 8)).eval()
-    stated = TeacherInput(range=[0, 1], channels=3, size=8)
-    whole = AdaptedTeacher(network, takes=stated, outputs="logits")
-    images = torch.randn(6, 1, 10, 10, requires_grad=True)
-    given = ((images + 1) / 2).repeat(1, 3, 1, 1)
-    given = F.interpolate(given, size=(8, 8), mode="bilinear", antialias=True)
-    for one, other in zip(logits_and_statistics(whole, images), logits_and_statistics(network, given), strict=True):
-        assert torch.allclose(one, other, atol=1e-4)
-    as_it_is = logits_and_statistics(network, images[:, :, 1:9, 1:9].repeat(1, 3, 1, 1))[1]
-    assert not torch.allclose(logits_and_statistics(whole, images)[1], as_it_is)
-    terms = GeneratorLoss()
-    loss, expected = terms(whole, images), terms(network, given)
-    assert torch.allclose(loss, expected, atol=1e-4)
-    found, wanted = (torch.autograd.grad(one, images, retain_graph=True)[0] for one in (loss, expected))
-    assert torch.allclose(found, wanted, atol=1e-5) and found.abs().sum() > 0
-
-
 def test_private_teachers_and_ensembles_apply_it() -> None:
     networks = [SmallCNN(num_classes=4, image_shape=(1, 8, 8)).eval() for _ in range(3)]
     stated, images = TeacherInput(range=[0, 1]), torch.rand(5, 1, 8, 8) * 2 - 1
@@ -176,3 +148,42 @@ def test_private_teachers_and_ensembles_apply_it() -> None:
     ensemble = TeacherConfig(path=nn.ModuleList(networks), input=stated).load_ensemble(**shape)
     assert torch.allclose(ensemble.each(images), expected, atol=1e-5)
     assert torch.allclose(ensemble._network_of(1)(images), expected[1], atol=1e-5)
+
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(trial, "rank_zero_warn", found.append)
+    return found
+
+
+def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
+    teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
+    session = PrivacySession(NoisyGradients(), Shape(8, 10))
+    teacher.try_external(session, image_shape=SHAPE, prior=None, named=named)
+    assert session.uncharged_queries == [trial.TRIAL_ACCESS]
+
+
+class Rounded(nn.Module):
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs.half().float()
+
+
+def test_outputs_that_are_not_as_stated_are_refused(said: list[str]) -> None:
+    torch.manual_seed(0)
+    logits = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    probabilities, logarithms = nn.Sequential(logits, nn.Softmax(1)), nn.Sequential(logits, nn.LogSoftmax(1))
+    for network, found, stated in (
+        (probabilities, "probabilities", "logits"),
+        (nn.Sequential(probabilities, Rounded()), "probabilities", "logits"),
+        (logits, "logits", "probabilities"),
+        (logarithms, "logits", "probabilities"),
+    ):
+        message = rf"gives {found} for 64 .*\.baseline\.outputs states {stated}.*baseline\.outputs: {found}"
+        with pytest.raises(ValueError, match=message):
+            tried(network, stated, named="model.generator_phase.baseline")
+        tried(network, found)
+    assert said == []

@@ -48,16 +48,6 @@ def test_a_bound_on_n_is_all_that_is_told(monkeypatch: pytest.MonkeyPatch, broke
         assert "near-duplicates of an image" in page.split("It does not cover:")[1]
 
 
-def test_the_page_says_that_private_pictures_may_be_public_and_not_how_many() -> None:
-    pictures("some", 12)
-    config = settings("some")
-    config["data"]["init_args"]["dataset"]["init_args"]["duplicates"] = "allow"
-    fit(config)
-    assert [text for text in guarantee("run_some")["assumptions"] if "private picture" in text] == [
-        "a private picture that is also in the public test part of insects may be known"
-    ]
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_error_leaves_the_page_of_the_whole_plan(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
     pictures("some", 12)

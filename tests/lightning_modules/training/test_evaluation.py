@@ -104,30 +104,6 @@ def test_what_is_no_better_than_guessing_is_called_useless() -> None:
         assert useless(measured(answers, labels, names)).startswith("USELESS") is said
 
 
-def test_confident_answers_keep_their_order() -> None:
-    """All probabilities are 1 in single precision, and the area would be a half."""
-    margin = torch.arange(20, 34).float()
-    logits = torch.stack([torch.zeros(14), margin], dim=1)
-    labels = (margin > 26).long()
-    assert area_of(logits, labels, pieces=2) == pytest.approx(1, abs=1e-6)
-    single = AreaUnderCurve(2)
-    single.update(logits.softmax(dim=1)[:, [1, 1]], labels)
-    assert float(single.compute()) == pytest.approx(0.5)
-
-
-def test_votes_are_ordered_by_their_share() -> None:
-    votes = torch.tensor([[7, 1, 2], [5, 5, 0], [4, 3, 3], [0, 2, 8]])
-    labels = torch.tensor([0, 0, 1, 2])
-    expected = roc_auc_score(labels, votes.double() / 10, multi_class="ovr")
-    assert area_of(votes, labels, pieces=1) == pytest.approx(expected, abs=1e-6)
-
-
-def test_classes_without_images_are_left_out() -> None:
-    logits, labels = torch.tensor([[3.0, 0, 0], [0, 3, 0], [1, 2, 0]]), torch.tensor([0, 1, 1])
-    assert area_of(logits, labels, pieces=1) == pytest.approx(1, abs=1e-6)
-    assert torch.isnan(torch.tensor(area_of(logits, torch.zeros(3).long(), pieces=1)))
-
-
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_student_s_area_is_logged_where_the_data_ask_for_it(folder: Path, asks: bool) -> None:
     dataset = "support.variants.AskingDigits" if asks else "Digits"

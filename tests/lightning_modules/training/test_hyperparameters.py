@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_modules import DGD, DPDFD
+from lightning_modules import DGD
 from lightning_modules.dgd.phases import VAEPhase
 from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
@@ -18,7 +18,7 @@ from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import Budget
 from privacy.identity import CheckpointError
-from privacy.mechanisms import NoisyGradients, NoisyVotes
+from privacy.mechanisms import NoisyVotes
 
 SHAPE: dict[str, Any] = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": 8}
 IMAGES = Images(source="prior", prior=StrokePrior())
@@ -60,17 +60,6 @@ def loaded(file: Path, **given: Any) -> DGD:
     teachers = TeacherConfig(path=nn.ModuleList([small(), small()]))
     module: DGD = DGD.load_from_checkpoint(file, teacher=teachers, weights_only=True, **given)
     return module
-
-
-def test_the_plain_ones_of_a_group_stay() -> None:
-    images = Images(source="both", prior=StrokePrior(), reset_every=5)
-    module = DPDFD(**SHAPE, teacher=TeacherConfig(path=small()), mechanism=NoisyGradients(), images=images)
-    assert module.hparams["images"]["reset_every"] == 5 and "prior" not in module.hparams["images"]
-    assert module._objects_given == ["images.prior", "mechanism"]
-    plain = DPDFD(
-        **SHAPE, teacher=TeacherConfig(path=small()), mechanism=NoisyGradients(), images=Images(source="generator")
-    )
-    assert plain._objects_given == ["mechanism"]
 
 
 def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -14,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
-from support.processes import TWO, command_line, fit_in_processes, in_processes, saved_by
-from support.runs import QUIET, checkpoint, configuration, distil, fit, result
+from support.processes import TWO, fit_in_processes, in_processes, saved_by
+from support.runs import QUIET, checkpoint, configuration, fit, result
 
+from lightning_modules import DPDFD
 from lightning_modules.cli import main
 from lightning_modules.training.processes import check_strategy
 from privacy.processes import ProcessesError
@@ -119,9 +119,28 @@ def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch
     compare(place, monkeypatch, list(METHODS))
 
 
+class UnsharedDPDFD(DPDFD):
+    """Each process follows its own gradient."""
+
+    def descend(self, name: str, loss: torch.Tensor, *, scheduled: bool = True) -> None:
+        optimizer = self.optimizer(name)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class FailingDPDFD(DPDFD):
+    """One process fails alone, in its second step."""
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        if self.steps_done == 1 and self.global_rank == 1:
+            raise RuntimeError("this process alone")
+        super().training_step(batch, batch_idx)
+
+
 def test_weights_differ_where_gradients_are_not_averaged(place: Path) -> None:
     """The negative control of the comparison above."""
-    config = settings("DPDFD", "run", class_path="support.process_variants.UnsharedDPDFD")
+    config = settings("DPDFD", "run", class_path=f"{__name__}.UnsharedDPDFD")
     fit_in_processes(config)
     assert differing([saved_by(0), saved_by(1)])
 
@@ -143,19 +162,6 @@ def test_a_run_goes_on_with_another_number_of_processes(place: Path, name: str, 
     for folder in ("grows", "shrinks"):
         assert list(charges(folder, Path("ledgers/Digits-train.jsonl")).values()) == [calls]
         assert checkpoint(folder)["distillation"]["steps_done"] == 2 * STEPS
-
-
-def test_what_is_kept_does_not_depend_on_the_number_of_processes(place: Path) -> None:
-    config = settings("Distillation", "run")
-    model: Any = fit(config).model
-    assert model._pool is not None
-
-    class Third:
-        rank, size = 2, 4
-
-    whole = model._own_images(1)
-    model.__class__ = type("OfFour", (type(model),), {"processes": Third()})
-    assert torch.equal(model._own_images(1), whole[4:6])
 
 
 # --- errors ---
@@ -193,7 +199,7 @@ def test_a_refusal_ends_every_process_with_one_message(place: Path) -> None:
 
 
 def test_a_process_that_fails_alone_ends_the_others(place: Path) -> None:
-    config = settings("DPDFD", "run", class_path="support.process_variants.FailingDPDFD")
+    config = settings("DPDFD", "run", class_path=f"{__name__}.FailingDPDFD")
     ended = fit_in_processes(config, check=False)
     assert all(end.code for end in ended)
     assert "this process alone" in ended[1].printed
@@ -222,29 +228,16 @@ def test_strategies_and_launchers_that_no_test_covers_are_refused(monkeypatch: p
     check(DDPStrategy(), size=4)
 
 
-def test_one_device_is_used_unless_more_are_asked_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    made = LightningCLI.instantiate_trainer
-
-    def noted(self: LightningCLI, **kwargs: Any) -> Trainer:
-        asked.append(kwargs.get("devices"))
-        return made(self, **kwargs)
-
-    monkeypatch.setattr(LightningCLI, "instantiate_trainer", noted)
-    distil(steps=1)
-    distil(steps=1, trainer={"devices": 1})
-    assert asked == [1, None]
-
-
 # --- as it is typed ---
 
 
 # Processes that are forked, as above, go the same way without importing everything three times more.
 @pytest.mark.slow
 def test_the_command_line_starts_and_ends_two_processes() -> None:
-    (done,) = command_line(
-        *["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET, *TWO], seconds=200
-    )
+    fit = ["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET, *TWO]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    line = [sys.executable, "-m", "lightning_modules", *fit]
+    done = subprocess.run(line, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True, timeout=200)
     assert done.returncode == 0, done.stdout
     assert "Starting with 2 processes" in done.stdout
     assert Path("teachers/digits.ckpt").is_file() and len(list(Path("ledgers").iterdir())) == 1
