@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.step import in_turns, main, ratio, table
+from benchmarks.step import main, table
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -27,12 +27,3 @@ def test_the_document_shows_what_was_measured() -> None:
     assert table(result) in document
     result["methods"][0]["ms"] += 1
     assert table(result) not in document
-
-
-def test_ratios_are_of_the_same_turn() -> None:
-    # A machine that becomes ten times as slow in the middle of it.
-    slow = iter([1.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0])
-    speed = {"one": 2.0, "other": 1.0}
-    found = in_turns({name: lambda name=name: speed[name] * next(slow) for name in speed}, 4)  # type: ignore[misc]
-    assert found["one"] == [2.0, 20.0, 20.0, 20.0]
-    assert ratio(found, "one", "other") == 2.0

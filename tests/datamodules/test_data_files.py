@@ -13,23 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
-from lightning import LightningDataModule
 from medmnist import INFO
 from PIL import Image
-from scipy.io import savemat
-from sklearn.datasets import load_digits
 from support.data_files import (
     WNIDS,
     write_celeba,
     write_cifar10,
     write_cifar100,
-    write_idx,
     write_imagenet,
     write_medmnist,
     write_mnist,
@@ -45,7 +39,6 @@ from datamodules import (
     SVHN,
     CelebA,
     COVIDx,
-    Digits,
     FashionMNIST,
     ImageDataModule,
     ImageNet,
@@ -179,29 +172,6 @@ def test_missing_and_damaged_files_are_named(name: str, copied: Callable[[str], 
     assert ("download true" in str(caught.value)) is (name not in ("COVIDx", "ImageNet"))
 
 
-def test_the_settings_that_the_message_names_are_those_of_the_command_line() -> None:
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(LightningDataModule, "data")
-    own = ["--data.dataset.root=elsewhere", "--data.dataset.download=true"]
-    data = parser.instantiate(parser.parse_args(["--data=SyntheticSteps", "--data.dataset=FashionMNIST", *own])).data
-    assert isinstance(data.dataset, FashionMNIST)
-    assert (data.dataset.root, data.dataset.download) == (Path("elsewhere"), True)
-
-
-@each_family
-def test_a_download_that_fails_is_explained(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = FAMILIES[name]
-    if name in ("COVIDx", "ImageNet"):
-        pytest.skip("there is none")
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise URLError("Name or service not known")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    with pytest.raises(MissingDataError, match="The download failed"):
-        family.build(root=tmp_path / "nowhere", download=True).prepare_data()
-
-
 def _md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 
@@ -289,41 +259,6 @@ def test_files_are_read_as_torchvision_reads_them(
     assert torch.equal(ours.images, images) and ours.labels.tolist() == labels
 
 
-def _change(name: str, root: Path, change: dict[str, Any]) -> None:
-    path = root / FAMILIES[name].test
-    if name == "CIFAR10":
-        path.write_bytes(pickle.dumps({**pickle.loads(path.read_bytes()), **change}, protocol=2))
-    elif name == "SVHN":
-        savemat(path, change)
-    elif name == "PneumoniaMNIST":
-        with np.load(path) as arrays:
-            content = {**arrays, **change}
-        np.savez(path, **content)
-    else:
-        for file, values in change.items():
-            write_idx(path.with_name(f"t10k-{file}-ubyte"), values)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("CIFAR10", {"labels": [0] * 19}, "its numbers of data, labels and filenames differ"),
-        ("SVHN", {"X": np.zeros((32, 32, 3, 4)), "y": np.ones(4, np.uint8)}, "images as float64"),
-        ("SVHN", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.zeros(4, np.uint8)}, "outside 1 to 10"),
-        ("PneumoniaMNIST", {"test_images": np.zeros((30, 32, 32), np.uint8)}, r"expected uint8 of \(N, 1, 28, 28\)"),
-        ("MNIST", {"labels-idx1": np.zeros(49)}, "49 labels"),
-        ("MNIST", {"labels-idx1": np.full(50, 10)}, "labels outside 0 to 9"),
-    ],
-)
-def test_files_of_another_content_are_refused(
-    name: str, change: dict[str, Any], message: str, copied: Callable[[str], Path]
-) -> None:
-    root = copied(name)
-    _change(name, root, change)
-    with pytest.raises(ValueError, match=message):
-        FAMILIES[name].build(root=root).setup("test")
-
-
 class Touching:
     """A pickle of it writes a file when it is read."""
 
@@ -346,21 +281,6 @@ def test_no_code_of_a_file_is_run(copied: Callable[[str], Path]) -> None:
 
 
 # --- Digits ---
-
-
-def test_digits_are_the_bundled_ones() -> None:
-    data = Digits()
-    data.setup("fit")
-    data.setup("test")
-    splits = (data.train_records, data.validation_records, data.test_records)
-    assert sorted(torch.cat([s.ids for s in splits]).tolist()) == list(range(1797))
-    assert [len(s) for s in splits] == [1275, 160, 362] and Digits.num_records == 1275 + 160
-    bundled = load_digits()
-    images, labels = data.test_records.__getitems__(range(362))
-    ids = data.test_records.ids.numpy()
-    assert torch.equal(images[:, 0], torch.from_numpy(bundled.images[ids] / 8 - 1).float())
-    assert labels.tolist() == bundled.target[ids].tolist()
-    assert torch.equal(Digits(val_fraction=0.5).read("test").ids, data.test_records.ids)
 
 
 # --- MedMNIST ---
@@ -404,19 +324,6 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "medmnist", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'private-model-transcription\[medmnist\]'"):
         MedMNIST()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (MedMNIST, {"subset": "chestmnist"}, "subset must be 2D with one label per image: .*got 'chestmnist'"),
-        (MedMNIST, {"size": 32}, "size must be 28, 64, 128 or 224, got 32"),
-        (CelebA, {"task": "age"}, "task must be 'gender' or 'hair', got 'age'"),
-    ],
-)
-def test_wrong_settings_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
 
 
 # --- CelebA ---
@@ -489,14 +396,3 @@ def test_classes_of_imagenet_are_its_folders(copied: Callable[[str], Path], tmp_
     assert (whole.num_classes, whole.num_records) == (1000, 1_281_167)
     part = ImageNet(root=write_imagenet(tmp_path / "part", folder="imagenette"), folder="imagenette")
     assert part.private_data == "imagenette/train"
-
-
-@pytest.mark.parametrize("classes", [[WNIDS[2], 0], ["cassette player", "tench, Tinca tinca"]])
-def test_chosen_classes_of_imagenet_by_id_name_or_position(classes: list[Any], copied: Callable[[str], Path]) -> None:
-    root = copied("ImageNet")
-    for file in (root / "imagenet").rglob(f"{WNIDS[1]}/*"):
-        file.write_bytes(b"left out, and so not opened")
-    data = ImageNet(root=root, size=16, classes=classes)
-    data.setup("test")
-    assert data.class_names == ("cassette player", "tench, Tinca tinca")
-    assert data.test_records.labels.tolist() == [1] * 5 + [0] * 5

@@ -72,42 +72,8 @@ def test_validating_keeps_no_training_records() -> None:
         data.train_dataloader()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
-        ({"root": ""}, "root must name a folder"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Digits(**settings)
-
-
-def test_an_empty_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="val_fraction=1e-09 leaves the validation split of Digits empty"):
-        Digits(val_fraction=1e-9).setup("fit")
-
-
-def test_training_batches_are_shuffled_and_others_are_not() -> None:
-    data = Digits(batch_size=1275)
-    data.setup("fit")
-    (train,), (validation,) = list(data.train_dataloader()), list(data.val_dataloader())
-    assert not torch.equal(train[1], data.train_records.labels)
-    assert torch.equal(train[1].sort().values, data.train_records.labels.sort().values)
-    assert torch.equal(validation[1], data.validation_records.labels)
-
-
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     data = Digits(batch_size=1276)
     data.setup("fit")
     with pytest.raises(ValueError, match="batch_size must be at most the 1275 training records of Digits, got 1276"):
         data.train_dataloader()
-
-
-@pytest.mark.parametrize(("batch_size", "missed"), [(100, 0), (98, 1), (1, 0)])
-def test_every_record_is_seen_but_for_a_last_batch_of_one(batch_size: int, missed: int) -> None:
-    data = Digits(batch_size=batch_size)
-    data.setup("fit")
-    assert sum(len(labels) for _, labels in data.train_dataloader()) == len(data.train_records) - missed

@@ -75,17 +75,3 @@ def test_what_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.jpg cannot be read as a picture"):
         read_pictures([tmp_path / "a.jpg"], Preparation(size=8, channels=1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"size": 0}, "size must be a whole number of at least 1, got 0"),
-        ({"channels": 2}, r"channels must be 1 \(grey\) or 3 \(colour\), got 2"),
-        ({"bits": 7}, "bits must lie between 8 and 16, got 7"),
-        ({"resize": "pad"}, "resize must be 'crop' or 'stretch', got 'pad'"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Preparation(**{"size": 8, "channels": 1, **settings})

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import weakref
 from copy import copy
 from fractions import Fraction
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from scipy import stats
 
 from datamodules import Digits, ImageDataset, PoissonBatches, PoissonSampled
 from datamodules.base import Part
-from datamodules.records import selection_halves
 from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
 
 
@@ -45,44 +43,6 @@ def test_two_runs_of_one_seed_sample_differently() -> None:
     first = list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
     torch.manual_seed(0)
     assert first != list(PoissonBatches(records=100, sample_rate=0.5, steps=2))
-
-
-@pytest.mark.parametrize("evaluation", ["test", "selection"])
-def test_precomputed_features_replace_images_but_not_those_of_the_test_split(evaluation: Any) -> None:
-    data = PoissonSampled(dataset=Digits(), batch_size=100, evaluation=evaluation)
-    data.setup("fit")
-    data.setup("test")
-    data.precompute(lambda images: images.flatten(1) * 2, key="")
-    inputs, _ = next(iter(data.train_dataloader()))
-    assert inputs.shape[1:] == (64,)
-    inputs, labels = next(iter(data.val_dataloader()))
-    looked_at = data.dataset.test_records
-    if evaluation == "selection":
-        looked_at, reported = selection_halves(looked_at)
-        assert sum(len(labels) for _, labels in data.test_dataloader()) == len(reported)
-    assert sum(len(labels) for _, labels in data.val_dataloader()) == len(looked_at)
-    images = looked_at.__getitems__(list(range(len(labels))))[0]
-    assert torch.equal(inputs, images.flatten(1) * 2)
-    assert next(iter(data.test_dataloader()))[0].shape[1:] == (1, 8, 8)
-
-
-@pytest.mark.parametrize("end", ["teardown", "on_exception", "setup", "nothing"])
-def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
-    """Whoever still holds its loaders, as trainers do; `nothing` is the control."""
-    data = PoissonSampled(dataset=Digits(), batch_size=100)
-    data.setup("fit")
-    data.precompute(lambda images: images.flatten(1) * 2, key="")
-    held = data.train_dataloader(), data.val_dataloader()
-    features = [weakref.ref(mapped.inputs) for mapped in data._mapped.values()]
-    assert all(kept() is not None for kept in features)
-    if end == "on_exception":
-        data.on_exception(RuntimeError())
-    elif end != "nothing":
-        getattr(data, end)("fit")
-    ended = end != "nothing"
-    assert [kept() is None for kept in features] == [ended, ended] and len(held) == 2
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        assert next(iter(loader))[0].shape[1:] == ((1, 8, 8) if ended else (64,))
 
 
 def test_rates_without_meaning_are_refused() -> None:

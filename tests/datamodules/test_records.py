@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules import CIFAR10, Digits
-from datamodules.base import Part
-from datamodules.records import ImageDataset, id_fraction, positions_of
+from datamodules.records import ImageDataset, id_fraction
 
 
 def records(peak: int = 255, **change: Any) -> ImageDataset:
@@ -131,20 +130,3 @@ def test_a_choice_has_a_name_of_its_own_whatever_the_order_and_the_private_data_
 def test_a_choice_of_no_use_is_refused(classes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Digits(classes=classes)
-
-
-def test_names_count_before_positions_and_aliases_are_taken() -> None:
-    assert positions_of([1, "n2"], names=("5", "1", "0"), aliases=("n1", "n3", "n2"), dataset="x") == (1, 2)
-    with pytest.raises(ValueError, match="x has several named 'crane', at positions 0, 2: give the position"):
-        positions_of(["crane", "dog"], names=("crane", "dog", "crane"), dataset="x")
-    assert positions_of([0, 2], names=("crane", "dog", "crane"), dataset="x") == (0, 2)
-
-
-def test_a_part_without_the_classes_is_refused() -> None:
-    class Others(Digits):
-        def read(self, part: Part) -> ImageDataset:
-            records = super().read(part)
-            return records.select((records.labels != 3) & (records.labels != 7))
-
-    with pytest.raises(ValueError, match=r"classes=\['3', '7'\] leaves the test part of Others-3-7 empty"):
-        Others(classes=[3, 7]).records("test")

@@ -88,11 +88,6 @@ def test_shards_are_no_part_of_the_validation_split(records: ImageDataset) -> No
     assert min(shares) > 0.02 and max(shares) < 0.2
 
 
-def test_a_fraction_next_to_one_has_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datamodules.shards.id_fraction", lambda ids, purpose: torch.tensor([1 - 2.0**-53]))
-    assert all(int(shard_of(torch.tensor([0]), num_shards=n)) == n - 1 for n in (1, 3, 129, 250, 1000))
-
-
 class NoSevens(Digits):
     """Digits without a 7 in shard 3."""
 

@@ -66,20 +66,6 @@ def test_training_and_evaluating_never_read_the_private_part() -> None:
     assert chosen + reported == 362 and 130 < chosen < 232
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"evaluation": "validation"}, "evaluation must be 'test' or 'selection', got 'validation'"),
-        ({"dataset": "Digits"}, "dataset must be an ImageDataModule"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SyntheticSteps(**({"dataset": Digits()} | settings))
-
-
 def test_the_halves_have_no_record_in_common_and_depend_on_ids_alone() -> None:
     data = Digits()
     data.setup("test")

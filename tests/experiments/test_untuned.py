@@ -9,10 +9,8 @@ import pytest
 from support.data_files import write_idx
 
 from datamodules import ImageFolder
-from experiments.untuned import Labels, Pixels, build_untuned, cropped
+from experiments.untuned import Labels, Pixels, build_untuned
 
-#: Between dark ground and bright ink.
-SOME_INK = 32
 SMALL = (("cropped", 16, (30, 40)), ("overlaid", 28, (40, 20)))
 
 
@@ -24,24 +22,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_digits(root: Path, prefix: str, digits: Pixels, labels: Labels) -> None:
     write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
     write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
-
-
-def test_a_digit_is_stretched_to_the_edges_and_a_bar_stays_a_bar() -> None:
-    digit = np.zeros((28, 28), dtype=np.uint8)
-    digit[4:24, 9:19] = np.eye(20, 10, dtype=np.uint8) * 255 + np.eye(20, 10, -10, dtype=np.uint8) * 255
-    filled = cropped(digit, size=16)
-    for edge in (filled[0], filled[-1], filled[:, 0], filled[:, -1]):
-        assert edge.max() > SOME_INK
-    bar = np.zeros((28, 28), dtype=np.uint8)
-    bar[4:24, 13:16] = 255
-    narrow = cropped(bar, size=16)
-    assert narrow[:, 6:10].min() == 255 and narrow[:, :3].max() == narrow[:, 13:].max() == 0
-    # What is not ink moves no edge; what is ink does.
-    for grey, same in ((32, True), (33, False)):
-        speck = bar.copy()
-        speck[0, 0] = grey
-        assert np.array_equal(cropped(speck, size=16), narrow) == same
-    assert cropped(np.zeros_like(bar), size=16).shape == (16, 16)
 
 
 def largest_by_part(place: Path) -> dict[str, set[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from support.sweep_fits import SPEC
 
-from sweeps.runner.figures import CLAIMED, RECORD, figure_of
+from sweeps.runner.figures import figure_of
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import Spec
 
@@ -58,31 +57,3 @@ def test_an_infinite_bound_is_said_and_no_line_hides_it(spec: Spec) -> None:
     colors = [container[0].get_color() for container in figure.axes[0].containers]  # type: ignore[index]
     (infinite,) = [line for line in figure.axes[1].lines if line.get_transform() != figure.axes[1].transData]
     assert infinite.get_color() == colors[1]
-
-
-def test_accuracy_is_in_per_cent_over_what_was_reached(spec: Spec) -> None:
-    over = replace(spec, figure={"x": "epsilon_record", "along": "size"})
-    rows = [row(1, "prior", (1.0, 27.0)), row(2, "prior", (1.0, 9.0)), row(3, "prior", (1.0, "inf")), row(1, "both")]
-    (axes,) = drawn(over, rows).axes
-    (line,) = axes.containers
-    assert list(line[0].get_xdata()) == [27.0, 9.0] and "1 infinite, not shown" in axes.get_xlabel()  # type: ignore[index]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["prior"]  # type: ignore[union-attr]
-    assert all(label.get_text().endswith(" %") for label in axes.get_yticklabels()) and axes.get_ylim()[1] < 0.6
-    # Without an axis that lines run along, each point of the grid stands by itself.
-    (axes,) = drawn(replace(spec, figure={"x": "epsilon_record"}), rows[:2]).axes
-    assert [list(one[0].get_xdata()) for one in axes.containers] == [[27.0], [9.0]]  # type: ignore[index]
-
-
-def test_over_a_record_level_epsilon_stands_what_others_print_without_public_images(spec: Spec) -> None:
-    over = replace(spec, figure={"x": "epsilon_record", "along": "size"})
-    found = replace(row(1, "prior", (1.0, 3.0)), labels=(("dataset", "MNIST"), ("size", "1")))
-    (axes,) = drawn(over, [found]).axes
-    names = {text.get_text() for text in axes.get_legend().get_texts()}  # type: ignore[union-attr]
-    assert {"MNIST", "MNIST: DP-FETA on synthetic data (DPImageBench)"} <= names
-    assert not any("CIFAR10" in name or "PrivImage" in name for name in names)
-
-
-def test_what_claims_nothing_has_no_claim_and_no_legend_of_one(spec: Spec) -> None:
-    for claim, shown in ((1.0, {RECORD, CLAIMED}), ("inf", {RECORD})):
-        legend = drawn(spec, [row(1, "prior", (claim, 27.0))]).axes[1].get_legend()
-        assert {text.get_text() for text in legend.get_texts()} == shown  # type: ignore[union-attr]

@@ -66,15 +66,6 @@ def test_whatever_may_change_the_outcome_counts() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_settings_are_applied_in_one_order_whatever_order_they_are_given_in() -> None:
-    """So that one digest is one command line: the whole before its part."""
-    part, whole = {"a.b": 1}, {"a": {"class_path": "A"}}
-    fits = [Fit(name="fit", set={**part, **whole}), Fit(name="fit", set={**whole, **part})]
-    assert fits[0].digest({}) == fits[1].digest({})
-    lines = [fit.command(Path("f"), {}) for fit in fits]
-    assert lines[0] == lines[1] and lines[0][-2:] == ['--a={"class_path": "A"}', "--a.b=1"]
-
-
 def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not() -> None:
     Path("part").mkdir()
     Path("part/outer.yaml").write_text("model: {mechanism: inner.yaml, teacher: t.ckpt}")
@@ -86,10 +77,3 @@ def test_a_value_in_a_file_that_a_file_names_counts_and_a_comment_there_does_not
     narrow = made("{class_path: A, init_args: {width: 4}}")
     assert made("{class_path: A, init_args: {width:    4}} # narrow") == narrow
     assert not set(narrow) & set(made("{class_path: A, init_args: {width: 8}}"))
-
-
-def test_a_file_that_a_fit_writes_does_not_change_its_digest() -> None:
-    before = of(trainer__callbacks__path="results/run.json")
-    Path("results").mkdir()
-    Path("results/run.json").write_text('{"accuracy": 0.5}')
-    assert of(trainer__callbacks__path="results/run.json") == before

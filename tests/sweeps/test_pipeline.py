@@ -65,11 +65,7 @@ def test_command_lines(fits: Fits) -> None:
     ("content", "message"),
     [
         ({"fits": [FITS["teacher"]]}, "`fits` must be a mapping"),
-        ({"fits": FITS, "presets": {}}, "allowed are"),
-        ({"fits": {"a": FITS["teacher"]}, "kind": "table"}, "kind must be"),
         ({"fits": {"a": {}}}, r"needs \['config'\]"),
-        ({"fits": {"two words": FITS["teacher"]}}, "a single word"),
-        ({"fits": {"claims": FITS["teacher"]}}, "other than claims"),
         ({"fits": {"student": FITS["student"]}}, r"refers to \['teacher'\]"),
         ({"fits": {"a": {"config": "missing.yaml"}}}, r"missing\.yaml does not exist"),
         ([], "must be a mapping"),
@@ -79,15 +75,6 @@ def test_files_that_make_no_sense(fits: Fits, content: Any, message: str) -> Non
     Path("pipe.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(RunnerError, match=message):
         Spec.read("pipe.yaml").pipeline()
-
-
-def test_a_file_that_is_not_there_and_one_that_is_a_table() -> None:
-    with pytest.raises(ValueError, match=r"file absent\.yaml does not exist"):
-        main(["pipeline", "absent.yaml"])
-    with pytest.raises(RunnerError, match="LightningCLI tables run dpdfd-table1"):
-        main(["pipeline", "dpdfd-table1"])
-    with pytest.raises(RunnerError, match="presets are"):
-        main(["tables", "run", "sweeps/demo.yaml"])
 
 
 def test_a_real_pipeline_from_another_folder(folder: Path) -> None:

@@ -196,19 +196,3 @@ def test_slurm_gets_a_job_for_each_fit_after_its_parents(program: tuple[str, str
     made(fit="teacher")
     made(slurm=script)
     assert "dependency" not in script.read_text()  # what is made needs no job
-
-
-def test_a_process_that_lightning_starts_to_help_makes_the_same_fit_and_waits_for_no_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a fit on several devices Lightning runs the command line once for each; the first one holds the claim."""
-    named: list[str | None] = []
-    made(lambda line: named.append(os.environ.get("TRANSCRIPTION_FIT")))
-    assert named == ["teacher", *CELLS] and "TRANSCRIPTION_FIT" not in os.environ
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TRANSCRIPTION_FIT", "cell3")
-    Path("store/cell3/done.json").unlink()
-    with Store("store").claim("cell3"):
-        made()
-    assert ran() == ["cell3"]
-    assert Store("store").done("cell3") is None  # the one that holds the claim says so

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,20 +125,6 @@ def test_a_teachers_figure_is_its_own_fits(specs: list[Spec]) -> None:
     assert found["accuracy"] == 0.5 and found["teacher_accuracy"] == 0.75
 
 
-def test_dry_run_shows_the_order_and_runs_nothing(specs: list[Spec], capsys: pytest.CaptureFixture[str]) -> None:
-    built: list[Sequence[str]] = []
-
-    def build(line: Sequence[str]) -> Any:
-        return built.append(line) or SimpleNamespace(model=None, datamodule=SimpleNamespace(setup=lambda stage: None))
-
-    tables(["run", "first.yaml", "second.yaml", "third.yaml", "--dry-run"], run=Fits(), build=build)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "seed 0 table-first 2 cells, 3 fits to do seed 0 table-second" in shown
-    assert "seed 0 table-second 2 cells, 1 fits to do" in shown  # size 2 is that of `first`
-    assert "seed 2 table-first 2 cells, 2 fits to do" in shown
-    assert len(built) == 10 and not Path("runs").exists() and not Path("results").exists()
-
-
 def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> None:
     of_ensemble = {"model.teacher.path": "{ensemble}/checkpoints/last.ckpt"}
     fits = {
@@ -175,20 +159,6 @@ def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
     for wrong in ("size", "size=9"):
         with pytest.raises(RunnerError, match="--cell"):
             tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
-
-
-def test_slurms_jobs_make_the_table_that_the_script_was_written_for(specs: list[Spec]) -> None:
-    fits = Fits()
-    tables(["run", "third.yaml", "--slurm", "submit.sh"], run=fits, build=Fits())
-    for line in Path("submit.sh").read_text().splitlines():
-        if "--wrap" in line:
-            _, _, _, _, *args = shlex.split(
-                shlex.split(line.removesuffix(")"))[-1]
-            )  # python -m lightning_modules tables
-            tables(args, run=fits, build=Fits())
-    assert fits.sizes == ["teacher", "5"] and not records("third", "runs/tables/results")
-    tables(["run", "third.yaml"], run=fits, build=Fits())
-    assert len(fits.asked) == 2 and "5_seed0" in records("third", "runs/tables/results")
 
 
 def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:

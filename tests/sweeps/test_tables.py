@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from support import data_files
-from support.pages import blocks
 
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -92,39 +91,6 @@ def test_the_grid_with_shared_teachers(spec: Spec) -> None:
     assert teacher(cells[-1]).fit.set == {"data": "F", **QUIET}
 
 
-def test_a_preset_selects_values_and_changes_more(spec: Spec) -> None:
-    (cell,) = spec.cells("smoke")
-    assert cell.labels == {"dataset": "MNIST", "epsilon": "1"}
-    assert cell.task.fit.set["target"] == 1.0 and cell.task.fit.set["sigma"] == 2
-    assert [cell.seed for cell in spec.cells("smoke", seeds=[4, 5])] == [4, 5]
-
-
-def test_points_without_a_meaning_are_left_out_by_the_table_or_by_one_preset(spec: Spec) -> None:
-    skip = {"skip": [{"dataset": "FashionMNIST", "epsilon": 10}]}
-    cpu = SPEC["presets"]["cpu"]
-    some = written({**SPEC, "presets": {"cpu": {**cpu, **skip}, "larger": cpu}})
-    for made, preset, size in ((written({**SPEC, **skip}), "cpu", 6), (some, "cpu", 6), (some, "larger", 8)):
-        cells = {(*cell.labels.values(), cell.seed): cell.task.digest for cell in made.cells(preset)}
-        assert len(cells) == size and (("FashionMNIST", "10", 0) in cells) == (size == 8)
-    same = {cell.task.digest for cell in some.cells("cpu")}
-    assert same <= {cell.task.digest for cell in spec.cells("cpu")}
-
-
-def test_a_combination_changes_what_its_values_do_not(spec: Spec) -> None:
-    def targets(**changes: Any) -> dict[tuple[str, ...], float]:
-        cells = written({**SPEC, **changes}).cells("cpu", seeds=[0])
-        return {tuple(cell.labels.values()): cell.task.fit.set["target"] for cell in cells}
-
-    plain = {(d, e): float(e) for d in ("MNIST", "FashionMNIST") for e in ("1", "10")}
-    of_all = {"when": {"dataset": "MNIST"}, "set": {"student": {"target": 9.0}}}
-    of_one = {"when": {"dataset": "MNIST", "epsilon": 10}, "set": {"student": {"target": 8.0}}}
-    presets = {"cpu": {**SPEC["presets"]["cpu"], "exceptions": [of_one]}}
-    assert targets() == plain
-    assert targets(exceptions=[of_all]) == {**plain, ("MNIST", "1"): 9.0, ("MNIST", "10"): 9.0}
-    # Those of the preset come after those of the table.
-    assert targets(exceptions=[of_all], presets=presets) == {**plain, ("MNIST", "1"): 9.0, ("MNIST", "10"): 8.0}
-
-
 def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec) -> None:
     own = {name: value for name, value in SPEC.items() if name not in ("presets", "paper", "reported", "method")}
     written({**own, "seeds": [0, 1, 2]})
@@ -136,33 +102,19 @@ def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec)
     assert "| MNIST | 1 | 91.00 ± 1.00 % | 3 |" in text and "±: the standard deviation" in text
 
 
-def test_a_teacher_may_take_the_cells_seed(spec: Spec) -> None:
-    cells = written({**SPEC, "seeded": ["teacher"]}).cells("cpu")
-    assert len({teacher(cell).digest for cell in cells}) == 4  # two data sets, two seeds
-    for cell in cells:
-        assert cell.task.fit.set["seed_everything"] == cell.seed
-        assert teacher(cell).fit.set["seed_everything"] == cell.seed
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"axis": {}}, "allowed are"),
         ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
         ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "dataset MNIST: allowed are"),
-        ({"reported": "Table 99"}, "reported: allowed are"),
         ({"seeded": ["pupil"]}, "seeded: allowed are"),
         ({"kind": "drawing"}, "kind must be"),
-        ({"kind": "figure"}, "figure.x"),
-        ({"presets": {"cpu": {"axes": {"size": ["1"]}}}}, "preset cpu, axes: allowed are"),
         ({"presets": {"cpu": {"axes": {"epsilon": ["3"]}}}}, "preset cpu, epsilon: allowed are"),
         ({"skip": [{"epsilon": "3"}]}, "skip, epsilon: allowed are"),
-        ({"unprinted": [{}]}, "unprinted: needs a value"),
         ({"measures": ["loss"]}, "measures: allowed are .*auroc"),
         ({"protocol": "printed"}, "protocol: must be a mapping|protocol: allowed are"),
         ({"protocol": {"as printed": {"epsilon": "3"}}}, "protocol, epsilon: allowed are"),
-        ({"compare_with": [{"table": "t.yaml"}]}, r"compare_with: needs \['label'\]"),
-        ({"exceptions": [{"when": {"epsilon": "1"}}]}, r"exceptions: needs \['set'\]"),
         ({"exceptions": [{"when": {"epsilon": "1"}, "set": {"pupil": {}}}]}, "allowed are"),
     ],
 )
@@ -321,14 +273,6 @@ def test_a_printed_figure_counts_once_and_as_measured_with_a_record_alone() -> N
     assert (found.table, found.dataset, found.epsilon) == ("Table 1", "MNIST", 1.0)
 
 
-def test_figures_for_records_stand_beside_none_for_labels(spec: Spec) -> None:
-    """Neither where a table of LabelDP's is printed, nor where it is not legible."""
-    assert "PSG on synthetic data" in page(spec)
-    for table in ("Table I", None):
-        labels = {**SPEC, "paper": "LabelDP", "method": "DP-DFD", "reported": table}
-        assert "PSG" not in page(written({key: value for key, value in labels.items() if value}))
-
-
 def test_figures_of_an_earlier_configuration_are_marked(spec: Spec) -> None:
     record(spec, "smoke", {("MNIST", "1", 0): 0.5})
     text = page(spec, "smoke")
@@ -395,17 +339,3 @@ def test_the_larger_presets_are_accepted_by_the_command_line(installed: Spec, pr
         command = task.fit.command(tmp_path / task.name, {name: str(tmp_path / name) for name in task.parents})
         cli = TranscriptionCLI(command[1:], run=False)
         assert cli.trainer.max_epochs and list(tmp_path.iterdir()) == there
-
-
-def test_five_methods_on_own_pictures_are_thirty_lines_of_the_page(tmp_path: Path) -> None:
-    *_, text = blocks(ROOT / "docs/experiments.md", "yaml")
-    Path("five.yaml").write_text(text)
-    for part in ("train", "test"):
-        data_files.write_folders(tmp_path / "pictures" / part, classes="ab", count=2)
-    spec = Spec.read("five.yaml")
-    cells = spec.cells("full", seeds=[0])
-    assert len(cells) == 5 and len(text.splitlines()) <= 30
-    for cell in cells:
-        command = cell.task.fit.command(tmp_path / "run", {name: str(tmp_path / name) for name in cell.task.parents})
-        cli = TranscriptionCLI(command[1:], run=False)
-        assert type(cli.model).__name__ == cell.labels["method"] and cli.model.num_classes == 2
