@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from support.features import whitened
+from support.features import linear, whitened
 from support.runs import watched
 from torch import nn
 
-from lightning_modules.networks import Patches, feature_cache as module
-from lightning_modules.networks.feature_cache import digest_of, feature_memory
+from lightning_modules.networks import LinearOnFeatures, Patches, SmallCNN, feature_cache as module
+from lightning_modules.networks.feature_cache import digest_of, feature_memory, same_module
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors import StrokePrior
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 
 IMAGES = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
@@ -118,3 +120,30 @@ def test_what_prints_alike_is_not_taken_for_the_same(
     assert of(3.0) != of(4.0)
     monkeypatch.setattr(module, "_said", lambda value: re.sub("0x[0-9a-f]+", "", repr(value)))
     assert of(3.0) == of(4.0)
+
+
+SHAPE = (1, 12, 12)
+
+
+def on_wavelets(seed: int, **settings: Any) -> LinearOnFeatures:
+    torch.manual_seed(seed)
+    return linear(whitened=True, num_classes=3, image_shape=SHAPE, images=20, **settings).eval()
+
+
+def test_features_are_shared_where_they_are_the_same() -> None:
+    student, network = on_wavelets(0), on_wavelets(1)
+    teacher = PrivateTeacher(network, private_data="none")
+    extractor = student.feature_extractor
+    images = torch.rand(5, *SHAPE)
+    assert teacher.shares_extractor(extractor)
+    assert torch.equal(teacher.logits_of_extracted(extractor(images)), teacher.logits(images))
+    assert not teacher.shares_extractor(None)
+    assert not teacher.shares_extractor(on_wavelets(0, power=0.5).feature_extractor)
+    assert not PrivateTeacher(SmallCNN(image_shape=SHAPE), private_data="none").shares_extractor(extractor)
+
+
+def test_one_changed_buffer_is_noticed() -> None:
+    one, other = on_wavelets(0).feature_extractor, on_wavelets(0).feature_extractor
+    assert same_module(one, other)
+    other.plain.get_buffer("wavelets0")[0, 0, 0] += 1e-3  # which no state_dict holds
+    assert not same_module(one, other)
