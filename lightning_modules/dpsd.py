@@ -10,6 +10,7 @@ from torch import nn
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, class_shares
+from lightning_modules.networks.classifiers import start_by_xavier
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import share_of
 from privacy.checks import check_choice, settings_of
@@ -43,6 +44,7 @@ class DPSD(DataFreeDistillation):
         discriminator: What the generator is trained against. `teacher` is the paper's DPSD-T: nothing bounds what its
             images, and a student trained on them, reveal, unless the teacher was trained by DP-SGD.
         fresh_latents: Draw new latent inputs each step instead of keeping Z.
+        xavier: Start student and generator by Xavier's method, as printed, instead of as their layers do.
         gradient_targets: Data switch: the distillation loss, and how the student uses its noisy gradient.
         label_targets: Label switch: candidates over time, and how the student uses noisy labels.
         balanced_answers: Label switch with all classes as candidates: subtract from the teacher's logits how often
@@ -66,6 +68,7 @@ class DPSD(DataFreeDistillation):
         mechanism: NoisyLabels | NoisyGradients | None = None,
         discriminator: Literal["student", "teacher"] = "student",
         fresh_latents: bool = False,
+        xavier: bool = False,
         gradient_targets: GradientTargets = GradientTargets(),
         label_targets: LabelTargets = LabelTargets(),
         balanced_answers: bool = False,
@@ -87,6 +90,8 @@ class DPSD(DataFreeDistillation):
             )
         self.register_buffer("offsets", torch.zeros(num_classes) if balanced_answers else None)
         self.offsets: torch.Tensor | None
+        if xavier:
+            self.apply(start_by_xavier)
         self.latents: nn.Parameter | None = None
         if self.generator is not None and not fresh_latents:
             self.latents = nn.Parameter(torch.randn(self.images.generated, self.images.latent_dim))  # line 1: Z

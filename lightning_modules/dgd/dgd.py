@@ -50,8 +50,9 @@ class DGD(DataFreeDistillation):
       the votes), the baseline is `student`, or images come from a prior.
     - *The entropy term* of Eq. 6 as printed makes outputs uniform, contrary to its text.
     - *Normals* are found and added in image space, orthogonal to the decoder's tangent (TNAR); Eq. 4 adds both
-      perturbations to the code, where no direction is normal to the manifold. Perturbed images are compared by the
-      student's **features** (Eq. 6), while the divergence of its predictions finds the directions.
+      perturbations to the code (`tangent_normal.normals`), where no direction is normal to the manifold. Perturbed
+      images are compared by the student's **features** (Eq. 6), while the divergence of its predictions finds the
+      directions.
     - *Laplace noise on latent codes*, the source of ε₁ in the paper's theorem, is `mechanism.latent_epsilon`. At
       ε₁=0.01 its scale is 6400 on codes in [-1, 1], so that the decoder sees random codes. It bounds nothing about a
       private record (`NoisyVotes.perturb_latents`).
@@ -187,6 +188,12 @@ class DGD(DataFreeDistillation):
     def _unprotected_baseline(self) -> nn.Module:
         assert self._baseline is not None
         return self._baseline.unprotected(self.session, reason=_BASELINE)
+
+    def draw_latents(self, step: int) -> torch.Tensor | None:
+        """See `DataFreeDistillation.draw_latents`; begins again after `generator_phase.images`."""
+        if self.generator_phase.images is not None and self.phase != "generator":
+            step %= math.ceil(self.generator_phase.images / self.batch_size)
+        return super().draw_latents(step)
 
     # --- the VAE ---
 

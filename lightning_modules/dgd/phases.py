@@ -28,6 +28,8 @@ class GeneratorPhase(GeneratorLoss):
             data, or `student`, which costs nothing and is trained in alternation with the generator. Required if
             `images.source` has a generator.
         steps: Length of this phase; 0 leaves the generator untrained.
+        images: Images of the finished generator that all later phases share, to whole batches (60,000 as printed); null
+            draws new ones in each step.
         student_loss_weight: 0: no targets are released yet.
     """
 
@@ -35,9 +37,11 @@ class GeneratorPhase(GeneratorLoss):
 
     baseline: TeacherConfig | Literal["student"] | None = None
     steps: int = 200
+    images: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole_number("generator_phase.images", self.images, least=1, null="new ones in each step")
         if self.baseline not in (None, "student"):
             config: Any = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline")
             object.__setattr__(self, "baseline", config.held())

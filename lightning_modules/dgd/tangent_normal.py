@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.losses.functional import kd
+from lightning_modules.losses.functional import class_balance, kd
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.classifiers import logits_and_features
 from privacy.checks import check_choice, check_number
@@ -28,7 +28,8 @@ class Directions(NamedTuple):
     Attributes:
         tangent: in the latent space, (N, latent_dim), rows of length 1.
         displacement: the same as seen in the image, dec(z + tangent) - dec(z), (N, C, H, W).
-        normal: in the image, (N, C, H, W), rows of length 1 and orthogonal to `displacement`.
+        normal: in the image, (N, C, H, W), rows of length 1 and orthogonal to `displacement`; or, of the code, as seen
+            in the image.
     """
 
     tangent: Tensor
@@ -78,6 +79,7 @@ def find_directions(
     codes: Tensor,
     *,
     draw: torch.Generator,
+    normals: Literal["image", "code"] = "image",
 ) -> Directions:
     """The directions, detached, in which a classifier's predictions change fastest, along the manifold and across it.
 
@@ -89,30 +91,30 @@ def find_directions(
         decode: dec, codes (N, latent_dim) to images (N, C, H, W), likewise.
         codes: z, (N, latent_dim).
         draw: source of the random starts.
+        normals: `code`, as DGD's Eq. 4 has it: found like the tangent, orthogonal to it.
     """
     codes = codes.detach()
     with torch.no_grad():
         images = decode(codes)
         logits = classify(images)
+
+    def along(offset: Tensor) -> Tensor:
+        return kd(classify(decode(codes + offset)), logits)
+
     start = with_length(_randn(codes, draw), 1.0)
-    tangent = power_step(lambda r: kd(classify(decode(codes + r)), logits), start, probe=_PROBE)
+    tangent = power_step(along, start, probe=_PROBE)
     tangent = with_length(tangent, 1.0, instead=start)
     with torch.no_grad():
         displacement = decode(codes + tangent) - images
+    if normals == "code":
+        start = with_length(project_out(_randn(codes, draw), tangent), 1.0)
+        normal = with_length(project_out(power_step(along, start, probe=_PROBE), tangent), 1.0, instead=start)
+        with torch.no_grad():
+            return Directions(tangent, displacement, decode(codes + normal) - images)
     start = with_length(project_out(_randn(images, draw), displacement), 1.0)
     normal = power_step(lambda n: kd(classify(images + n), logits), start, probe=_PROBE)
     normal = project_out(normal, displacement)
     return Directions(tangent, displacement, with_length(normal, 1.0, instead=start))
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of each sample's own prediction, small where outputs are determinate; (N, c) to a scalar.
-
-    The third term of DGD Eq. 6 is printed as sum p log p, **minus** this: making it small would make predictions
-    uniform, contrary to the text ("ensures the student output more determinate predictions").
-    """
-    log_p = functional.log_softmax(logits, 1)
-    return -(log_p.exp() * log_p).sum(1).mean()
 
 
 def _randn(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -136,18 +138,21 @@ class TangentNormalLoss:
         tangent_weight: Weight of the tangent term; 1 as printed, which drowned the labels of the digits.
         normal_weight: Weight of the normal term; likewise.
         entropy_weight: Weight of the entropy term; likewise.
+        normals: Normals in the `image`, or of the `code` as printed; see `find_directions`.
         entropy_term: `determinate` makes outputs determinate, as DGD's text says; `as_printed` makes them uniform, as
-            its Eq. 6 does.
+            its Eq. 6 does: printed is Σ p log p, small where predictions are uniform.
     """
 
     tangent_weight: float = 0.01
     normal_weight: float = 0.01
     entropy_weight: float = 0.01
+    normals: Literal["image", "code"] = "image"
     entropy_term: Literal["determinate", "as_printed"] = "determinate"
 
     def __post_init__(self) -> None:
         for name in ("tangent_weight", "normal_weight", "entropy_weight"):
             check_number(f"tangent_normal.{name}", getattr(self, name), least=0)
+        check_choice("tangent_normal.normals", self.normals, ("image", "code"))
         check_choice("tangent_normal.entropy_term", self.entropy_term, ("determinate", "as_printed"))
 
     @property
@@ -160,18 +165,18 @@ class TangentNormalLoss:
     ) -> Tensor:
         """The weighted sum of the terms, with the student's graph, at codes (N, latent_dim) of decoded images."""
         with evaluating(student):
-            found = find_directions(student, decode, codes, draw=draw)
+            found = find_directions(student, decode, codes, draw=draw, normals=self.normals)
         with torch.no_grad():
             plain = decode(codes)
         with frozen_statistics(student):
             triples = torch.cat([plain, plain + found.displacement, plain + found.normal])
             logits, features = logits_and_features(student, triples)
         own, along, across = features.float().chunk(3)
-        uncertainty = entropy(logits[: len(plain)].float())
+        certainty = class_balance(logits[: len(plain)].float(), of="image")
         return (
             self.tangent_weight * (own - along).square().sum(1).mean()
             + self.normal_weight * (own - across).square().sum(1).mean()
-            + self.entropy_weight * (uncertainty if self.entropy_term == "determinate" else -uncertainty)
+            + self.entropy_weight * (certainty if self.entropy_term == "as_printed" else -certainty)
         )
 
 

@@ -127,24 +127,29 @@ def one_hot_loss(logits: Tensor) -> Tensor:
     return functional.cross_entropy(logits, logits.argmax(1))
 
 
-def class_balance(logits: Tensor) -> Tensor:
+def class_balance(logits: Tensor, *, of: Literal["batch", "image"] = "batch") -> Tensor:
     """The second term of L_G (DPDFD Eq. 5, DGD Eq. 2): negative entropy of the mean prediction of logits (B, c).
 
-    A scalar, sum_j p̄_j log p̄_j, between -log c (all classes equally often) and 0 (only one class). On the batch mean:
-    per image it would contradict `one_hot_loss`. In decimal logarithms, as DAFL's published code has it, it is 0.434
-    times as large.
+    A scalar, sum_j p̄_j log p̄_j, between -log c (all classes equally often) and 0 (only one class). As printed it is of
+    each `image`, on average, which contradicts `one_hot_loss`. In decimal logarithms, as DAFL's published code has it,
+    it is 0.434 times as large.
     """
-    log_mean = torch.logsumexp(functional.log_softmax(logits, 1) - torch.tensor(float(len(logits))).log(), 0)
+    logs = functional.log_softmax(logits, 1)
+    if of == "image":
+        return (logs.exp() * logs).sum(1).mean()
+    log_mean = torch.logsumexp(logs - torch.tensor(float(len(logits))).log(), 0)
     return (log_mean.exp() * log_mean).sum()
 
 
-def activation(features: Tensor, *, norm: Literal["l1", "l2"] = "l1") -> Tensor:
+def activation(features: Tensor, *, norm: Literal["l1", "l1_sum", "l2"] = "l1") -> Tensor:
     """Size of features (B, F), large for real images: **subtracted** as the third term of L_G (DPDFD Eq. 5, DGD Eq. 2).
 
-    A scalar: for `l1` the mean absolute value (independent of F), for `l2` DPDFD's mean Euclidean norm of a sample. The
-    features are the input of the discriminator's last layer.
+    A scalar: for `l1` the mean absolute value (independent of F), for `l1_sum` DGD's and for `l2` DPDFD's mean norm of
+    a sample. The features are the input of the discriminator's last layer.
     """
-    rows: Tensor = features.abs() if norm == "l1" else torch.linalg.vector_norm(features, dim=1)
+    if norm == "l1":
+        return features.abs().mean()
+    rows: Tensor = torch.linalg.vector_norm(features, ord=1 if norm == "l1_sum" else 2, dim=1)
     return rows.mean()
 
 
@@ -208,8 +213,10 @@ class GeneratorLoss:
     Attributes:
         one_hot_weight: Weight of the cross-entropy to the discriminator's own decision.
         balance_weight: α, weight of the negative entropy of the mean prediction.
-        activation_weight: β, weight of the size of the features.
-        activation_norm: `l1` for the mean absolute feature, or `l2` for the mean norm of an image's features.
+        balance_of: `batch`, or `image`: each image's own prediction, as printed.
+        activation_weight: β, weight of the size of the features; below 0 the size is added, as printed.
+        activation_norm: `l1` for the mean absolute feature; or the mean norm of an image's features, `l1_sum` as DGD
+            has it, or `l2`.
         student_loss_weight: Weight of the student's loss on the released targets (1 as printed).
     """
 
@@ -218,13 +225,15 @@ class GeneratorLoss:
     one_hot_weight: float = 1.0
     balance_weight: float = 5.0
     activation_weight: float = 0.1
-    activation_norm: Literal["l1", "l2"] = "l1"
+    activation_norm: Literal["l1", "l1_sum", "l2"] = "l1"
+    balance_of: Literal["batch", "image"] = "batch"
     student_loss_weight: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("one_hot_weight", "balance_weight", "activation_weight", "student_loss_weight"):
             check_number(f"{self.setting}.{name}", getattr(self, name))
-        check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l2"))
+        check_choice(f"{self.setting}.activation_norm", self.activation_norm, ("l1", "l1_sum", "l2"))
+        check_choice(f"{self.setting}.balance_of", self.balance_of, ("batch", "image"))
 
     def __call__(
         self, discriminator: nn.Module, images: Tensor, student: nn.Module | None = None, targets: Tensor | None = None
@@ -249,7 +258,7 @@ class GeneratorLoss:
         if self.one_hot_weight:
             loss = loss + self.one_hot_weight * one_hot_loss(logits)
         if self.balance_weight:
-            loss = loss + self.balance_weight * class_balance(logits)
+            loss = loss + self.balance_weight * class_balance(logits, of=self.balance_of)
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
         return loss

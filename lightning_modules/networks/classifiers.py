@@ -122,6 +122,14 @@ class DataLensClassifier(ImageClassifier):
         self.head = nn.Linear(64, num_classes)
 
 
+def start_by_xavier(module: nn.Module) -> None:
+    """Draws a layer's initial weights by Xavier's method and sets its biases to 0, as DGD and DPSD print."""
+    if isinstance(module, (nn.Conv2d, nn.Linear)):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 class TwoConvNet(ImageClassifier):
     """The network of DGD's baseline and teachers: two convolutions, then the output.
 
@@ -153,11 +161,7 @@ class TwoConvNet(ImageClassifier):
             inputs = outputs
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(inputs, num_classes)
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.apply(start_by_xavier)
 
 
 class SmallCNN(ImageClassifier):

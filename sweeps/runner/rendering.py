@@ -17,14 +17,15 @@ from sweeps.runner.findings import FINDINGS, findings_page
 from sweeps.runner.guarantee_tables import short_claim
 from sweeps.runner.reported import SELECTING, Reported, footnotes, reported
 from sweeps.runner.rows import RECORDS, Row, read_rows
-from sweeps.runner.spec import BASELINE, IN_PART, MEASURES, OURS, PROTOCOLS, TEACHER, Spec, list_specs
+from sweeps.runner.spec import IN_PART, MEASURES, OURS, PROTOCOLS, TEACHER, Spec, list_specs
 
 LEGEND = (
     "*ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
     "record. Of several seeds the largest ε is shown."
 )
 KINDS = f"Kinds of rows: {'; '.join(f'*{name}*, {what}' for name, what in PROTOCOLS.items())}."
-DROP = "*Drop*: the teacher's accuracy, of an ensemble its vote's, minus the student's, in points."
+DROP = "*Drop*: the teacher's accuracy minus the student's, in points."
+OF_TEACHERS = "*Teacher*, *baseline*: accuracy of a fit of that configuration; of an ensemble, of its vote."
 OF_LABELS = (
     "*ε of labels*: a bound where two data sets differ in the label of one record and every image counts as known; it "
     "says nothing of an image."
@@ -93,6 +94,7 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
     if not measured:
         lines += [f"Nothing measured yet: `LightningCLI tables run {spec.command} --preset cpu`.", ""]
     legend = [LEGEND, *([OF_LABELS] if _of_labels(rows) else []), *([KINDS] if spec.paper and not beside else [])]
+    legend += [OF_TEACHERS] if any(row.values(TEACHER) for row in rows) else []
     lines += [" ".join(legend), ""] if rows else []
     lines += _by_method("Ours, from other tables:", _comparisons(spec, measured, results), _columns(rows))
     if not brief:
@@ -156,9 +158,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
     if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
-    parents = {TEACHER: "teacher", BASELINE: "baseline"}
-    known = {name: text for name, text in parents.items() if any(row.values(name) for row in rows)}
-    measures = {**known, **{name: MEASURES[name] for name in spec.measures}}
+    measures = {name: text for name, text in MEASURES.items() if any(row.values(name) for row in rows)}
     # ε of labels is only shown if only labels are protected.
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _bound)} if _of_labels(rows) else {}

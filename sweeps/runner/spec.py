@@ -23,7 +23,6 @@ and `kind: figure` plots the curves of its students. With `axes` and `presets` i
       - {alpha: "0.1"}
     exceptions:                 # changes by a combination of values, after those of each; a preset may add its own
       - {when: {dataset: FashionMNIST, epsilon: "1"}, set: {student: {trainer.max_epochs: 40}}}
-    measures: [auroc]           # a further measure to show
     protocol:                   # kinds of rows (`PROTOCOLS`), each of a point, the first that fits; otherwise `ours`
       in part as printed: {epsilon: "1"} # a preset may have its own, or one kind for all its rows
     presets:
@@ -63,13 +62,13 @@ from sweeps.runner.reported import Reported, reported
 OF_FITS = {"title", "kind", "folder", "fits"}
 OF_TABLES = {
     "paper", "reported", "method", "note", "axes", "skip", "seeds", "presets", "figure", "seeded", "compare_with",
-    "exceptions", "unprinted", "measures", "protocol",
+    "exceptions", "unprinted", "protocol",
 }  # fmt: skip
 OF_PRESETS = {"seeds", "axes", "set", "note", "exceptions", "skip", "protocol"}
-MEASURES = {"auroc": "AUC"}
-"""Measures of a record, besides accuracies, that a table may show, with their headings."""
 TEACHER, BASELINE = "teacher_accuracy", "baseline_accuracy"
-"""Measures of a record that the fits it learns from have made; of an ensemble it is its vote's."""
+MEASURES = {TEACHER: "teacher", BASELINE: "baseline", "auroc": "AUC"}
+"""Measures of a record, besides its accuracy, that a table shows where it has them, with their headings. The first two
+are of the fits that it learns from; an ensemble's is its vote's."""
 OURS, IN_PART = "ours", "in part as printed"
 PROTOCOLS = {
     "as printed": "the paper's networks, losses and constants",
@@ -164,7 +163,6 @@ class Spec:
     seeded: Sequence[str] = ()
     compare_with: Sequence[Mapping[str, Any]] = ()
     unprinted: Sequence[Point] = ()
-    measures: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> Spec:
@@ -204,7 +202,6 @@ class Spec:
         printed = {name for row in reported() for name in row.named(values.get("paper", ""))}
         _known(tables, printed, f"{where}, reported")
         _known(values.get("seeded") or (), fits, f"{where}, seeded")
-        _known(values.get("measures") or (), MEASURES, f"{where}, measures")
         for entry in values.get("compare_with") or ():
             _only(entry, {"table", "label", "cell"}, f"{where}, compare_with", needed={"table", "label"})
         return {

@@ -38,6 +38,17 @@ def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3
     return distil(folder, *arguments, class_path=path, steps=steps, model={"mechanism": DATA, **model})
 
 
+@pytest.mark.parametrize("xavier", [True, False])
+def test_student_and_generator_may_start_by_xavier(xavier: bool) -> None:
+    torch.manual_seed(1)
+    given = grouped(DPSD, teacher="teachers/none.ckpt", xavier=xavier)
+    module = DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given)
+    for network in (module.student, module.generator):
+        (first, *_) = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+        bound = (6 / sum(torch.nn.init._calculate_fan_in_and_fan_out(first.weight))) ** 0.5
+        assert (0.9 * bound < float(first.weight.detach().abs().max()) <= bound) is xavier
+
+
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
     given = grouped(DPSD, teacher=teacher, mechanism=mechanism, **settings)

@@ -26,6 +26,7 @@ from support.runs import (
 from torch import nn
 
 from datamodules import Digits
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.dgd import DGD
 from lightning_modules.images import Images, PoolSource
@@ -402,6 +403,13 @@ def _module(**settings: Any) -> DGD:
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _module(**settings)
+
+
+def test_later_phases_share_the_images_of_the_finished_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataFreeDistillation, "draw_latents", lambda self, step: step)
+    module = _module(images="generator", generator_phase={"baseline": "student", "images": 12})  # two batches of 6
+    for module.phase_index, drawn in enumerate([5, 1, 1, 1]):
+        assert module.draw_latents(5) == drawn
 
 
 def test_a_pool_that_is_too_small_is_refused(place: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,10 @@ from torch.nn import functional as F
 from lightning_modules.dgd import tangent_normal
 from lightning_modules.dgd.tangent_normal import (
     Directions,
-    entropy,
     find_directions,
     with_length,
 )
-from lightning_modules.losses.functional import kd
+from lightning_modules.losses.functional import class_balance, kd
 from lightning_modules.networks import SmallCNN
 from lightning_modules.networks.generators import ConvVAE
 
@@ -51,6 +49,18 @@ def test_directions_are_orthogonal_and_of_length_one(monkeypatch: pytest.MonkeyP
     assert float(cosines(normal, displacement).max()) > 0.05
 
 
+def test_normals_of_the_code_change_predictions_more_than_chance() -> None:
+    student, vae = networks()
+    draw = torch.Generator().manual_seed(3)
+    codes = torch.randn(16, 32, generator=draw)  # those of `found`
+    with torch.no_grad():
+        images = vae.decode(codes)
+        by_chance = vae.decode(codes + with_length(torch.randn(codes.shape, generator=draw), 1.0))
+        seen = images + found(normals="code").normal
+        sought, chance = (kd(student(given), student(images)).mean() for given in (seen, by_chance))
+    assert sought > 1.2 * chance
+
+
 def test_predictions_change_more_than_along_random_directions() -> None:
     student, vae = networks()
     draw = torch.Generator().manual_seed(3)
@@ -78,6 +88,5 @@ def descended(loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_entropy_makes_outputs_determinate_and_as_printed_uniform() -> None:
-    assert float(entropy(torch.zeros(2, 7))) == pytest.approx(math.log(7))
-    assert float(descended(entropy).max()) > 0.95
-    assert float(descended(lambda logits: -entropy(logits)).max()) < 0.34  # DGD Eq. 6 as printed
+    assert float(descended(lambda logits: -class_balance(logits, of="image")).max()) > 0.95
+    assert float(descended(lambda logits: class_balance(logits, of="image")).max()) < 0.34  # DGD Eq. 6 as printed

@@ -103,6 +103,12 @@ def test_terms_of_the_generators_loss_move_the_way_the_papers_say() -> None:
     logits = logits_of(32, 5, 2.0, 3).double()
     mean = logits.softmax(1).mean(0)
     torch.testing.assert_close(class_balance(logits), (mean * mean.log()).sum(), rtol=1e-6, atol=1e-6)
+    # As printed it makes each image doubtful, which the first term makes certain.
+    assert class_balance(certain, of="image").abs() < 1e-6 and class_balance(doubtful, of="image") < -1.38
+
+
+def test_activation_as_dgd_prints_it_is_a_sum_over_features() -> None:
+    assert float(losses.activation(torch.tensor([[3.0, -4.0], [0.0, 0.0]]), norm="l1_sum")) == pytest.approx(7 / 2)
 
 
 @pytest.mark.parametrize("size", [2, 4, 10])
