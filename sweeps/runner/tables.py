@@ -230,7 +230,8 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
     said = io.StringIO()
     try:
         with redirect_stderr(said), redirect_stdout(io.StringIO()):
-            cli = build(plan.command(name)[1:])
+            # An interrupted fit would resume, which is of a fit alone.
+            cli = build([part for part in plan.command(name)[1:] if not part.startswith("--ckpt_path=")])
         if not isinstance(cli.model, DataFreeDistillation):
             cli.datamodule.setup("fit")
             return ""

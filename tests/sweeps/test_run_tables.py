@@ -16,6 +16,7 @@ from support.sweep_fits import SPEC, Fits
 
 from lightning_modules.cli import main
 from sweeps.runner.fit import RunnerError
+from sweeps.runner.plan import Store
 from sweeps.runner.rows import RECORDS, read_records
 from sweeps.runner.spec import Spec, _found
 from sweeps.runner.tables import in_order, run_tables, tables
@@ -140,6 +141,10 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
     Path("own.yaml").write_text(
         yaml.safe_dump({"title": "t", "fits": fits, "axes": {"setting": axes}}, sort_keys=False)
     )
+    store, task = Store("runs/tables"), Spec.read("own.yaml").cells("full")[0].tasks[0]
+    store.begin(task, {})  # a fit that was interrupted is built, too
+    (store.folder(task.name) / "checkpoints").mkdir()
+    (store.folder(task.name) / "checkpoints/last.ckpt").write_text("half")
     with pytest.raises(SystemExit, match="3 of 6 fits would fail"):
         main(["tables", "run", "own.yaml", "--dry-run"])
     shown = capsys.readouterr().out
