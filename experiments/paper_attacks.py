@@ -41,8 +41,9 @@ _INVERTED = (
     "No proof of privacy: a better attack may show more, and images of a class need not show a record."
 )
 _SYNTHETIC = (
-    "{data}: synthetic images of the last step, each scaled to its own range, and t-SNE of the student's features\n"
-    "of them and of images held out. Told apart: accuracy of the nearest neighbour; 50 % for one distribution."
+    "{data}: synthetic images of the last step, each scaled to its own range,\n"
+    "and t-SNE of the student's features of them and of images held out.\n"
+    "Told apart: accuracy of the nearest neighbour; 50 % for one distribution."
 )
 
 
@@ -107,3 +108,7 @@ def synthetic_figure(students: Mapping[str, Any], real: Tensor) -> Figure:
         bottom.set(xticks=[], yticks=[])
         bottom.legend(fontsize=7)
     return drawn
+
+
+if __name__ == "__main__":
+    main()

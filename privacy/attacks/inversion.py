@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -204,6 +205,22 @@ def generative_inversion(
         8 images of each class in [-1, 1], from different codes, with the requested classes as labels.
     """
     labels = wanted_classes(num_classes)
+    decoder, critic, start = _learnt(background, len(labels), steps)
+    with _seeded():
+        codes = start.clone().requires_grad_()
+        optimizer = torch.optim.Adam([codes], lr=0.05)
+        for _ in range(search):
+            images = decoder(codes)
+            loss = F.cross_entropy(model(images), labels, reduction="sum") - _REALISM * critic(images).sum()
+            (codes.grad,) = torch.autograd.grad(loss, codes)
+            optimizer.step()
+    with torch.no_grad():
+        return Records(decoder(codes), labels)
+
+
+@lru_cache(maxsize=1)  # one, whichever models are attacked
+def _learnt(background: Tensor, count: int, steps: int) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Train a GAN, and draw codes (count, _CODE) that searches begin at."""
     with _seeded():
         decoder = Decoder(size=_CODE, image_shape=(background.shape[1], *background.shape[2:]))
         critic = _critic(background.shape[1])
@@ -220,15 +237,7 @@ def generative_inversion(
             ours.step()
         for network in (decoder, critic):
             network.eval().requires_grad_(False)
-        codes = torch.randn(len(labels), _CODE).requires_grad_()
-        optimizer = torch.optim.Adam([codes], lr=0.05)
-        for _ in range(search):
-            images = decoder(codes)
-            loss = F.cross_entropy(model(images), labels, reduction="sum") - _REALISM * critic(images).sum()
-            (codes.grad,) = torch.autograd.grad(loss, codes)
-            optimizer.step()
-    with torch.no_grad():
-        return Records(decoder(codes), labels)
+        return decoder, critic, torch.randn(count, _CODE)
 
 
 def _critic(channels: int) -> nn.Module:
