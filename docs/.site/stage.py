@@ -40,6 +40,7 @@ def _links(text: str) -> str:
     """Links from where the pages lie in the site: `docs/` is its root, and `results/` lies in it."""
     text = re.sub(r"\]\(docs/", "](", text)
     text = re.sub(r"\]\(\.\./(?=results|CONTRIBUTING|CHANGELOG)", "](", text)
+    text = re.sub(r"\]\(\.\./docs/", "](../", text)
     text = re.sub(r"(?<=[ |(])\[(\d+)\](?!\()", r"\\[\1\\]", text)  # notes of tables, which look like references
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)?(?:CITATION\.cff|LICENSE)\)", r"`\1`", text)
 

@@ -1,4 +1,4 @@
-"""The page `docs/findings.md`: what the papers claim (`sweeps/reported/claims.yaml`), and what measured records say.
+"""The page `results/findings.md`: what the papers claim (`sweeps/reported/claims.yaml`), and what measured records say.
 
 A claim names cells of a table and a relation of their means, such as `k 2 < k 3; k 3 > k 5`. `<` and `>` ask for more
 than the margin and than either standard deviation over seeds, `=` for no more; `<=` and `>=` forbid what `>` and `<`
@@ -66,7 +66,7 @@ class Finding:
         cases = list(self._cases(results))
         held = {one for _, one in cases if one is not None}
         tables = dict.fromkeys(str(cell.get("table", self.table)) for cell in self.cells.values())
-        links = [f"[{table}](../results/tables/{table}.md)" for table in tables]
+        links = [f"[{table}](tables/{table}.md)" for table in tables]
         measure = [] if self.measure == "accuracy" else [self.measure.replace("_", " ")]
         shown = f"{', '.join([*links, *measure])}: {'; '.join(text for text, _ in cases)}"
         return VERDICTS[3 if not held else 1 if len(held) > 1 else 0 if True in held else 2], shown

@@ -33,7 +33,7 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again. [What of the papers holds](findings.md).
+`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again. [What of the papers holds](../results/findings.md).
 
 *ε published* is what the paper's own theorem gives for our runs: a claim, which bounds no record; for methods that
 protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
@@ -67,7 +67,7 @@ def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path
         pages[page] = page_of(spec, measured, results=results)
         link = Path(os.path.relpath(page, index.parent)).as_posix()
         lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
-    pages[index.parent / FINDINGS] = findings_page(results)
+    pages[results.parent / FINDINGS] = findings_page(results)
     return {**pages, index: "\n".join([INDEX, *lines, ""])}
 
 

@@ -64,7 +64,7 @@ def test_a_verdict_follows_from_the_records_of_all_cases(tmp_path: Path) -> None
         return claim().decide(tmp_path)
 
     assert verdict()[0] == "untested"
-    assert verdict(0.5) == ("holds", "[dpdfd-fig2](../results/tables/dpdfd-fig2.md): 1e-5: clipped 50 (1), "
+    assert verdict(0.5) == ("holds", "[dpdfd-fig2](tables/dpdfd-fig2.md): 1e-5: clipped 50 (1), "
                             "normalised 95 (1); 1e-4: normalised 95 (1)")  # fmt: skip
     assert verdict(0.5, 0.6)[0] == "holds" and verdict(0.5, 0.949)[0] == "in part"
     assert verdict(0.96, 0.949)[0] == "does not hold"
