@@ -125,8 +125,9 @@ def _beside_paper(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
         for kind in heading[1:]:
             own = [row for row in found if row.records and row.protocol in (kind, f"in part {kind}")]
             cells.append(_listed(own, lambda row: _ours(row) + " (in part)" * (row.protocol == IN_PART)))
-        ours = [row for row in found if row.protocol == OURS and row.drop is not None]
-        table.append([*cells, _points(_printed_drop(spec, entry)), _listed(ours, lambda row: _points(row.drop))])
+        ours = [row for row in found if row.records and row.protocol == OURS]
+        drops = _listed(ours, lambda row: _points(row.drop)) if any(row.drop is not None for row in ours) else "–"
+        table.append([*cells, _points(_printed_drop(spec, entry)), drops])
     names, legend = [{"dataset": "data", "epsilon": "ε"}.get(name, name) for name in selecting], [KINDS]
     if all(row[-2:] == ["–", "–"] for row in table):
         table = [row[:-2] for row in table]
