@@ -33,7 +33,8 @@ OF_LABELS = (
 INDEX = """\
 # Measured results
 
-`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again. [What of the papers holds](../results/findings.md).
+`make table-NAME PRESET=cpu RECORD=1` (`make figure-NAME`) measures one again.
+[What of the papers holds](../results/findings.md).
 
 *ε published* is what the paper's own theorem gives for our runs: a claim, which bounds no record; for methods that
 protect labels (LabelDP, DPSD's label switch) it is that of one response, however many there are. *ε record-level* is
