@@ -63,7 +63,7 @@ class PlainDistillation(DPDFD):
     is_logged = False  # there is no epsilon to compose
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
-        """Return the teacher's probabilities without bounding, noise or charge."""
+        """Returns the teacher's probabilities without bounding, noise or charge."""
         return Annotation(F.softmax(self.teacher.logits(images), dim=1))
 
 
@@ -163,7 +163,7 @@ def seconds_of_opacus(size: Size) -> float:
 
 
 def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure each in turns and return its seconds per turn; every other turn has the reverse order."""
+    """Measures each in turns and returns its seconds per turn; every other turn has the reverse order."""
     found: dict[str, list[float]] = {name: [] for name in measured}
     for turn in range(rounds):
         for name in list(measured) if turn % 2 == 0 else list(measured)[::-1]:
@@ -177,7 +177,7 @@ def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
-    """Compare each method with plain distillation, and the one with Opacus's student with Opacus."""
+    """Compares each method with plain distillation, and the one with Opacus's student with Opacus."""
     measured = {name: partial(seconds_of_method, name, size, folder=folder) for name in METHODS}
     found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, size)}, size.rounds)
     rows: list[dict[str, Any]] = []
@@ -192,7 +192,7 @@ def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format the measurement as text."""
+    """Formats the measurement as text."""
     lines = [
         f"B={result['batch_size']}, c={result['classes']}, images of {result['side']}x{result['side']}; "
         f"{result['hardware']}; {result['rounds']} turns of {result['steps']} steps; commit {result['commit']}",

@@ -121,7 +121,7 @@ class ImageDataModule(LightningDataModule, ABC):
         verify: bool = True,
         classes: Sequence[int | str] | None = None,
     ) -> None:
-        """Store the settings; no image is opened.
+        """Stores the settings; no image is opened.
 
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.

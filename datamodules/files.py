@@ -71,7 +71,7 @@ def missing_data(
     failure: str = "",
     hints: Sequence[str] = (),
 ) -> MissingDataError:
-    """Make an error that lists missing files or folders, why a download failed if tried, and how to get them."""
+    """Makes an error that lists missing files or folders, why a download failed if tried, and how to get them."""
     name = getattr(data, "name", "") or type(data).__name__
     lines = [f"{name}: {len(missing)} file(s) missing in {folder or data.folder}:"]
     lines += [f"  {name}" for name in missing[:_LISTED]]

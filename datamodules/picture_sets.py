@@ -44,7 +44,7 @@ class CelebA(PictureDataModule):
     site = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
     def __init__(self, *, task: Literal["gender", "hair"] = "gender", size: int = 64, **settings: Any) -> None:
-        """Store the settings; no file is touched.
+        """Stores the settings; no file is touched.
 
         Args:
             task: The attribute to classify.
@@ -223,7 +223,7 @@ class COVIDx(PictureDataModule):
     downloadable = False
 
     def __init__(self, *, size: int = 64, channels: Literal[1, 3] = 1, **settings: Any) -> None:
-        """Store the settings; no file is touched.
+        """Stores the settings; no file is touched.
 
         Args:
             size: Height and width of the images; the files are square.

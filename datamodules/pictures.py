@@ -373,7 +373,7 @@ class PictureDataModule(ImageDataModule):
     """A data set whose images are picture files."""
 
     def __init__(self, *, preparation: Preparation, **settings: Any) -> None:
-        """Store the settings; no picture is opened."""
+        """Stores the settings; no picture is opened."""
         self.preparation = preparation
         self.image_shape = preparation.shape
         super().__init__(**settings)

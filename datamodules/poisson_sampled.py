@@ -183,7 +183,7 @@ class PoissonSampled(WrappedDataset):
         evaluation: Literal["test", "selection"] = "test",
         noise: NoiseSource | None = None,
     ) -> None:
-        """Store the settings; no file is touched.
+        """Stores the settings; no file is touched.
 
         Args:
             dataset: The private data set.

@@ -101,7 +101,7 @@ class Shards(WrappedDataset):
         steps_per_epoch: int = 100,
         require_all_classes: bool = True,
     ) -> None:
-        """Store the settings; no file is touched.
+        """Stores the settings; no file is touched.
 
         Args:
             dataset: The private data set.

@@ -18,7 +18,7 @@ _OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
 
 
 def _take_facts(module: Any, dataset: Any) -> None:
-    """Give a data module a data set and its public facts."""
+    """Gives a data module a data set and its public facts."""
     if not isinstance(dataset, ImageDataModule):
         raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
     for fact in _OF_DATASETS if isinstance(module, ImageDataModule) else _FACTS:

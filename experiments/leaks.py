@@ -23,7 +23,7 @@ from sweeps.runner.spec import Spec
 
 
 def main(args: list[str] | None = None) -> None:
-    """Attack the fits and write results and figures."""
+    """Attacks the fits and writes results and figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="?", default="leaks_digits")
     parser.add_argument("--results", type=Path, default=Path("results"))
@@ -62,7 +62,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Keep what tables and figure show, with one ROC curve only."""
+    """Keeps what tables and figure show, with one ROC curve only."""
     for leak in found["leaks"]:
         if (leak["records"], leak["attack"]) != ("record", "lira"):
             leak.pop("roc", None)

@@ -48,7 +48,7 @@ _SYNTHETIC = (
 
 
 def main(args: list[str] | None = None) -> None:
-    """Make the fits, attack them, and write figures and a record for each pipeline."""
+    """Makes the fits, attacks them, and writes figures and a record for each pipeline."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipelines", nargs="+", metavar="PIPELINE")
     parser.add_argument("--fits", nargs="+", help="These fits alone. Default: all of the pipeline.")
@@ -89,7 +89,7 @@ def main(args: list[str] | None = None) -> None:
 
 @torch.no_grad()
 def synthetic_figure(students: Mapping[str, Any], real: Tensor) -> Figure:
-    """Draw each student's synthetic images above t-SNE of its features of them and of real images (N, C, H, W)."""
+    """Draws each student's synthetic images above t-SNE of its features of them and of real images (N, C, H, W)."""
     size = (3.6 * len(students), 7.6)
     drawn, panels = plt.subplots(2, len(students), figsize=size, squeeze=False, layout="constrained")
     for (top, bottom), (name, student) in zip(panels.T, students.items(), strict=True):

@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
 
 def build_untuned(*, root: str | os.PathLike[str], to: str | os.PathLike[str]) -> Path:
-    """Write both sets for `ImageFolder` as `SET/PART/CLASS/NUMBER.png`, bright ink on a dark ground; returns `to`.
+    """Writes both sets for `ImageFolder` as `SET/PART/CLASS/NUMBER.png`, bright ink on a dark ground; returns `to`.
 
     `cropped` has the first digits of each of MNIST's parts, cropped to their ink and stretched to 16×16 pixels.
     `overlaid` has characters of 28×28 pixels made of two or three digits, see `overlaid`. A set's `train` is made of
@@ -88,7 +88,7 @@ def cropped(digit: Pixels, *, size: int) -> Pixels:
 
 
 def _recipes() -> list[list[Piece]]:
-    """Make the recipes of overlaid characters: `FORMS` per class, in order of class, each of other digits.
+    """Makes the recipes of overlaid characters: `FORMS` per class, in order of class, each of other digits.
 
     Each of a recipe's two or three digits is in a different direction from the centre.
     """
@@ -112,7 +112,7 @@ def _recipes() -> list[list[Piece]]:
 
 
 def overlaid(digits: Pixels, labels: Labels, *, count: int, draw: int) -> tuple[Pixels, Labels]:
-    """Draw characters (M, 28, 28) of several digits each, resized, rotated and overlaid by the recipe of their form.
+    """Draws characters (M, 28, 28) of several digits each, resized, rotated and overlaid by the recipe of their form.
 
     Overlapping digits are combined by their maximum. Each character draws which digit of a class it uses, and small
     changes of size, rotation and place. Labels (M,) cycle through 0 to 9, and forms through those of each class.

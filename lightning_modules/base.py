@@ -74,7 +74,7 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         images: Images = Images(),
     ) -> None:
         super().__init__()
-        # One of direct training is priced for labels that no teacher has learnt.
+        # Mechanisms of direct training bound labels only, and cannot query a teacher.
         if not isinstance(mechanism, self.mechanisms) or mechanism.source_of_labels:
             names = " or ".join(kind.__name__ for kind in self.mechanisms)
             raise ValueError(f"mechanism must be a {names}, got {type(mechanism).__name__}")

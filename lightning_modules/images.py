@@ -102,14 +102,14 @@ class Images:
             raise ValueError(f"images.reset_every must be null for source {self.source!r}, got {self.reset_every}")
 
     def build(self, *, image_shape: tuple[int, int, int], batch_size: int) -> ImageSource:
-        """Build the source, for images (C, H, W) in batches of `batch_size`."""
+        """Builds the source, for images (C, H, W) in batches of `batch_size`."""
         kind = SyntheticSource if self.pool is None else PoolSource
         return kind(self, image_shape=image_shape, batch_size=batch_size)
 
 
-#: Student steps until the images' informativeness is told, how many of them it is measured on, and its least value for
-#: suitable ones: on digits cropped to 16x16 pixels 0.23 with strokes (51 % right), 0.42 and 0.46 with broader priors
-#: (79 and 95 %).
+#: Student steps until the images' informativeness is reported, how many of them it is measured on, and its least value
+#: for suitable ones: on digits cropped to 16x16 pixels 0.23 with strokes (51 % right), 0.42 and 0.46 with broader
+#: priors (79 and 95 %).
 _STEPS_UNTIL_TOLD, _IMAGES_TOLD, _INFORMATIVE = 250, 1024, 0.3
 
 
@@ -144,7 +144,7 @@ class ImageSource(ABC):
         return 0
 
     def share(self, batch_size: int, processes: int) -> None:
-        """Set the number of images of a batch that this process makes.
+        """Sets the number of images of a batch that this process makes.
 
         Raises:
             ProcessesError: The processes cannot share a batch, or the generated half of it, evenly.
@@ -167,7 +167,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def images(self, step: int, latents: Tensor | None, draws: Draws) -> Tensor:
-        """Return a batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
+        """Returns a batch of images, shape (rows, C, H, W), generated ones first; a prior's are in [-1, 1]."""
 
     def generate(self, latents: Tensor | None) -> Tensor:
         """Generates images from latents, with their graph."""
@@ -264,7 +264,7 @@ class SyntheticSource(ImageSource):
         return 0 if self.generator is None else count // 2 if self.kind == "both" else count
 
     def latents(self, step: int, draws: Draws) -> Tensor | None:
-        """Draw z, shape (n, latent_dim), where n is `generated`; None without a generator."""
+        """Draws z, shape (n, latent_dim), where n is `generated`; None without a generator."""
         if self.generator is None:
             return None
         draw = draws.stream(step, "latents")
@@ -275,7 +275,7 @@ class SyntheticSource(ImageSource):
 
     @torch.no_grad()
     def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
-        """Draw images for display, shape (count, C, H, W), from the same latents each time."""
+        """Draws images for display, shape (count, C, H, W), from the same latents each time."""
         draw = stream(seed, 0, 0, "grid")
         if self.generator is None:
             return self._drawn(count, None, draw, device)
@@ -336,7 +336,7 @@ class PoolSource(ImageSource):
         self.is_judged = False
 
     def open(self, *, private: set[str], partitions: Sequence[Partition | None], data: Any = None) -> None:
-        """Read the images; see `ImageSource.open`.
+        """Reads the images; see `ImageSource.open`.
 
         Raises:
             PartitionError: The pool is partitioned otherwise than the private data, or inside their folder.
@@ -394,7 +394,7 @@ class PoolSource(ImageSource):
     def assumptions(self) -> list[str]:
         pool = self.pool
         what = f"a folder {Path(pool).name}" if isinstance(pool, str) else f"the {self.part} part of {pool.name}"
-        told = f"the pool of unlabelled images, {what}, is public and was there without the private data"
+        told = f"the pool of unlabelled images, {what}, is public and existed independently of the private data"
         return [] if self.is_private else [f"{told} ({_JUDGED})" if self.is_judged else told]
 
 

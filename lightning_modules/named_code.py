@@ -33,7 +33,7 @@ _DATA = ("ckpt", "pt", "pth", "pt2", "safetensors", "onnx", "jsonl")
 
 
 def named_object(name: str) -> Any:
-    """Resolve a dotted name, or `path/to/file.py:Name`.
+    """Resolves a dotted name, or `path/to/file.py:Name`.
 
     Raises:
         ValueError: It does not exist.
@@ -134,7 +134,7 @@ def _module_of(file: Path, name: str) -> ModuleType:
 
 
 def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
-    """Refuse a description of objects from a file if anything but known classes could be built from it.
+    """Refuses a description of objects from a file if anything but known classes could be built from it.
 
     Known are the networks, optimizers, data modules and settings of this package, `torch.nn`, `torch.optim` and
     `torchvision.models`, and the names that the user gives in this command. Names are resolved, since a module may
@@ -157,14 +157,14 @@ def require_known_code(spec: Any, *, named: Collection[str] = ()) -> None:
 
 
 def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
-    """Return the first name that `require_known_code` refuses, or None."""
+    """Returns the first name that `require_known_code` refuses, or None."""
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
     return next((text for text in texts if not _is_known(text)), None)
 
 
 def texts_in(spec: Any, *, read: frozenset[Path] = frozenset(), suffixes: tuple[str, ...] = ("",)) -> Iterator[str]:
-    """Yield every text in plain values, including settings within a text and in files that a text names.
+    """Yields every text in plain values, including settings within a text and in files that a text names.
 
     Args:
         spec: The values.
@@ -193,7 +193,7 @@ def texts_in(spec: Any, *, read: frozenset[Path] = frozenset(), suffixes: tuple[
 
 
 def _held(text: str) -> Any:
-    """Parse a text as YAML; return it unchanged if it is not YAML."""
+    """Parses a text as YAML; returns it unchanged if it is not YAML."""
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError):

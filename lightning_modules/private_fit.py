@@ -1,4 +1,4 @@
-"""A fit on private data: how it opens its session, holds its teacher, and ends with a statement.
+"""Base classes of fits on private data: they open the session, hold the teacher, and end with a statement.
 
 `PrivateFit` has the hooks of every such fit; `LearnsFromTeacher` those of a student, which asks a private teacher.
 `PrivacyCallback` logs what a student's fit has spent, and ends it before a step that its budget does not allow.

@@ -1,4 +1,4 @@
-"""Leaves out what Lightning says of itself, so that a run's output is readable."""
+"""Filters Lightning's messages about itself, so that a run's output is readable."""
 
 from __future__ import annotations
 

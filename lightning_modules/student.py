@@ -49,7 +49,7 @@ class Replay:
         check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:
-        """Build the memory for a run with this batch size; None if replay is off.
+        """Builds the memory for a run with this batch size; None if replay is off.
 
         Raises:
             ValueError: `capacity` is below the batch size.
@@ -96,7 +96,7 @@ class ReplayMemory:
         return label_posterior(outputs, rows) if self._evidence else rows
 
     def add(self, images: Tensor, targets: Tensor) -> None:
-        """Store images (B, C, H, W), in half precision, and rows (B, c) of `rows_of`; replaces the oldest."""
+        """Stores images (B, C, H, W), in half precision, and rows (B, c) of `rows_of`; replaces the oldest."""
         if not self._kept:
             room = max(len(images), min(self.settings.capacity, _MOST_BYTES // (2 * images[0].numel())))
             self._images = torch.empty(room, *images.shape[1:], dtype=torch.float16)
@@ -108,7 +108,7 @@ class ReplayMemory:
         self._kept = min(self._kept + len(images), len(self._images))
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw images (n, C, H, W), float32, and their stored rows (n, c), where n is `batch_size`."""
+        """Draws images (n, C, H, W), float32, and their stored rows (n, c), where n is `batch_size`."""
         rows = torch.randint(self._kept, (self.batch_size,), generator=generator)
         return self._images[rows].float(), self._targets[rows]
 
@@ -168,7 +168,7 @@ class StudentConfig:
         check_number("student.balance", self.balance, least=0, most=1)
 
     def build(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Build the student, for images (C, H, W).
+        """Builds the student, for images (C, H, W).
 
         Raises:
             ValueError: It does not return c finite logits for such images.

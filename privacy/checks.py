@@ -44,7 +44,7 @@ def check_count(name: str, value: int, *, minimum: int = 0) -> int:
 
 
 def settings_of(kind: type[_T], given: Any, *, name: str) -> _T:
-    """Make a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
+    """Makes a settings object from one, or from a mapping of its fields, which a script's checkpoint holds.
 
     Raises:
         TypeError: It is none of these.
@@ -132,7 +132,7 @@ def _or(null: str) -> str:
 
 
 def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    """Return the end of a message that asks for the closest known name, with its type if any; empty if none is close.
+    """Returns the end of a message that asks for the closest known name, with its type if any; empty if none is close.
 
     >>> did_you_mean("fti", {"fit": None, "distill": None})
     ': did you mean fit?'
@@ -162,14 +162,14 @@ def registered(known: Mapping[str, type[_T]], data: Mapping[str, Any]) -> tuple[
 
 
 def json_number(value: float) -> float | str:
-    """Return "inf" for infinity, which JSON lacks, and every other number unchanged."""
+    """Returns "inf" for infinity, which JSON lacks, and every other number unchanged."""
     if math.isnan(value) or value == -math.inf:
         raise ValueError(f"a privacy figure must be a number or infinity, got {value}")
     return "inf" if math.isinf(value) else value
 
 
 def round_up(value: float, *, digits: int = 6) -> str:
-    """Format a privacy figure, rounded up to `digits` significant digits, never below its value.
+    """Formats a privacy figure, rounded up to `digits` significant digits, never below its value.
 
     >>> round_up(3.0000001), round_up(3.0), round_up(0.12345641), round_up(math.inf)
     ('3.00001', '3', '0.123457', 'inf')
@@ -183,7 +183,7 @@ def round_up(value: float, *, digits: int = 6) -> str:
 
 
 def round_down(value: float) -> str:
-    """Format a figure, rounded down to six significant digits, never above its value.
+    """Formats a figure, rounded down to six significant digits, never above its value.
 
     >>> round_down(2.9999999), round_down(3.0), round_down(0.12345678)
     ('2.99999', '3', '0.123456')
@@ -193,7 +193,7 @@ def round_down(value: float) -> str:
 
 
 def lower_bound(value: float) -> str:
-    """Format a lower bound, rounded down to two decimals.
+    """Formats a lower bound, rounded down to two decimals.
 
     >>> lower_bound(1.39513), lower_bound(0.0)
     ('1.39', '0.00')
@@ -202,7 +202,7 @@ def lower_bound(value: float) -> str:
 
 
 def short_epsilon(value: float) -> str:
-    """Format a privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
+    """Formats a privacy bound for a table: four digits, or a whole number from 1000 on; rounded up.
 
     >>> short_epsilon(28.838725), short_epsilon(676028.4), short_epsilon(math.inf)
     ('28.84', '676,029', 'inf')

@@ -40,7 +40,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def check_export(folder: Path) -> list[str]:
-    """Check an exported folder by itself and describe the checks in sentences.
+    """Checks an exported folder by itself and describes the checks in sentences.
 
     It cannot detect that a file and every statement about it were altered together: compare the checksum of
     `guarantee.json` with one received by another way.
@@ -73,12 +73,12 @@ def check_export(folder: Path) -> list[str]:
 
 
 def section_of(page: str) -> str:
-    """Convert a guarantee's page to a section of a model card: without its title and with lower headings."""
+    """Converts a guarantee's page to a section of a model card: without its title and with lower headings."""
     return page.partition("\n")[2].strip().replace("\n## ", "\n### ")
 
 
 def _statements(content: Mapping[str, Any]) -> list[str]:
-    """Describe how the figures follow from the releases; lines about errors begin with the file's name."""
+    """Describes how the figures follow from the releases; lines about errors begin with the file's name."""
     stated, claim = content["guarantee"], content["published_claim"]
     delta, epsilon = float(stated["delta"]), float(stated["epsilon"])
     if not 0 < delta < 1:
@@ -129,7 +129,7 @@ def _files(digests: Mapping[str, str], stated: Mapping[str, str]) -> list[str]:
 
 
 def _counted(listed: Sequence[tuple[_Counted, Any]]) -> Counter[_Counted]:
-    """Convert pairs of items and counts, with each item once, to a `Counter`."""
+    """Converts pairs of items and counts, with each item once, to a `Counter`."""
     counts = dict(listed)
     if len(counts) < len(listed) or not all(type(count) is int and count > 0 for count in counts.values()):
         raise ValueError("releases and claims must be listed once each, with whole numbers of 1 or more")

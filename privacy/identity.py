@@ -103,7 +103,7 @@ class Training:
 
 @dataclass(frozen=True)
 class UnnamedTraining:
-    """A training whose file gives it no identity: a ledger recognises it by its weights (`Ledger.identify`).
+    """A training whose file gives it no identity: a ledger recognises it by its weights (`privacy.ledger.identify`).
 
     Attributes:
         digest: Hash of the weights, **private**.

@@ -217,7 +217,7 @@ def user_folder() -> Path:
 
 
 def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> dict[Path, str]:
-    """Ledgers that know a training, by identity or weights (`Ledger.identify`), with their data's name.
+    """Ledgers that know a training, by identity or weights (`privacy.ledger.identify`), with their data's name.
 
     They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
     known by name. Files that are not ledgers are skipped.

@@ -39,7 +39,7 @@ class LedgerState:
     Attributes:
         path: Its file, for messages; None in memory.
         private_data: Name of the data, which that of the file must equal unless it is `renamed`.
-        key: Key of the hashes by which teachers without an identity are recognised; see `Ledger.identify`.
+        key: Key of the hashes by which teachers without an identity are recognised; see `privacy.ledger.identify`.
         id: Random, to tell a file from one that replaces it.
         renamed: Whether the data may have another name in the file, whose name is then taken.
         totals: Charges of each run and training.

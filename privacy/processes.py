@@ -109,7 +109,7 @@ def by_all(processes: Processes, act: Callable[[], T]) -> T:
 
 
 def require_same(processes: Processes, value: Any, what: str) -> None:
-    """Raises a `ProcessesError` in every process if they have different values, which are hashable, of what is one."""
+    """Raises a `ProcessesError` in every process unless all hold the same (hashable) value."""
     if len(set(processes.gather(value))) > 1:
         raise everywhere(ProcessesError(f"the processes have different {what}: give all of them the same files"))
 
@@ -129,7 +129,7 @@ def share_size(batch_size: int, processes: int) -> int:
 
 
 def everywhere(error: E) -> E:
-    """Mark an error that every process of the run raises."""
+    """Marks an error that every process of the run raises."""
     error.raised_by_every_process = True  # type: ignore[attr-defined]
     return error
 

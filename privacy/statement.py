@@ -1,4 +1,4 @@
-"""From what was charged to the guarantee that states it: which ε covers it, and under which conditions."""
+"""Builds the guarantee from what was charged: which ε covers it, and under which conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done beside a fit: ε is logged, its state saved, a record, figures and predictions are written."""
+"""Callbacks: logging of ε, checkpoints, result records, figures, predictions."""
 
 from lightning_modules.callbacks.figures import SyntheticImages as SyntheticImages
 from lightning_modules.callbacks.results import PredictionWriter as PredictionWriter, ResultRecord as ResultRecord

@@ -75,7 +75,7 @@ def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) 
 
 
 def image_grid(images: torch.Tensor, *, title: str) -> Figure:
-    """Draw images (N, C, H, W) in a square grid, each scaled to its own range, since generators may exceed [-1, 1]."""
+    """Draws images (N, C, H, W) in a square grid, each scaled to its own range, since generators may exceed [-1, 1]."""
     grid = make_grid(
         images.detach().float().cpu(), nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True
     )

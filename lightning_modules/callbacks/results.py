@@ -182,7 +182,7 @@ def epsilon_of(record: Mapping[str, Any]) -> float:
 
 
 def useless(record: Mapping[str, Any]) -> str:
-    """Say that a classifier is no better than guessing, or hardly, if it is not; otherwise the text is empty.
+    """Says that a classifier is no better than guessing, or hardly, if it is not; otherwise the text is empty.
 
     It is not if its accuracy may be that of always saying the most frequent class, and its balanced accuracy, which a
     rare class raises as much as a frequent one, that of chance: by 95 % intervals. It hardly is if balanced accuracy is
@@ -206,7 +206,7 @@ def useless(record: Mapping[str, Any]) -> str:
 
 
 def judged(record: Mapping[str, Any]) -> list[str]:
-    """Describe what a record's accuracy alone hides, in lines; those of earlier versions have no such figures."""
+    """Describes what a record's accuracy alone hides, in lines; those of earlier versions have no such figures."""
     if "recall" not in record:
         return []
     names, found = record["class_names"], useless(record)
@@ -223,7 +223,7 @@ def judged(record: Mapping[str, Any]) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Write a share of images.
+    """Writes a share of images.
 
     >>> percent(0.62501)
     '62.50 %'
@@ -312,7 +312,7 @@ def names_of(data: Any, count: int) -> list[str]:
 
 
 def table(rows: Sequence[tuple[int, str, list[float]]], class_names: Sequence[str]) -> str:
-    """Format rows of an id or position, a file name (may be empty) and probabilities (c) as CSV."""
+    """Formats rows of an id or position, a file name (may be empty) and probabilities (c) as CSV."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "file", "class", "class_name", *(f"p({name})" for name in class_names)])

@@ -128,7 +128,7 @@ class SkipCheckpointOnLocalError(Callback):
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class (`_class_path`) and settings in a checkpoint of the command line; empty if it has none."""
+    """Returns the class (`_class_path`) and settings in a checkpoint of the command line; empty if it has none."""
     found = content.get("hyper_parameters")
     settings = dict(found) if isinstance(found, Mapping) else {}
     settings.pop("_instantiator", None)
@@ -136,6 +136,6 @@ def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def noted_by_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the run's seed and data settings as recorded by `SaveConfig`; empty without a record."""
+    """Returns the run's seed and data settings as recorded by `SaveConfig`; empty without a record."""
     noted = (content.get("callbacks") or {}).get("SaveConfig")
     return noted if isinstance(noted, Mapping) else {}

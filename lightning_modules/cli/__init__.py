@@ -86,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> TranscriptionCLI | None:
 
 
 def built(args: Sequence[str]) -> Any:
-    """Make the objects that a fit's arguments name, without running it."""
+    """Makes the objects that a fit's arguments name, without running it."""
     from lightning_modules.cli.fit import TranscriptionCLI
 
     return copy_context().run(TranscriptionCLI, args, run=False)

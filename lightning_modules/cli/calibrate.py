@@ -160,7 +160,7 @@ def cost_in_ledger(cli: Any) -> str:
 
 
 def _without_noise(cli: Any) -> tuple[str, str | None] | None:
-    """Return a noiseless access of the run, if any, and the training that bounds it (None: the teacher's)."""
+    """Returns a noiseless access of the run, if any, and the training that bounds it (None: the teacher's)."""
     model, data = cli.model, cli.datamodule
     if isinstance(model.images, PoolSource) and model.images.is_of({data.private_data}, [data.partition]):
         return "the private records themselves (images.pool), which nothing bounds", RECORDS

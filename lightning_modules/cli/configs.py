@@ -20,7 +20,7 @@ _load = get_loader("yaml")
 
 
 def find_config(path: str) -> str:
-    """Return `path` if it exists, else that file in the installed `sweeps` package, else `path` unchanged."""
+    """Returns `path` if it exists, else that file in the installed `sweeps` package, else `path` unchanged."""
     parts = Path(path).parts
     if parts[:1] != ("sweeps",) or Path(path).exists():
         return path
@@ -29,7 +29,7 @@ def find_config(path: str) -> str:
 
 
 def find_configs(args: Sequence[str]) -> list[str]:
-    """Replace a run by its configuration and checkpoint, `fit --resume RUN` or `test RUN`, and values of `--config`.
+    """Replaces a run by its configuration and checkpoint, `fit --resume RUN` or `test RUN`, and values of `--config`.
 
     Raises:
         CheckpointError: There is no such run.
@@ -57,7 +57,7 @@ def find_configs(args: Sequence[str]) -> list[str]:
 
 
 def missing_teacher(file: str | Path) -> str:
-    """Say that a teacher's file does not exist, and how to make it if it is one of our recipes'."""
+    """Says that a teacher's file does not exist, and how to make it if it is one of our recipes'."""
     if Path(file).parent.name != "teachers":
         return f"teacher checkpoint {file} does not exist: check its path"
     stem = Path(file).stem

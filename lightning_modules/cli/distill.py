@@ -41,14 +41,14 @@ _KEPT = 40
 
 
 def prior_for(dataset: str) -> dict[str, Any]:
-    """Return a data set's prior, by its name alone: trying several on the teacher would be unaccounted queries."""
+    """Returns a data set's prior, by its name alone: trying several on the teacher would be unaccounted queries."""
     return {"class_path": PRIORS.get(dataset, "GeneralPrior")}
 
 
 def configuration(
     options: argparse.Namespace, *, bounded: Training | None, network: Any, shape: tuple[int, int, int] | None = None
 ) -> dict[str, Any]:
-    """Make the configuration of `fit` from the options.
+    """Makes the configuration of `fit` from the options.
 
     Raises:
         ValueError: The number of steps is below 1.
@@ -97,7 +97,7 @@ def configuration(
 
 
 def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | None]:
-    """Read a teacher's training, if it was by DP-SGD according to its file, its architecture and its image shape.
+    """Reads a teacher's training, if it was by DP-SGD according to its file, its architecture and its image shape.
 
     A training with reproducible noise bounds nothing and is left out.
 

@@ -51,7 +51,7 @@ def _ours(error: Exception) -> bool:
 
 
 def unknown_setting(message: str, known: Mapping[str, Any]) -> str:
-    """Say of jsonargparse's message about a setting which of the `known` ones, with their types, may be meant.
+    """Says of jsonargparse's message about a setting which of the `known` ones, with their types, may be meant.
 
     >>> unknown_setting("unrecognized arguments: --images.sorce=prior", {"images.source": str, "student.network": None})
     'there is no setting images.sorce: did you mean images.source (str)?'
@@ -74,7 +74,7 @@ def _classes() -> dict[str, None]:
 
 
 def message_of(error: Exception) -> str:
-    """Describe an error in one line, without internals of libraries, with a hint to --debug if that may show more.
+    """Describes an error in one line, without internals of libraries, with a hint to --debug if that may show more.
 
     >>> message_of(ValueError("bad value"))
     'bad value (--debug shows where)'

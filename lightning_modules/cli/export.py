@@ -37,7 +37,7 @@ def export(args: Sequence[str]) -> None:
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of an export, named as the arguments of `export_run`."""
+    """Adds the options of an export, named as the arguments of `export_run`."""
     parser.add_argument(
         "--unprotected",
         action="store_true",
@@ -49,7 +49,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def export_and_say(run: str | Path, **settings: Any) -> None:
-    """Export a run, see `export_run`, and print the exported files and the guarantee."""
+    """Exports a run, see `export_run`, and prints the exported files and the guarantee."""
     done = export_run(run, **settings)
     for name, difference in done.differences.items():
         print(f"{done.folder / name}: logits within {difference:.1e} of the {done.run.role}'s")

@@ -64,7 +64,7 @@ class UsageParser(LightningArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line and exit with status 2, or raise if jsonargparse is being debugged."""
+        """Prints one line and exits with status 2, or raises if jsonargparse is being debugged."""
         actions = getattr(ex, "subcommand_parser", self)._actions
         message = unknown_setting(message, {one.dest: getattr(one, "_typehint", one.type) for one in actions})
         if os.environ.get("JSONARGPARSE_DEBUG") == "true" or not self.exit_on_error:
@@ -132,7 +132,7 @@ class TranscriptionCLI(LightningCLI):
         self.config = parsed
 
     def instantiate_classes(self) -> None:
-        """Build the objects.
+        """Builds the objects.
 
         Raises:
             MissingDataError: There is no file of the data.
@@ -142,7 +142,7 @@ class TranscriptionCLI(LightningCLI):
         super().instantiate_classes()
 
     def _parse_ckpt_path(self) -> None:
-        """Measure what was trained, whatever configuration files say; a fit's checkpoint is compared by `_resume`.
+        """Measures what was trained, whatever configuration files say; a fit's checkpoint is compared by `_resume`.
 
         Raises:
             CheckpointError: See `require_same`.
@@ -164,7 +164,7 @@ class TranscriptionCLI(LightningCLI):
         return require_same(Path(checkpoint), now, command=command, arguments=self._arguments, named=named)
 
     def _resume(self) -> None:
-        """Find the checkpoint that a fit resumes from, if any, and compare it with the configuration.
+        """Finds the checkpoint that a fit resumes from, if any, and compares it with the configuration.
 
         Raises:
             CheckpointError: The fit has no folder yet, or see `require_same`.
@@ -187,7 +187,7 @@ class TranscriptionCLI(LightningCLI):
             self._compared(given)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger, the checkpoint and the result record if the configuration does not set them."""
+        """Adds the logger, the checkpoint and the result record if the configuration does not set them."""
         settings = self._get(self.config_init, "trainer")
         dataset = str(getattr(self.datamodule, "name", type(self.datamodule).__name__))
         command = "" if self.subcommand in (None, "fit") else f"{self.subcommand}_"  # the numbers are those of fits
@@ -239,7 +239,7 @@ class TranscriptionCLI(LightningCLI):
                 log.replace(log.with_name(f"metrics_{len(list(log.parent.glob('metrics*.csv')))}.csv"))
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
+        """Runs a subcommand. A fit holds its folder's lock, and a failing one prints how to resume it.
 
         Raises:
             RunFolderError: Another fit is running in the folder, or it cannot be written.

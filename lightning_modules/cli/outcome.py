@@ -25,7 +25,7 @@ _PRIVATE = "record-level ε: inf: nothing bounds what it reveals about a trainin
 
 
 def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
-    """Summarise a finished fit for the user, from its `result.json`."""
+    """Summarises a finished fit for the user, from its `result.json`."""
     accuracy = f"{percent(record['accuracy'])} of the test split"
     lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
     if between := record.get("not_finite_between"):

@@ -72,7 +72,7 @@ def require_known_run(config: Path, *, named: Collection[str]) -> None:
 def require_same(
     path: Path, now: Mapping[str, Any], *, command: str, arguments: Sequence[str], named: Collection[str]
 ) -> dict[str, Any]:
-    """Compare a checkpoint with the configuration `now` of a command.
+    """Compares a checkpoint with the configuration `now` of a command.
 
     Args:
         path: The checkpoint.
@@ -116,7 +116,7 @@ def require_same(
 
 
 def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
-    """Read a fit's checkpoint.
+    """Reads a fit's checkpoint.
 
     Raises:
         CheckpointError: It cannot be read, or is not a fit's checkpoint.
@@ -140,7 +140,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return settings that both configurations have with different values, as (before, now) by dotted name."""
+    """Returns settings that both configurations have with different values, as (before, now) by dotted name."""
     old, new = flat(before), flat(now)
     return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]}
 
@@ -152,7 +152,7 @@ def refuse(
     why: str = _CHANGED,
     otherwise: str = "start a new run (without --ckpt_path; `distill`: with another --folder), or ",
 ) -> None:
-    """Refuse changed settings, if there are any.
+    """Refuses changed settings, if there are any.
 
     Raises:
         CheckpointError: A setting has changed; the error has up to three names with both values.

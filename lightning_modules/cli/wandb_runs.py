@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 
 
 def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
-    """Set missing names and groups of W&B runs, before loggers are first used.
+    """Sets missing names and groups of W&B runs, before loggers are first used.
 
     Console output is not uploaded unless requested: findings about a teacher are only for its owner.
     """
@@ -31,7 +31,7 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
 
 
 def end_wandb_run() -> None:
-    """Finish this process's W&B run, if there is one, since Lightning would let the next fit continue it."""
+    """Finishes this process's W&B run, if there is one, since Lightning would let the next fit continue it."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
         wandb.finish()

@@ -34,11 +34,11 @@ class QuerySet:
         return self.images[len(self) : len(self) + count].float()
 
     def add(self, labels: torch.Tensor) -> None:
-        """Store released labels, shape (k,)."""
+        """Stores released labels, shape (k,)."""
         self.labels = torch.cat([self.labels, labels.cpu()])
 
     def batch(self, size: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw labelled images with replacement, (B, C, H, W) and (B,); empty if there are no labels yet."""
+        """Draws labelled images with replacement, (B, C, H, W) and (B,); empty if there are no labels yet."""
         positions = torch.randint(max(1, len(self)), (size if len(self) else 0,), generator=draw)
         return self.images[positions].float(), self.labels[positions]
 

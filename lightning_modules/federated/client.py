@@ -294,12 +294,12 @@ class FederatedClient:
         return said if said.level == "person" else replace(said, unit="one training record of this client")
 
     def _write_guarantee(self) -> None:
-        """Write `guarantee.json` and `guarantee.md` into the client's folder."""
+        """Writes `guarantee.json` and `guarantee.md` into the client's folder."""
         if self.folder is not None:
             self.guarantee().write(self.folder)
 
     def end(self) -> None:
-        """Settle the ledger and write the final guarantee."""
+        """Settles the ledger and writes the final guarantee."""
         if self._run is not None:
             self._run[1].close()
             self._write_guarantee()

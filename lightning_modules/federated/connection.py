@@ -58,7 +58,7 @@ class ClientConnection(ABC):
         """All clients of the federation by name."""
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
-        """Send all clients the terms of a run and return those that do not take part, by name."""
+        """Sends all clients the terms of a run and returns those that do not take part, by name."""
         found = {
             name: answer_or_absence(client, lambda client: client.begin(terms, folder=folder and folder / client.name))
             for name, client in self.reached().items()
@@ -69,20 +69,20 @@ class ClientConnection(ABC):
         return dict(self._out)
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
-        """Ask all clients one round's question and return their answers by name."""
+        """Asks all clients one round's question and returns their answers by name."""
         asked = {name: client for name, client in self.reached().items() if name not in self._out}
         return self._out | {
             name: answer_or_absence(client, lambda client: client.answer(question)) for name, client in asked.items()
         }
 
     def end(self) -> None:
-        """Have clients settle their ledgers and write their guarantees. It may be called more than once."""
+        """Has clients settle their ledgers and writes their guarantees. It may be called more than once."""
         for client in self.reached().values():
             client.end()
 
 
 def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
-    """Return the result of `act` for a client, or an `Absence` if the client refuses."""
+    """Returns the result of `act` for a client, or an `Absence` if the client refuses."""
     try:
         return act(client)
     except (BudgetExceeded, ClientRefusal) as refusal:
@@ -169,7 +169,7 @@ class LocalClients(ClientConnection):
 
 
 def _require_apart(names: Sequence[str], teachers: Sequence[PrivateTeacher]) -> None:
-    """Refuse clients whose files say that they share records: one record would then affect several answers.
+    """Refuses clients whose files say that they share records: one record would then affect several answers.
 
     Raises:
         TeacherError: Two clients have the same private data, under any name, or the same teacher.

@@ -201,7 +201,7 @@ class FedDistillation(DataFreeDistillation):
         return self.generator_criterion.of(torch.stack(logits).float().mean(dim=0), torch.cat(features, dim=1).float())
 
     def _clients(self) -> list[nn.Module]:
-        """Return all clients' networks, in evaluation mode; charged once per run as an unbounded release."""
+        """Returns all clients' networks, in evaluation mode; charged once per run as an unbounded release."""
         return [self.unprotected_teacher(_REASON, teacher=client) for client in range(self.teacher.num_teachers)]
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:

@@ -84,7 +84,7 @@ class Federation(PrivateModel):
         return len(self.names)
 
     def require_unlike(self, networks: Mapping[str, nn.Module]) -> list[str]:
-        """Check nothing: the server has no weights to compare."""
+        """Checks nothing: the server has no weights to compare."""
         return []
 
     def _network_of(self, teacher: int) -> NoReturn:
@@ -98,7 +98,7 @@ _OWN_LEDGER = (
 
 
 def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
-    """Collect the assumptions that clients state for their teachers, each with the clients that state it."""
+    """Collects the assumptions that clients state for their teachers, each with the clients that state it."""
     said: dict[str, list[str]] = {}
     for introduction in introductions:
         for text in dict.fromkeys(introduction.assumptions):
@@ -108,7 +108,7 @@ def _assumptions(introductions: Sequence[Introduction]) -> tuple[str, ...]:
 
 
 def _training(introductions: Sequence[Introduction], of_clients: bool) -> Training | UnnamedTraining | None:
-    """Join the clients' trainings into one, determined by the clients and bounded if all of theirs are.
+    """Joins the clients' trainings into one, determined by the clients and bounded if all of theirs are.
 
     A record is at one client. A person may be at several, so bounds for persons do not carry over.
     """

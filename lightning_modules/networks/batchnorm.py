@@ -51,7 +51,7 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
             with the batch's.
 
     Raises:
-        ValueError: if no BatchNorm layer of the model keeps statistics, or one of those that do was not called.
+        ValueError: No BatchNorm layer of the model keeps statistics, or one of those that do was not called.
     """
     named = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm))
     layers = {name: layer for name, layer in named if layer.running_mean is not None}
@@ -83,7 +83,7 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
     Both are differentiable.
 
     Raises:
-        ValueError: if no BatchNorm layer of the model keeps statistics, or one of those that do was not called.
+        ValueError: No BatchNorm layer of the model keeps statistics, or one of those that do was not called.
     """
     with distance_to_statistics(model) as distance:
         logits: Tensor = model(images)

@@ -27,12 +27,12 @@ class ImageClassifier(nn.Module):
     head: nn.Linear
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the head's input (N, F)."""
+        """Maps images (N, C, H, W) to the head's input (N, F)."""
         features: Tensor = self.features(images)
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to logits (N, num_classes)."""
+        """Maps images (N, C, H, W) to logits (N, num_classes)."""
         logits: Tensor = self.head(self.forward_features(images))
         return logits
 
@@ -40,10 +40,10 @@ class ImageClassifier(nn.Module):
 def checked_shape(
     network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int = 1
 ) -> tuple[int, int, int]:
-    """Check the data's number of classes and image shape and return (channels, height, width).
+    """Checks the data's number of classes and image shape and returns (channels, height, width).
 
     Raises:
-        ValueError: if there are no classes, a size is not positive, or a side of the image is below `least` pixels.
+        ValueError: There are no classes, a size is not positive, or a side of the image is below `least` pixels.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes!r}")
@@ -62,7 +62,7 @@ def logits_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tenso
     `nn.Linear`, or else of the `nn.Linear` registered last.
 
     Raises:
-        ValueError: if the model has no `nn.Linear`, or does not call the chosen one once with one row per image.
+        ValueError: The model has no `nn.Linear`, or does not call the chosen one once with one row per image.
     """
     if isinstance(model, ImageClassifier):
         features = model.forward_features(images)
@@ -99,7 +99,7 @@ class DataLensClassifier(ImageClassifier):
         image_shape: channels, height, width; at least 8x8 pixels.
 
     Raises:
-        ValueError: for an image smaller than 8x8 pixels.
+        ValueError: The image is smaller than 8x8 pixels.
     """
 
     def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
@@ -142,7 +142,7 @@ class TwoConvNet(ImageClassifier):
         hidden: sizes of dense layers with ReLU before the output; DGD adds 384 and 192 on SVHN.
 
     Raises:
-        ValueError: for an image smaller than 4x4 pixels, or a size that is not positive.
+        ValueError: The image is smaller than 4x4 pixels, or a size is not positive.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SmallCNN(ImageClassifier):
         activation: relu or tanh.
 
     Raises:
-        ValueError: for an image too small for `depth`, a size that is not positive, or an unknown name.
+        ValueError: The image is too small for `depth`, a size is not positive, or a name is unknown.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class TanhCNN(ImageClassifier):
         image_shape: channels, height, width; at least 16x16 pixels.
 
     Raises:
-        ValueError: for an image smaller than 16x16 pixels.
+        ValueError: The image is smaller than 16x16 pixels.
     """
 
     def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
@@ -261,7 +261,7 @@ class ResNet18(ImageClassifier):
         image_shape: channels, height, width; at least 4x4 pixels.
 
     Raises:
-        ValueError: for an image smaller than 4x4 pixels.
+        ValueError: The image is smaller than 4x4 pixels.
     """
 
     blocks = (2, 2, 2, 2)
@@ -278,7 +278,7 @@ class ResNet18(ImageClassifier):
         self.head = nn.Linear(512, num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, 512)."""
+        """Maps images (N, C, H, W) to features (N, 512)."""
         features: Tensor = self.body(images)
         return features
 
@@ -330,6 +330,6 @@ class MeanEmbedding(ImageClassifier):
         nn.init.zeros_(self.head.weight)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, D) of length 1."""
+        """Maps images (N, C, H, W) to features (N, D) of length 1."""
         projected = images.flatten(1) @ self.frequencies
         return torch.cat([projected.cos(), projected.sin()], dim=1) / math.sqrt(projected.shape[1])

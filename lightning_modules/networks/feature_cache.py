@@ -45,7 +45,7 @@ def digest_of(module: nn.Module, *, trained: bool = True) -> str:
 
 
 def settings_of_parts(module: nn.Module) -> list[str]:
-    """Describe a module and each submodule by class, `extra_repr` and attributes.
+    """Describes a module and each submodule by class, `extra_repr` and attributes.
 
     Attributes other than numbers, text and tensors are described by a hash of their pickled bytes. One that cannot be
     pickled never equals another.
@@ -90,7 +90,7 @@ class FeatureMemory:
         self._lock = threading.Lock()  # features are computed by several threads
 
     def of(self, extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return cached features of images (N, C, H, W); `compute`, which maps each by itself, gives missing ones."""
+        """Returns cached features of images (N, C, H, W); `compute`, which maps each by itself, gives missing ones."""
         plain = images.device.type == "cpu" and images.dtype == torch.float32 and not images.requires_grad
         if not plain or not len(images) or torch.is_autocast_enabled("cpu"):
             return compute(images)
@@ -146,7 +146,7 @@ def feature_memory(most_bytes: int = 4 * 2**30) -> Iterator[FeatureMemory]:
 
 
 def remembered_features(extractor: nn.Module, images: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `FeatureMemory.of`, or `compute(images)` outside a `feature_memory` block or within `torch.func.vmap`."""
+    """Returns `FeatureMemory.of`, or `compute(images)` outside a `feature_memory` block or within `torch.func.vmap`."""
     if not _memory or debug_unwrap(images) is not images:  # within vmap, no image has bytes of its own
         return compute(images)
     return _memory[-1].of(extractor, images, compute)
@@ -157,7 +157,7 @@ _KEPT = 6
 
 
 def compute_once(prior: ImagePrior, *settings: object, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the tensors that `compute` derives from a prior's images, cached for the process.
+    """Returns the tensors that `compute` derives from a prior's images, cached for the process.
 
     They take seconds to compute, and a teacher and its student need the same ones. Callers get copies, since the
     tensors become buffers, into which loading a checkpoint writes. Nothing is cached for a prior with settings that are

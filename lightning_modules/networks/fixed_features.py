@@ -56,7 +56,7 @@ class Whitening:
 def whitening_of(
     features: Tensor, *, power: float, floor: float = _FLOOR, directions: int = _DIRECTIONS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the mean, principal directions and gains that equalise the variances of features.
+    """Computes the mean, principal directions and gains that equalise the variances of features.
 
     A direction of variance v is scaled by (v + f)^-power, where f is `floor` times the mean variance; v = 0 for
     directions in which the features do not vary. Power 0.5 without a floor is full whitening; lower powers keep some of
@@ -164,7 +164,7 @@ class WhitenedFeatures(nn.Module):
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the buffers, on a GPU if there is one: thousands of patch filters take a CPU many minutes."""
+        """Computes the buffers, on a GPU if there is one: thousands of patch filters take a CPU many minutes."""
         size = self.output_shape[0]
         rank_zero_info(f"{size:,} features are whitened by {count:,} images of {type(prior).__name__}, found once.")
         if torch.cuda.is_available():
@@ -195,7 +195,7 @@ class WhitenedFeatures(nn.Module):
 
     @torch.no_grad()
     def before_whitening(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to plain features (N, F), averaged over shifts and mirror images."""
+        """Maps images (N, C, H, W) to plain features (N, F), averaged over shifts and mirror images."""
         views = [images, *moved_each_way(images, self.whitening.shifts)]
         if self.whitening.mirrored:
             views += [view.flip(-1) for view in views]
@@ -206,7 +206,7 @@ class WhitenedFeatures(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, F)."""
+        """Maps images (N, C, H, W) to features (N, F)."""
         return remembered_features(self, images, self._computed)
 
     def _computed(self, images: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class WhitenedFeatures(nn.Module):
 
 
 def moved_each_way(images: Tensor, shifts: int) -> list[Tensor]:
-    """Shift images (N, C, H, W) by 1 to `shifts` pixels up, down, left and right, repeating the edge.
+    """Shifts images (N, C, H, W) by 1 to `shifts` pixels up, down, left and right, repeating the edge.
 
     Returns:
         4 `shifts` tensors of the same shape, smallest shifts first.
@@ -276,18 +276,18 @@ class LinearOnFeatures(ImageClassifier):
         self.head = nn.Linear(math.prod(cast(tuple[int, ...], extractor.output_shape)), num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the head's input (N, F)."""
+        """Maps images (N, C, H, W) to the head's input (N, F)."""
         features: Tensor = self.feature_extractor(images).flatten(1)
         return features
 
     def forward_extracted(self, features: Tensor) -> Tensor:
-        """Map the outputs of `feature_extractor` to logits (N, c)."""
+        """Maps the outputs of `feature_extractor` to logits (N, c)."""
         logits: Tensor = self.head(features.flatten(1))
         return logits
 
 
 def fixed_extractor(network: Any) -> nn.Module | None:
-    """Return the network's `feature_extractor` if no parameter of it is trained and there is a `forward_extracted`.
+    """Returns the network's `feature_extractor` if no parameter of it is trained and there is a `forward_extracted`.
 
     Other networks may have a part of that name that is trained with the rest.
     """

@@ -40,7 +40,7 @@ class DAFLGenerator(ImageGenerator):
         width: channels of the first stage. With DAFL's 128, a batch of 256 takes seconds on two cores.
 
     Raises:
-        ValueError: if a size is not positive or `width` is odd.
+        ValueError: A size is not positive or `width` is odd.
     """
 
     standardised = True
@@ -72,7 +72,7 @@ class DAFLGenerator(ImageGenerator):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Map latents (N, latent_dim) to images (N, C, H, W)."""
+        """Maps latents (N, latent_dim) to images (N, C, H, W)."""
         x = self.start(self.project(latents).unflatten(1, self._start))
         x = self.middle(functional.interpolate(x, size=self._half))
         images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
@@ -107,7 +107,7 @@ class ScaledOutput(nn.Module):
         return self.network.latent_dim
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map the network's inputs (N, …) to scaled images (N, C, H, W)."""
+        """Maps the network's inputs (N, …) to scaled images (N, C, H, W)."""
         images: Tensor = self.network(inputs) * self.scale + self.shift
         return images
 
@@ -126,7 +126,7 @@ class ConvVAE(nn.Module):
         width: channels of the outer stage.
 
     Raises:
-        ValueError: if a size is not positive.
+        ValueError: A size is not positive.
     """
 
     def __init__(
@@ -152,20 +152,20 @@ class ConvVAE(nn.Module):
         self.end = nn.Conv2d(width, channels, 3, padding=1)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Map images (N, C, H, W) to the mean and log-variance of their codes, each (N, latent_dim)."""
+        """Maps images (N, C, H, W) to the mean and log-variance of their codes, each (N, latent_dim)."""
         mean, log_variance = self.encoder(images).chunk(2, dim=1)
         # Beyond these bounds the exponential would overflow, or the gradient vanish before the first useful step.
         return mean, log_variance.clamp(-10.0, 10.0)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Map codes (N, latent_dim) to images (N, C, H, W)."""
+        """Maps codes (N, latent_dim) to images (N, C, H, W)."""
         x = self.start(self.project(codes).unflatten(1, self._quarter))
         x = self.middle(functional.interpolate(x, size=self._half))
         images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
         return images
 
     def forward(self, images: Tensor, *, draw: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return reconstructions (N, C, H, W) from sampled codes, and mean and log-variance (N, latent_dim)."""
+        """Returns reconstructions (N, C, H, W) from sampled codes, and mean and log-variance (N, latent_dim)."""
         mean, log_variance = self.encode(images)
         return self.decode(sample_codes(mean, log_variance, draw=draw)), mean, log_variance
 

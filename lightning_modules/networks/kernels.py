@@ -157,7 +157,7 @@ class Kernels(nn.Module):
     def _fitted_on(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int
     ) -> tuple[Tensor, ...]:
-        """Find both layers' anchors and factors on the prior's first images; deterministic."""
+        """Finds both layers' anchors and factors on the prior's first images; deterministic."""
         images, draw = first_images(prior, image_shape, _SAMPLED_IMAGES)
         count = _SAMPLED_IMAGES * _PATCHES_PER_IMAGE
         patches = random_patches(images, _SIDE, count=count, generator=draw)
@@ -170,7 +170,7 @@ class Kernels(nn.Module):
         return first, factor, second, nystrom_factor(found)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, K₂·cells²)."""
+        """Maps images (N, C, H, W) to features (N, K₂·cells²)."""
         pieces = [self.at_once(piece) for piece in images.to(self.first).split(_PIECE)]
         return torch.cat(pieces) if len(images) else images.new_zeros(0, *self.output_shape)
 
@@ -184,7 +184,7 @@ class Kernels(nn.Module):
         return (self.second_factor @ (compared.flatten(2) @ self.average)).flatten(1)
 
     def _first_maps(self, images: Tensor, first: Tensor, factor: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to the first layer's maps (N, K₁, H', W'), smoothed and subsampled."""
+        """Maps images (N, C, H, W) to the first layer's maps (N, K₁, H', W'), smoothed and subsampled."""
         # Centre first: the mean of squares minus the square of the mean is all rounding error in flat regions.
         centred = F.conv2d(images, self.centring)
         length = centred.square().sum(dim=1, keepdim=True).sqrt()

@@ -89,7 +89,7 @@ def _parsed(spec: str | Mapping[str, Any], kind: Any) -> tuple[ArgumentParser, A
 def build_network(
     given: Any, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = False
 ) -> nn.Module:
-    """Build and check a classifier for the data, in train mode. See `check_network`.
+    """Builds and checks a classifier for the data, in train mode. See `check_network`.
 
     Args:
         given: A factory, or plain values that describe one.
@@ -127,7 +127,7 @@ def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
 
 
 def _refuse_shared(network: nn.Module, what: str) -> None:
-    """Refuse a network that shares a weight or buffer with another: loading a teacher would write into a student.
+    """Refuses a network that shares a weight or buffer with another: loading a teacher would write into a student.
 
     Raises:
         ValueError: naming the shared tensor.
@@ -141,7 +141,7 @@ def _refuse_shared(network: nn.Module, what: str) -> None:
 
 
 def hand_out(network: nn.Module) -> None:
-    """Record the network's weights and buffers, which no network built later may share."""
+    """Records the network's weights and buffers, which no network built later may share."""
     _handed_out.update(dict.fromkeys([*network.parameters(), *network.buffers()]))
 
 
@@ -152,7 +152,7 @@ def _address(tensor: Tensor) -> int:
 def check_network(
     network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = True
 ) -> None:
-    """Check by a dry run in eval mode that blank images (2, C, H, W) give finite outputs (2, c).
+    """Checks by a dry run in eval mode that blank images (2, C, H, W) give finite outputs (2, c).
 
     Raises:
         ValueError: naming the setting `name`, if the network fails on such images, returns anything else or, unless
@@ -254,7 +254,7 @@ class External(ImageClassifier):
 
 
 def _called(target: Callable[..., Any], given: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
-    """Call a class or function, without those offered arguments that its errors reject by name."""
+    """Calls a class or function, without those offered arguments that its errors reject by name."""
     try:
         return target(**given, **offered)
     except TypeError as error:
@@ -273,7 +273,7 @@ def _types(target: Any) -> dict[str, Any]:
 
 
 def _meant(value: Any, annotation: Any = None, default: Any = None) -> Any:
-    """Resolve a plain value: build a `class_path` mapping, look up a dotted name; others are returned unchanged."""
+    """Resolves a plain value: build a `class_path` mapping, look up a dotted name; others are returned unchanged."""
     if isinstance(value, Mapping) and "class_path" in value and not value.keys() - {"class_path", "init_args"}:
         inner = {key: _meant(item) for key, item in (value.get("init_args") or {}).items()}
         return named_object(value["class_path"])(**inner)

@@ -25,7 +25,7 @@ _REGULARISATION = 0.1
 def patch_filters(
     patches: Tensor, *, count: int, contrast: float, regularisation: float = _REGULARISATION
 ) -> tuple[Tensor, Tensor]:
-    """Make linear filters whose response to a patch is its scalar product with another patch, both whitened.
+    """Makes linear filters whose response to a patch is its scalar product with another patch, both whitened.
 
     Patches are normalised to mean 0 and a standard deviation of about 1 and whitened by their covariance S; K of them,
     scaled to norm 1, are the filters (Coates, Lee and Ng 2011, "An Analysis of Single-Layer Networks in Unsupervised
@@ -139,7 +139,7 @@ class Patches(nn.Module):
         return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, 2·K·cells²)."""
+        """Maps images (N, C, H, W) to features (N, 2·K·cells²)."""
         maps = _MAPS if self.filters.device.type == "cpu" else _MAPS_OF_GPU
         filters = max(1, maps // len(self.average))
         images_at_once = max(1, filters // len(self.filters))
@@ -170,14 +170,14 @@ class Patches(nn.Module):
 
 
 def first_images(prior: ImagePrior, image_shape: tuple[int, ...], count: int) -> tuple[Tensor, torch.Generator]:
-    """Return the prior's first `count` images, always the same, and the generator that drew them."""
+    """Returns the prior's first `count` images, always the same, and the generator that drew them."""
     draw = torch.Generator().manual_seed(0)
     size = (image_shape[0], image_shape[1], image_shape[2])
     return prior.sample(count, image_shape=size, generator=draw, device=torch.device("cpu")), draw
 
 
 def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Generator) -> Tensor:
-    """Take patches (count, C·side²) from random places of images or maps (N, C, H, W).
+    """Takes patches (count, C·side²) from random places of images or maps (N, C, H, W).
 
     They are taken from each image in turn, so that the first ones, which become filters, are from different images.
     """

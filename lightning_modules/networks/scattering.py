@@ -49,7 +49,7 @@ class Scattering(nn.Module):
             self.register_buffer(f"average{scale}", self._averaging(size, 2**scale), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to features (N, *output_shape)."""
+        """Maps images (N, C, H, W) to features (N, *output_shape)."""
         features: Tensor = self.norm(self.scattered(images))
         return features
 

@@ -32,7 +32,7 @@ class ImagePrior(ABC):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw images, float32 (B, C, H, W) with values in [-1, 1].
+        """Draws images, float32 (B, C, H, W) with values in [-1, 1].
 
         Args:
             batch_size: number B of images.
@@ -61,7 +61,7 @@ class RowPrior(ImagePrior):
 
     @abstractmethod
     def draw(self, rows: RandomRows, image_shape: tuple[int, int, int]) -> Tensor:
-        """Draw one image per row: (B, C, H, W), or (B, H, W) for equal channels; the caller clips them to [-1, 1]."""
+        """Draws one image per row: (B, C, H, W), or (B, H, W) for equal channels; the caller clips them to [-1, 1]."""
 
     def sample(
         self,
@@ -71,7 +71,7 @@ class RowPrior(ImagePrior):
         generator: torch.Generator,
         device: torch.device | str,
     ) -> Tensor:
-        """Draw `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`."""
+        """Draws `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`."""
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
             where = generator.device
             # Seeds come first: their number does not depend on the batch size.
@@ -85,7 +85,7 @@ class RowPrior(ImagePrior):
 
 
 def between(interval: tuple[float, float], uniform: Tensor) -> Tensor:
-    """Map uniform numbers from [0, 1] to an interval."""
+    """Maps uniform numbers from [0, 1] to an interval."""
     return interval[0] + (interval[1] - interval[0]) * uniform
 
 
@@ -109,19 +109,19 @@ class RandomRows:
         self._next = 0
 
     def only(self, chosen: Tensor) -> RandomRows:
-        """Select the rows at positions (n,), which continue with the same column."""
+        """Selects the rows at positions (n,), which continue with the same column."""
         rows = RandomRows(self._numbers[chosen])
         rows._next = self._next
         return rows
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Return uniform numbers (B, *shape) between two values."""
+        """Returns uniform numbers (B, *shape) between two values."""
         begin, self._next = self._next, self._next + math.prod(shape)
         taken = self._numbers[:, begin : self._next]
         return low + (high - low) * taken.reshape(len(taken), *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Return standard normal numbers (B, *shape), each from one uniform number by the inverse CDF."""
+        """Returns standard normal numbers (B, *shape), each from one uniform number by the inverse CDF."""
         quantiles: Tensor = torch.special.ndtri(self.uniform(*shape).clamp(1e-6, 1 - 1e-6))
         return quantiles
 

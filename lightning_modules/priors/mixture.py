@@ -31,7 +31,7 @@ class MixturePrior(RowPrior):
         jitter: probability that an image gets another contrast, 0.1 to 1.5 times its own, and another mean.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MixturePrior(RowPrior):
         return torch.where(changed < self.jitter, between(_CONTRAST, contrast) * deviations + 2 * mean - 1, images)
 
     def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
-        """Draw one image of the mixture per row, (B, C, H, W)."""
+        """Draws one image of the mixture per row, (B, C, H, W)."""
         limits = torch.tensor(self.weights).cumsum(0).to(rows.device)
         kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
         images = torch.empty(len(kind), *image_shape, device=rows.device)

@@ -47,7 +47,7 @@ def tone_numbers(channels: int) -> int:
 
 
 def tone(rows: RandomRows, fields: Tensor) -> Tensor:
-    """Turn fields into images (B, C, H, W) in [0, 1] with random tints, mean and contrast and correlated channels.
+    """Turns fields into images (B, C, H, W) in [0, 1] with random tints, mean and contrast and correlated channels.
 
     Args:
         rows: random numbers of each image, see `tone_numbers`.

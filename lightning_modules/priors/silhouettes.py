@@ -43,15 +43,15 @@ class Sheet:
         self.sharp = 1.8 * _SIDE
 
     def between(self, low: float, high: float) -> Tensor:
-        """Draw a uniform number between two values per image, (B, 1, 1)."""
+        """Draws a uniform number between two values per image, (B, 1, 1)."""
         return self._rows.uniform(1, 1, low=low, high=high)
 
     def chance(self, probability: float) -> Tensor:
-        """Draw 1 with this probability and otherwise 0 per image, (B, 1, 1)."""
+        """Draws 1 with this probability and otherwise 0 per image, (B, 1, 1)."""
         return (self.between(0, 1) < probability).float()
 
     def constant(self, value: float) -> Tensor:
-        """Return the value for each image, (B, 1, 1)."""
+        """Returns the value for each image, (B, 1, 1)."""
         return torch.full((self._images, 1, 1), value, device=self._rows.device)
 
     def edge(self, depth: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Sheet:
         return (base + slope + folds + strength * pattern + grain).clamp(0.05, 1)
 
     def brightness(self) -> Tensor:
-        """Draw one brightness per image, (B, H, W)."""
+        """Draws one brightness per image, (B, H, W)."""
         return self.between(0, 1).expand(-1, *self.size)
 
 

@@ -22,7 +22,7 @@ _FULL_WIDTH_AT_HALF_MAXIMUM = 2 * math.sqrt(2 * math.log(2))
 
 
 def on_canvas(image_shape: tuple[int, int, int], draw: Callable[[tuple[int, int]], Tensor]) -> Tensor:
-    """Return the ink (B, H, W) of `draw`, a function of (height, width); small images are drawn larger and averaged."""
+    """Returns the ink (B, H, W) of `draw`, a function of (height, width); draws small images larger and averages."""
     _, height, width = image_shape
     zoom = -(-_MIN_CANVAS // min(height, width))
     ink = draw((height * zoom, width * zoom))
@@ -197,7 +197,7 @@ class GlyphPrior(RowPrior):
         polarity: `bright` ink on a dark ground, `dark` ink on a bright ground, or `either`, half of each.
 
     Raises:
-        ValueError: for another polarity.
+        ValueError: The polarity is unknown.
 
     Attributes:
         strokes: smallest and largest number of strokes in an image.

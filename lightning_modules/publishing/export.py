@@ -60,7 +60,7 @@ def export_run(
     network: str | None = None,
     named: Collection[str] = (),
 ) -> Exported:
-    """Export a run's student, or a teacher trained by DP-SGD, with its guarantee and a model card, atomically.
+    """Exports a run's student, or a teacher trained by DP-SGD, with its guarantee and a model card, atomically.
 
     Raises:
         ExportError: The run must not or cannot be exported as requested. Nothing was written.
@@ -99,7 +99,7 @@ def export_run(
 
 
 def _without_paths(architecture: Any) -> Any:
-    """Shorten `path/to/my.py:Net` to `my.py:Net`."""
+    """Shortens `path/to/my.py:Net` to `my.py:Net`."""
     return json.loads(re.sub(r'"[^"]*/([^"/]+\.py:)', r'"\1', json.dumps(architecture)))
 
 

@@ -32,7 +32,7 @@ class ExportError(ValueError):
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read `config.json` of a published folder.
+    """Reads `config.json` of a published folder.
 
     Raises:
         ExportError: The folder was not written by an export.
@@ -48,7 +48,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Check that a folder can be written, and replaced if it exists.
+    """Checks that a folder can be written, and replaced if it exists.
 
     Raises:
         ExportError: It holds other files, or an earlier export and `force` is not set, or it cannot be created.
@@ -72,7 +72,7 @@ def check_target(target: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `target`, which replaces it if the block ends without an error."""
+    """Yields an empty folder next to `target`, which replaces it if the block ends without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
     temporary, old = (target.parent / f".{target.name}.{mark}.{kind}" for kind in ("part", "old"))
@@ -93,7 +93,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def without_folders(value: Any) -> Any:
-    """Shorten absolute paths to file names, in a text or in the texts within plain values.
+    """Shortens absolute paths to file names, in a text or in the texts within plain values.
 
     >>> without_folders("used by /home/me/ledgers/a.jsonl, /tmp/b.jsonl: see <https://arxiv.org/abs/2304.12528>")
     'used by a.jsonl, b.jsonl: see <https://arxiv.org/abs/2304.12528>'
@@ -108,7 +108,7 @@ def without_folders(value: Any) -> Any:
 
 
 def load_student(folder: str | Path, *, trust_code: bool = False) -> nn.Module:
-    """Load the network of a folder written by `LightningCLI export`, in eval mode on the CPU.
+    """Loads the network of a folder written by `LightningCLI export`, in eval mode on the CPU.
 
     It maps images (N, C, H, W), float32 in [-1, 1], to logits (N, c). `config.json` lists shape and classes.
 

@@ -75,7 +75,7 @@ _CAUTIONS = (
 
 
 def model_card(run: FinishedRun, *, name: str, license_name: str, files: list[str]) -> str:
-    """Write the model card of a run whose folder holds `files`; `license_name` is Hugging Face's, or empty."""
+    """Writes the model card of a run whose folder holds `files`; `license_name` is Hugging Face's, or empty."""
     values = _front_matter(run, name=name, license_name=license_name)
     template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return template.format(

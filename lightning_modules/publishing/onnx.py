@@ -32,7 +32,7 @@ _SIZES = (1, 2, 35)  # batch sizes, one of them larger than the pieces of a scat
 def write_onnx(
     network: nn.Module, folder: Path, *, image_shape: tuple[int, int, int], metadata: Mapping[str, Any] | None = None
 ) -> float:
-    """Write `student.onnx`, which maps `images` (N, C, H, W) to `logits` (N, c).
+    """Writes `student.onnx`, which maps `images` (N, C, H, W) to `logits` (N, c).
 
     Returns:
         The largest difference of its logits from the network's.
@@ -73,7 +73,7 @@ def write_onnx(
 
 
 def _forget_origin(model: Any) -> None:
-    """Remove source lines and folder names of this machine."""
+    """Removes source lines and folder names of this machine."""
     graphs = [model.graph, *model.functions.values()]
     model.metadata_props.clear()
     for graph in graphs:
@@ -88,7 +88,7 @@ def _forget_origin(model: Any) -> None:
 def require_agreement(
     exported: Callable[[Tensor], Tensor], network: nn.Module, *, image_shape: tuple[int, int, int], name: str
 ) -> float:
-    """Return the largest difference between two networks' logits on noise, in batches of several sizes, and on blanks.
+    """Returns the largest difference between two networks' logits on noise, in batches of several sizes, and on blanks.
 
     Raises:
         ExportError: It exceeds `TOLERANCE`, or the exported network fails on a batch.
@@ -112,7 +112,7 @@ def require_agreement(
 
 
 def portable(network: nn.Module) -> nn.Module:
-    """Copy a network for export: in eval mode on the CPU, with the same outputs, for any number of images.
+    """Copies a network for export: in eval mode on the CPU, with the same outputs, for any number of images.
 
     Scattering, patches and kernels process a batch in one piece.
     """

@@ -61,7 +61,7 @@ class FinishedRun:
 
 
 def read_run(given: str | Path, *, network: str | None = None, named: Collection[str] = ()) -> FinishedRun:
-    """Read a run for export.
+    """Reads a run for export.
 
     Args:
         given: A run's folder, or a checkpoint inside it.
@@ -106,7 +106,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
 
 
 def _places(given: Path) -> tuple[Path, Path | None]:
-    """Return the checkpoint, and the folder of its run if it lies in one."""
+    """Returns the checkpoint, and the folder of its run if it lies in one."""
     if given.is_file():
         beside = given.resolve().parent
         return given, beside.parent if beside.name == "checkpoints" else None
@@ -120,7 +120,7 @@ def _places(given: Path) -> tuple[Path, Path | None]:
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
-    """Return a checkpoint and the role of its network; refuse what is never published."""
+    """Returns a checkpoint and the role of its network; refuse what is never published."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -168,7 +168,7 @@ def _guarantee(folder: Path) -> Guarantee:
 
 
 def _refuse_uncovered(content: Mapping[str, Any], stated: Guarantee, *, role: str, folder: Path) -> None:
-    """Refuse a guarantee that is of another run, or older than the checkpoint."""
+    """Refuses a guarantee that is of another run, or older than the checkpoint."""
     if role == "student":
         state = content["distillation"]
         account = state.get("charged") or {}
@@ -255,7 +255,7 @@ def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _record(folder: Path, stated: Guarantee, *, steps: int) -> Mapping[str, Any] | None:
-    """Read `result.json` if it was measured at the checkpoint's step."""
+    """Reads `result.json` if it was measured at the checkpoint's step."""
     try:
         record: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         # Another run may have written into the same folder.

@@ -337,7 +337,7 @@ class DPSGDTeacher(Teacher):
         """
         check_strategy(self.trainer, averages_itself=True)
         by_all(self.processes, self._prepare_fit)
-        # One record more shifts those after it: what is then in the shares of two is drawn by two coins.
+        # A record more shifts those after it: processes with different lists would draw some of them twice.
         records, data = tensors_digest({"ids": self._poisson.train_records.ids}), self._poisson
         own = (records, data.sample_rate, data.secure, repr(self._settings))  # what is charged is what process 0 has
         require_same(self.processes, own, "private records or settings")

@@ -373,7 +373,7 @@ class TeacherEnsemble(Evaluated):
         return vote_counts(decisions, num_classes=self.num_classes)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, for no noise is on them."""
+        """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, since no noise was added."""
         shares: Tensor = self(images_of(batch)).double() / len(self.trained_teachers)
         return shares
 

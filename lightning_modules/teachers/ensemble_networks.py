@@ -68,7 +68,7 @@ def _draws_at_random(network: nn.Module, *, image_shape: tuple[int, int, int]) -
 
 
 def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module | None]:
-    """Remove a stateless feature extractor from a network, in place.
+    """Removes a stateless feature extractor from a network, in place.
 
     A `network.feature_extractor` without state (scattering, for example) is the same in every network of an
     architecture, so it can be computed once for all. An extractor with a `state_dict` is left in place: it may differ
@@ -85,7 +85,7 @@ def without_feature_extractor(network: nn.Module) -> tuple[nn.Module, nn.Module 
 
 
 def with_feature_extractor(network: nn.Module, feature_extractor: nn.Module | None) -> nn.Module:
-    """Undo `without_feature_extractor` in a shallow copy, which shares the network's weights."""
+    """Undoes `without_feature_extractor` in a shallow copy, which shares the network's weights."""
     if feature_extractor is None:
         return network
     whole = copy.copy(network)
@@ -104,7 +104,7 @@ class NetworkStack:
         feature_extractor: computed once for all networks (see `without_feature_extractor`).
 
     Raises:
-        ValueError: if there are no networks.
+        ValueError: There are no networks.
     """
 
     def __init__(self, networks: Sequence[nn.Module], *, feature_extractor: nn.Module | None = None) -> None:
@@ -118,12 +118,12 @@ class NetworkStack:
         return len(self._networks)
 
     def network(self, index: int) -> nn.Module:
-        """Return one whole network in eval mode, whose layers can have hooks."""
+        """Returns one whole network in eval mode, whose layers can have hooks."""
         return with_feature_extractor(self._networks[index].eval(), self._feature_extractor)
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Return float32 logits (n, N, c) for images (N, C, H, W), on their device.
+        """Returns float32 logits (n, N, c) for images (N, C, H, W), on their device.
 
         On a CPU, each of as many threads as torch would use queries one network; the result is the same.
         """
@@ -151,7 +151,7 @@ class NetworkStack:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
-    """Apply a function to each item, in the pool's threads if there is one, and return the results in order.
+    """Applies a function to each item, in the pool's threads if there is one, and returns the results in order.
 
     If one fails or the wait is interrupted, the others still finish: a step that only some completed could not be
     resumed.

@@ -110,13 +110,13 @@ class Evaluated(LightningModule, ABC):
         self.evaluation.test(self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return probabilities (N, c) for images or a batch with labels. They are as private as the network."""
+        """Returns probabilities (N, c) for images or a batch with labels. They are as private as the network."""
         probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
         return probabilities
 
 
 def images_of(batch: Any) -> torch.Tensor:
-    """Return the images (N, C, H, W) of a batch, which may contain labels as well.
+    """Returns the images (N, C, H, W) of a batch, which may contain labels as well.
 
     Raises:
         ValueError: It contains no images.
@@ -128,7 +128,7 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def validation_metric(trainer: Trainer) -> str:
-    """Return `TEST_SPLIT` if the data module validates on the test split, else `KEPT_APART`."""
+    """Returns `TEST_SPLIT` if the data module validates on the test split, else `KEPT_APART`."""
     return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
 
 

@@ -121,7 +121,7 @@ def require_given(dropped: Iterable[str], given: Collection[str], *, checkpoint:
 
 
 def _as_plain(value: Any) -> Any:
-    """Convert a settings dataclass to a mapping of its fields, see `settings_of`, and a network to its description."""
+    """Converts a settings dataclass to a mapping of its fields, see `settings_of`, and a network to its description."""
     if isinstance(value, (type, partial)):
         return described(value) or value
     if not dataclasses.is_dataclass(value) or isinstance(value, Mechanism):

@@ -34,7 +34,7 @@ class OptimizedGroup(NamedTuple):
     lr_scheduler: LRSchedulerCallable | None = None
 
     def schedule(self, optimizer: torch.optim.Optimizer, *, steps: float) -> Any:
-        """Build the schedule for its number of steps in this fit; None without one.
+        """Builds the schedule for its number of steps in this fit; None without one.
 
         Raises:
             ValueError: It follows the length of the fit, which is unknown.
@@ -99,11 +99,11 @@ class CosineSchedule(CosineAnnealingLR):
         super().__init__(optimizer, T_max=1)  # until `OptimizedGroup.schedule` sets it
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the next rates; torch's recursion would stay at the zero that a shorter fit ended with."""
+        """Returns the next rates; torch's recursion would stay at the zero that a shorter fit ended with."""
         return self._get_closed_form_lr() if self.lengthened else super().get_lr()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule of a fit that may have been of another length."""
+        """Restores the schedule of a fit that may have been of another length."""
         length = self.T_max
         super().load_state_dict(state_dict)
         self.lengthened |= self.T_max != length

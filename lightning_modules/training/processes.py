@@ -45,7 +45,7 @@ class TrainerProcesses:
 
 
 def processes_of(trainer: Trainer | None) -> Processes:
-    """Return the processes of a trainer; a single one without a trainer."""
+    """Returns the processes of a trainer; a single one without a trainer."""
     return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
 
 

@@ -48,11 +48,11 @@ class Draws:
         return replace(self, rank=0)
 
     def stream(self, step: int, name: str) -> torch.Generator:
-        """Make a CPU generator for the draw `name` in a step."""
+        """Makes a CPU generator for the draw `name` in a step."""
         return stream(self.seed, step, self.rank, name)
 
     def again(self, turn: int) -> Draws:
-        """Return draws for repetition `turn` of an operation within a step; 0 is the first."""
+        """Returns draws for repetition `turn` of an operation within a step; 0 is the first."""
         return self if not turn else replace(self, seed=key(self.seed, turn, 0, "again"))
 
     @contextmanager
@@ -74,7 +74,7 @@ class Draws:
 
 
 def random_states(device: torch.device) -> tuple[bytes, ...]:
-    """Return the states of the global generators that a network on a device may use: torch's, NumPy's and Python's."""
+    """Returns the states of the global generators that a network on a device may use: torch's, NumPy's and Python's."""
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     ours = [state.numpy().tobytes() for state in states]
     return *ours, pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())

@@ -42,7 +42,7 @@ _OF_A_START = {LOCK, "private", "config.yaml", "hparams.yaml", "metrics.csv"}
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Return the folder of this run; W&B's is shared by all its runs, so the run's id is added.
+    """Returns the folder of this run; W&B's is shared by all its runs, so the run's id is added.
 
     For process 0, which writes all files of a run; others may count another version. `trainer.log_dir` would
     communicate, and a process that calls it alone would wait forever.
@@ -56,12 +56,12 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
-    """Return the data module, or None. As for `callbacks`, type checkers do not see Lightning's attribute."""
+    """Returns the data module, or None. As for `callbacks`, type checkers do not see Lightning's attribute."""
     return getattr(trainer, "datamodule", None)
 
 
 def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
-    """Return the data module if it is of this kind, otherwise raise a ValueError that begins with `needed`."""
+    """Returns the data module if it is of this kind, otherwise raise a ValueError that begins with `needed`."""
     data = datamodule_of(trainer)
     if not isinstance(data, kind):
         raise ValueError(f"{needed}, got {type(data).__name__}")
@@ -69,7 +69,7 @@ def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
 
 
 def innermost(data: Any) -> Any:
-    """Return the data set that data modules are wrapped around."""
+    """Returns the data set that data modules are wrapped around."""
     while hasattr(data, "dataset"):
         data = data.dataset
     return data
@@ -159,7 +159,7 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
-    """Return the run folder of a checkpoint `FOLDER/checkpoints/NAME.ckpt`; None for a file elsewhere."""
+    """Returns the run folder of a checkpoint `FOLDER/checkpoints/NAME.ckpt`; None for a file elsewhere."""
     beside = checkpoint.resolve().parent.parent
     return beside if checkpoint.resolve().parent.name == "checkpoints" and (beside / "config.yaml").is_file() else None
 

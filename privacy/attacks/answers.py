@@ -32,7 +32,7 @@ class Records:
         return len(self.labels)
 
     def at(self, rows: Tensor) -> Records:
-        """Select records by positions (M,) or by a mask (N,)."""
+        """Selects records by positions (M,) or by a mask (N,)."""
         return Records(self.images[rows], self.labels[rows])
 
 
@@ -82,7 +82,7 @@ class Shadows:
         return Answers(self.confidences[model], self.correct[model])
 
     def at(self, models: slice) -> Shadows:
-        """Select models."""
+        """Selects models."""
         return Shadows(self.confidences[models], self.correct[models], self.members[models])
 
     @staticmethod
@@ -132,7 +132,7 @@ def answers_of(model: nn.Module, records: Records) -> Answers:
 def train_shadows(
     train: Callable[[Records], nn.Module], records: Records, *, count: int, population: Records | None = None
 ) -> Shadows:
-    """Train models on random halves of the records, by a fair coin per record, and query each with all records.
+    """Trains models on random halves of the records, by a fair coin per record, and query each with all records.
 
     Args:
         train: Trains a model on records: a teacher, or a student distilled from one.

@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         self.last = nn.Sequential(nn.ReLU(), nn.Conv2d(width, image_shape[0], 3, padding=1), nn.Tanh())
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Map codes (N, size) to images (N, C, H, W)."""
+        """Maps codes (N, size) to images (N, C, H, W)."""
         grown = F.interpolate(self.project(codes).unflatten(1, self.start), scale_factor=2.0)
         images: Tensor = self.last(F.interpolate(self.first(grown), size=self.image_shape[1:]))
         return images
@@ -62,7 +62,7 @@ def wanted_classes(num_classes: int) -> Tensor:
 
 
 def features_of(model: nn.Module, images: Tensor) -> Tensor:
-    """Map images (N, C, H, W) to the inputs (N, F) of a classifier's last linear layer.
+    """Maps images (N, C, H, W) to the inputs (N, F) of a classifier's last linear layer.
 
     Raises:
         ValueError: No linear layer maps them.
@@ -117,7 +117,7 @@ def gradient_inversion(
 def data_free_inversion(
     model: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], steps: int = 300
 ) -> Records:
-    """Train a generator with DAFL's three terms: certain predictions, balanced classes and large features.
+    """Trains a generator with DAFL's three terms: certain predictions, balanced classes and large features.
 
     Chen et al. 2019, "Data-free learning of student networks".
 
@@ -220,7 +220,7 @@ def generative_inversion(
 
 @lru_cache(maxsize=1)  # one, whichever models are attacked
 def _learnt(background: Tensor, count: int, steps: int) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Train a GAN, and draw codes (count, _CODE) that searches begin at."""
+    """Trains a GAN, and draws codes (count, _CODE) that searches begin at."""
     with _seeded():
         decoder = Decoder(size=_CODE, image_shape=(background.shape[1], *background.shape[2:]))
         critic = _critic(background.shape[1])
@@ -307,7 +307,7 @@ class InversionResult:
 
 @torch.no_grad()
 def judged(inverted: Records, *, judge: nn.Module, train: Tensor, test: Tensor) -> InversionResult:
-    """Evaluate inverted images.
+    """Evaluates inverted images.
 
     Args:
         inverted: The images, with the requested classes as labels.

@@ -21,7 +21,7 @@ _GAMMA, _SLOPE, _MOST = 2.0, 0.3, 2000
 
 
 def loss_threshold(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
-    """Score records by the negative cross-entropy (N,), which is larger for members.
+    """Scores records by the negative cross-entropy (N,), which is larger for members.
 
     Yeom, Giacomelli, Fredrikson and Jha 2018, "Privacy risk in machine learning".
 
@@ -169,7 +169,7 @@ MEMBERSHIP: Mapping[str, MembershipAttack] = {
 def attack_each(
     models: Shadows, *, targets: int, method: MembershipAttack = lira, kinds: NDArray[np.str_] | None = None
 ) -> dict[str, AttackResult]:
-    """Attack the first models, using the remaining ones as shadows.
+    """Attacks the first models, using the remaining ones as shadows.
 
     No target is another one's shadow: given the shadows, targets are independent, and `AttackResult.audited` is valid
     for all of them together.

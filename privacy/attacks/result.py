@@ -179,7 +179,7 @@ class AttackResult:
         return perfect.audited(delta=delta, confidence=confidence).epsilon_lower
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 % to 1."""
+        """Converts to plain values for JSON, without the scores; the ROC at 41 false positive rates from 0.01 %."""
         false, true, _ = roc_curve(self.members.ravel(), self.scores.ravel())
         grid = np.logspace(-4, 0, 41)
         return {

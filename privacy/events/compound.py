@@ -89,7 +89,7 @@ class OneOf(Release):
 
     @classmethod
     def of(cls, trainings: list[Mapping[Release, int]]) -> OneOf:
-        """Build the event from the releases of each training; their order does not matter."""
+        """Builds the event from the releases of each training; their order does not matter."""
         alternatives = {tuple(sorted(releases.items(), key=repr)) for releases in trainings}
         return cls(tuple(sorted(alternatives, key=repr)))
 

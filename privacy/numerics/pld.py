@@ -101,7 +101,7 @@ class LossDistribution:
 
 
 def split_bins(interval: float, offset: int, log_p: Array, log_q: Array, *, top: float) -> LossDistribution:
-    """Make a loss from bins that are rounded to their ends (see `_add_split`), with mass `top` at infinity."""
+    """Makes a loss from bins that are rounded to their ends (see `_add_split`), with mass `top` at infinity."""
     masses = np.zeros(log_p.size + 1)
     _add_split(masses, interval, offset, log_p, log_q)
     return LossDistribution(interval, offset, masses, min(1.0, top))
@@ -127,7 +127,7 @@ def _add_split(masses: Array, interval: float, offset: int, log_p: Array, log_q:
 
 
 def atoms(interval: float, losses: Sequence[float], masses: Sequence[float]) -> LossDistribution:
-    """Make a discrete loss; points off the grid are split between their two neighbours, points on it stay exact."""
+    """Makes a discrete loss; points off the grid are split between their two neighbours, points on it stay exact."""
     low, values = _place(interval, losses, masses)
     return LossDistribution(interval, low, values)
 
@@ -345,7 +345,7 @@ def _minimise(objective: Callable[[float], float], parts: Sequence[tuple[LossDis
 
 
 def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilted | None:
-    """Compute the tilted sum; None if its window would not fit into memory."""
+    """Computes the tilted sum; None if its window would not fit into memory."""
     interval = parts[0][0].interval
     tilted: list[tuple[Array, int, int]] = []
     mean = variance = 0.0

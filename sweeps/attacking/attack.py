@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 def opened(
     place: Path, *, build: Callable[[Sequence[str]], Any], teacher: str | None = None, records: int, canaries: int = 0
 ) -> tuple[Pipelines, Shadowed, QueriedRecords, nn.Module]:
-    """Return a run's shadow pipelines, its data, the records that models are queried with, and its own model.
+    """Returns a run's shadow pipelines, its data, the records that models are queried with, and its own model.
 
     Raises:
         AttackError: The run cannot be attacked.
@@ -141,7 +141,7 @@ def _built(build: Callable[[Sequence[str]], Any], config: Any, file: Path) -> An
 
 
 def _guarantee(place: Path) -> dict[str, float | None]:
-    """Read the record-level and the published ε of a run's guarantee."""
+    """Reads the record-level and the published ε of a run's guarantee."""
     file = place / "public" / "guarantee.json"
     if not file.is_file():
         return {"epsilon": math.inf, "published": None}
@@ -154,7 +154,7 @@ def _guarantee(place: Path) -> dict[str, float | None]:
 
 
 def _control(asked: QueriedRecords, num_classes: int, names: Sequence[str]) -> list[MembershipResult]:
-    """Attack overfitted networks, on which a working attack must succeed."""
+    """Attacks overfitted networks, on which a working attack must succeed."""
     rows = [np.flatnonzero(asked.kinds == kind)[:_CONTROL_RECORDS] for kind in ("record", "held out")]
     records, population = (asked.records.at(torch.from_numpy(part)) for part in rows)
     models = train_shadows(
@@ -190,7 +190,7 @@ def _of_shadows(
 def _of_run(
     model: nn.Module, pipelines: Pipelines, asked: QueriedRecords, names: Sequence[str], count: int
 ) -> list[MembershipResult]:
-    """Attack the run's own model: tell its training records from held-out ones, which no shadow has seen either."""
+    """Attacks the run's own model: tell its training records from held-out ones, which no shadow has seen either."""
     # Coins for held-out records too: scores from twice as many models vary less, which would give records away.
     shadows = pipelines.answers(list(pipelines.recipe)[-1], count, asked)
     shadows = replace(shadows, members=pipelines.coins(count, asked))
@@ -210,7 +210,7 @@ def _of_run(
 def invert(
     models: Mapping[str, nn.Module], data: Shadowed, asked: QueriedRecords, facts: dict[str, Any]
 ) -> list[InvertedModel]:
-    """Invert a control and these models by each attack; the judge's accuracy is added to `facts`."""
+    """Inverts a control and these models by each attack; the judge's accuracy is added to `facts`."""
     classes, shape = data.num_classes, data.image_shape
     private = asked.records.at(torch.from_numpy(asked.kinds == "record"))
     test = data.dataset.records("test")

@@ -95,7 +95,7 @@ class InvertedModel:
 
 
 def page(facts: Mapping[str, Any], leaks: Sequence[MembershipResult], inverted: Sequence[InvertedModel]) -> str:
-    """Write the report in Markdown."""
+    """Writes the report in Markdown."""
     head, of_leaks, of_images = _PAGE.read_text(encoding="utf-8").split("<!-- next -->\n")
     published = "" if facts["published"] is None else f", as published ε = {round_up(facts['published'])}"
     text = head.format(claimed=f"{round_up(facts['epsilon'])}{published}", **facts)
@@ -141,7 +141,7 @@ def _inverted_row(one: InvertedModel) -> str:
 
 
 def figure(inverted: Sequence[InvertedModel]) -> Figure:
-    """Draw inverted images, with a panel per attack and a column per class."""
+    """Draws inverted images, with a panel per attack and a column per class."""
     attacks = list(dict.fromkeys(one.attack for one in inverted))
     rows = len(inverted) // len(attacks)
     drawn, panels = plt.subplots(

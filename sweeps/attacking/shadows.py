@@ -75,7 +75,7 @@ class QueriedRecords:
 
     @staticmethod
     def choose(data: Shadowed, *, records: int) -> QueriedRecords:
-        """Choose `records` private records by their ids, the canaries, and as many held-out records."""
+        """Chooses `records` private records by their ids, the canaries, and as many held-out records."""
         data.dataset.setup("fit")
         private, held_out = (
             part.at(torch.argsort(id_fraction(part.ids, purpose="asked"))[:records])
@@ -110,7 +110,7 @@ class Pipelines:
     asked: str = ""
 
     def store(self, role: str) -> Store:
-        """Store of one role's shadows, one per combination of settings, records and library versions."""
+        """Stores of one role's shadows, one per combination of settings, records and library versions."""
         # Commits do not count: most change nothing here, and `attack.json` names those of all shadows.
         configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
         return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, provenance()["versions"]])[:16])
@@ -130,13 +130,13 @@ class Pipelines:
         return config
 
     def train(self, count: int, run: Callable[[list[str]], Any], asked: QueriedRecords) -> None:
-        """Train those of the first `count` shadows that are missing and query each."""
+        """Trains those of the first `count` shadows that are missing and query each."""
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
                 print(f"[attack] shadow {number + 1} of {count}", flush=True)
 
     def _make(self, role: str, number: int, run: Callable[[list[str]], Any], asked: QueriedRecords) -> bool:
-        """Make one shadow, unless it exists or another process is making it or its teacher; whether it did."""
+        """Makes one shadow, unless it exists or another process is making it or its teacher; whether it did."""
         name, first = f"shadow-{number:05d}", next(iter(self.recipe))
         store, teachers = self.store(role), self.store(first)
         folder, teacher, ledgers = store.folder(name), teachers.folder(name), store.root / "ledgers" / name
@@ -171,7 +171,7 @@ class Pipelines:
         return True
 
     def answers(self, role: str, count: int, asked: QueriedRecords) -> Shadows:
-        """Load the answers of all shadows of one role.
+        """Loads the answers of all shadows of one role.
 
         Raises:
             AttackError: Some are not finished, since another process is making them.
@@ -189,7 +189,7 @@ class Pipelines:
         return np.asarray(torch.stack(heads).numpy())
 
     def notes(self, role: str, count: int) -> list[dict[str, Any]]:
-        """Load the notes of each shadow of one role.
+        """Loads the notes of each shadow of one role.
 
         Raises:
             AttackError: Some are not finished, since another process is making them.
@@ -206,7 +206,7 @@ class Pipelines:
 
 
 def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, Path]]:
-    """Return the configurations of a run's fits by role, without callbacks that write elsewhere, and shadows' folders.
+    """Returns the configurations of a run's fits by role, without callbacks that write elsewhere, and shadows' folders.
 
     Args:
         run: Folder of a finished fit.
@@ -238,7 +238,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
 
 
 def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
-    """Refuse a configuration that differs from the one recorded in a teacher's checkpoint."""
+    """Refuses a configuration that differs from the one recorded in a teacher's checkpoint."""
     try:
         content = read_checkpoint(file, command="test")
     except CheckpointError:
@@ -258,7 +258,7 @@ def _require_recipe(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) -> None:
-    """Refuse a fit that holds other finished models, which have seen all records, whatever a shadow's coins."""
+    """Refuses a fit that holds other finished models, which have seen all records, whatever a shadow's coins."""
     for name, value in flat(config["model"].get("init_args") or {}).items():
         holds = name.removesuffix(".path").rpartition(".")[2] in _HELD and value not in (None, "student")
         if holds and name not in but:
@@ -317,7 +317,7 @@ def _apart(ledgers: Path) -> Iterator[None]:
 
 
 def _claim_of(folder: Path) -> dict[str, Any] | None:
-    """Return the claim of a run by itself; None if it has none."""
+    """Returns the claim of a run by itself; None if it has none."""
     found = sorted(folder.rglob("guarantee.json"))
     if not found:
         return None

@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
-    """Render records as a Markdown table, one row each, with their provenance below.
+    """Renders records as a Markdown table, one row each, with their provenance below.
 
     Raises:
         RunnerError: A record is missing.
@@ -49,7 +49,7 @@ def results_table(names: Sequence[str], folder: Path) -> str:
 
 
 def render_text(text: str, folder: Path) -> str:
-    """Render every block of a text again."""
+    """Renders every block of a text again."""
 
     def body(block: re.Match[str]) -> str:
         head, kind, names, tail = block.groups()

@@ -83,7 +83,7 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
 
 
 def _elsewhere(datasets: Collection[str]) -> list[Reported]:
-    """Return other papers' figures at a record-level ε, without public images."""
+    """Returns other papers' figures at a record-level ε, without public images."""
     bounds = [entry for entry in reported() if entry.unit == "record" and entry.epsilon is not None]
     known = [entry for entry in bounds if not entry.paper and "anchor-public" not in entry.notes]
     return [entry for entry in known if entry.dataset in datasets]
@@ -113,7 +113,7 @@ def _draw_epsilons(panel: Axes, lines: Mapping[str, _Line], colors: Mapping[str,
 def comparison(
     runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
 ) -> Figure:
-    """Draw synthetic images of several runs next to their accuracy over steps."""
+    """Draws synthetic images of several runs next to their accuracy over steps."""
     shown = {name: path for name, path in pictures.items() if name in runs}
     widths = [3.4] * len(shown) + [5.6]
     figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)

@@ -130,13 +130,13 @@ def holds(relation: str, values: Mapping[str, Sequence[float]], margin: float = 
 
 
 def findings() -> list[Finding]:
-    """Read the installed claims."""
+    """Reads the installed claims."""
     text = resources.files("sweeps").joinpath("reported", "claims.yaml").read_text(encoding="utf-8")
     return [Finding(**entry) for entry in yaml.safe_load(text)]
 
 
 def findings_page(results: Path) -> str:
-    """Render all claims, by paper, and how many of them hold."""
+    """Renders all claims, by paper, and how many of them hold."""
     lines, counts = [], Counter[str]()
     for paper, claims in itertools.groupby(findings(), lambda one: one.paper):
         lines += ["", f"## {paper}", "", "| where | claim | verdict | shown by |", "|---|---|---|---|"]

@@ -28,7 +28,7 @@ def hashed(content: Any) -> str:
 
 
 def read_record(name: str, folder: Path) -> dict[str, Any]:
-    """Read the record `folder/name.json` that a document names.
+    """Reads the record `folder/name.json` that a document names.
 
     Raises:
         RunnerError: It is missing.
@@ -61,7 +61,7 @@ class Fit:
         return sorted({match for value in self.set.values() for match in _PLACE.findall(json.dumps(value))})
 
     def digest(self, parents: Mapping[str, str]) -> str:
-        """Hash all settings that determine the fit's outcome, but not the code, whose commit is in the record.
+        """Hashes all settings that determine the fit's outcome, but not the code, whose commit is in the record.
 
         The hash is of parsed values: a changed comment, white space or order of keys does not make a fit run, and be
         charged, again. Different configurations always have different digests; equal ones that are written differently
@@ -107,7 +107,7 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def _content(value: Any, folder: Path = Path()) -> Any:
-    """Add the content to names of settings files, and a hash to names of Python files; fits write neither."""
+    """Adds the content to names of settings files, and a hash to names of Python files; fits write neither."""
     if isinstance(value, Mapping):
         return {str(key): _content(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -127,5 +127,5 @@ def _cell(counts: Counts | None) -> str:
 
 
 def short_claim(value: float) -> str:
-    """Format a published ε for a table: four digits, or a whole number from 1000 on, rounded to nearest."""
+    """Formats a published ε for a table: four digits, or a whole number from 1000 on, rounded to nearest."""
     return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

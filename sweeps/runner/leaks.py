@@ -22,7 +22,7 @@ _DRAWN = ("gradient", "data-free", "background", "generative")
 
 
 def leaks_table(names: Sequence[str], folder: Path) -> str:
-    """Render membership attacks as Markdown: each model's AUC per attack, and the largest ε refuted."""
+    """Renders membership attacks as Markdown: each model's AUC per attack, and the largest ε refuted."""
     lines = [
         f"| data | model | accuracy | {' | '.join(f'AUC, {name}' for name in _SHOWN)} | LiRA, TPR at 1 % FPR | "
         "ε refuted: average, mislabelled, noise | ε record-level | ε published |",
@@ -55,7 +55,7 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
 
 
 def inversions_table(names: Sequence[str], folder: Path) -> str:
-    """Render inversion attacks as Markdown: images recognised, nearer to training images, and their inception score.
+    """Renders inversion attacks as Markdown: images recognised, nearer to training images, and their inception score.
 
     The provenance of those with membership attacks is below `leaks_table`.
     """

@@ -69,7 +69,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
 
 
 def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
-    """Summarise finished fits: a table, the meaning of its columns, and the paths of figures and guarantees.
+    """Summarises finished fits: a table, the meaning of its columns, and the paths of figures and guarantees.
 
     With a `title`, the curves of all students are plotted to a figure in the pipeline's `folder`.
     """
@@ -94,7 +94,7 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
 
 
 def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Render records by name as lines of a Markdown table, one row each."""
+    """Renders records by name as lines of a Markdown table, one row each."""
     lines = [
         "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -109,7 +109,7 @@ def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _claim(record: Mapping[str, Any]) -> str | None:
-    """Format the published ε of a record; None without a claim."""
+    """Formats the published ε of a record; None without a claim."""
     if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
         return None
     return short_claim(value)

@@ -62,12 +62,12 @@ class Store:
         return self.root / name
 
     def done(self, name: str) -> dict[str, Any] | None:
-        """Return the notes of a finished fit, or None."""
+        """Returns the notes of a finished fit, or None."""
         return _read(self.folder(name) / "done.json")
 
     @contextmanager
     def claim(self, name: str, *, wait: bool = False) -> Iterator[bool]:
-        """Hold the fit until the block ends; False if another process holds it, unless this is to `wait` for it."""
+        """Holds the fit until the block ends; False if another process holds it, unless this is to `wait` for it."""
         path = self._beside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as handle:
@@ -83,14 +83,14 @@ class Store:
         return self.root / CLAIMS / f"{name}{ending}"
 
     def resumable(self, task: Task, made: Mapping[str, Any]) -> Path | None:
-        """Return the last checkpoint (also in a W&B run's folder) if it is of this configuration and these parents."""
+        """Returns the last checkpoint (also in a W&B run's folder) if it is of this configuration and these parents."""
         if _read(self._beside(task.name, ".json")) != {"digest": task.digest, "parents": dict(made)}:
             return None
         found = [path for pattern in CHECKPOINTS for path in self.folder(task.name).glob(pattern) if path.is_file()]
         return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def begin(self, task: Task, made: Mapping[str, Any]) -> None:
-        """Note the configuration and parents of a fit, and remove what an earlier one left that cannot be resumed."""
+        """Notes the configuration and parents of a fit, and removes what an earlier one left that cannot be resumed."""
         note, folder = self._beside(task.name, ".json"), self.folder(task.name)
         if self.resumable(task, made) is None:
             for pattern in (*STALE, *CHECKPOINTS):
@@ -101,23 +101,23 @@ class Store:
         (folder / "failed.json").unlink(missing_ok=True)
 
     def finish(self, name: str, **note: Any) -> None:
-        """Mark the fit as done, atomically."""
+        """Marks the fit as done, atomically."""
         write_atomically(self.folder(name) / "done.json", json.dumps({"time": time.time(), **note}))
 
     def forget(self, name: str) -> None:
-        """Have a fit made again, from its beginning."""
+        """Has a fit made again, from its beginning."""
         for path in (self.folder(name) / "done.json", self._beside(name, ".json")):
             path.unlink(missing_ok=True)
 
     def fail(self, name: str, error: BaseException | str) -> str:
-        """Note why the fit failed and return the reason in one line."""
+        """Notes why the fit failed and returns the reason in one line."""
         trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         write_atomically(self.folder(name) / "failed.json", json.dumps({"error": text, "traceback": trace}, indent=2))
         return text
 
     def failure(self, name: str) -> str:
-        """Return why the fit failed when it was last begun, or ""."""
+        """Returns why the fit failed when it was last begun, or ""."""
         return str((_read(self.folder(name) / "failed.json") or {"error": ""})["error"])
 
 
@@ -167,7 +167,7 @@ class Plan:
             self.tasks.setdefault(task.name, task)
 
     def current(self, name: str) -> dict[str, Any] | None:
-        """Return the notes of a fit if it was made from this configuration and its current parents, else None."""
+        """Returns the notes of a fit if it was made from this configuration and its current parents, else None."""
         task, note = self.tasks[name], self.store.done(name)
         if note is None or note.get("digest") != task.digest:
             return None
@@ -213,7 +213,7 @@ def lacking(failure: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `run_plan` takes."""
+    """Adds the options that `run_plan` takes."""
     parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     parser.add_argument("--fit", metavar="NAME", help="Make this fit alone, whose parents are made.")
     parser.add_argument(
@@ -235,7 +235,7 @@ def run_plan(
     say: Say = print,
     after: Callable[[Mapping[str, str]], None] = lambda failed: None,
 ) -> dict[str, str]:
-    """Make the missing fits, always the first one that can be made, and return why fits failed, by name.
+    """Makes the missing fits, always the first one that can be made, and returns why fits failed, by name.
 
     Args:
         plan: The fits.
@@ -338,7 +338,7 @@ def _make_all(
 
 
 def _make_elsewhere(plan: Plan, name: str, *, command: Sequence[str], say: Say) -> str:
-    """Make one fit in a process, which is started again if it is killed; return why it failed, or ""."""
+    """Makes one fit in a process, which is started again if it is killed; returns why it failed, or ""."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one thread each: see docs/speed.md
     file = plan.store.root / f"{name}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -355,7 +355,7 @@ def _make_elsewhere(plan: Plan, name: str, *, command: Sequence[str], say: Say) 
 
 
 def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
-    """Make one fit in this process; return why it failed, or ""."""
+    """Makes one fit in this process; returns why it failed, or ""."""
     store, task = plan.store, plan.tasks[name]
     made = plan.made_of(task)
     with store.claim(name) as claimed:
@@ -390,7 +390,7 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
 
 
 def _run(plan: Plan, name: str, run: Run) -> None:
-    """Make one fit, which only logs warnings."""
+    """Makes one fit, which only logs warnings."""
     handler = signal.getsignal(signal.SIGINT)
     os.environ[MAKING] = name
     logging.disable(logging.INFO)

@@ -45,7 +45,7 @@ The seeds of a table share its private teachers, except in `records`, `records-i
 
 
 def render_table(spec: Spec, *, results: Path) -> Path:
-    """Write a table's page and return its path; for a figure also write `figure.png` next to each preset's records."""
+    """Writes a table's page and returns its path; for a figure, `figure.png` next to each preset's records too."""
     measured = _measured(spec, results)
     _draw(spec, measured, results)
     return write_atomically(results / f"{spec.name}.md", page_of(spec, measured, results=results))
@@ -57,7 +57,7 @@ def _draw(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Path) -> N
 
 
 def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path, str]:
-    """Render the page of each installed table with records, the index and findings; with `draw`, write figures too."""
+    """Renders the page of each installed table with records, the index and findings; with `draw`, the figures too."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
         if not (measured := _measured(spec, results)):
@@ -73,7 +73,7 @@ def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path
 
 
 def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
-    """Read the rows of each preset that has records."""
+    """Reads the rows of each preset that has records."""
     return {
         preset: read_rows(spec, preset, results)
         for preset in spec.presets
@@ -82,7 +82,7 @@ def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
 
 
 def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
-    """Render a table's page: the paper beside ours, each preset's rows, other methods, footnotes.
+    """Renders a table's page: the paper beside ours, each preset's rows, other methods, footnotes.
 
     `brief` leaves out pictures and figures that are only printed in papers.
     """
@@ -314,7 +314,7 @@ def _shared(values: Sequence[float]) -> Sequence[float]:
 
 
 def _shares(values: Sequence[float]) -> str:
-    """Format the values of up to two seeds, or the mean and standard deviation of more."""
+    """Formats the values of up to two seeds, or the mean and standard deviation of more."""
     if len(values) > 2:
         return f"{100 * fmean(values):.2f} ± {100 * stdev(values):.2f} %"
     return f"{' / '.join(f'{100 * value:.2f}' for value in values)} %" if values else "–"

@@ -60,14 +60,14 @@ class Reported:
 
 @cache
 def reported() -> tuple[Reported, ...]:
-    """Read all printed figures."""
+    """Reads all printed figures."""
     names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".csv"))
     return tuple(_reported(row) for name in names if name != FOOTNOTES for row in _rows(name))
 
 
 @cache
 def footnotes() -> dict[str, str]:
-    """Read the footnotes' texts by key."""
+    """Reads the footnotes' texts by key."""
     return {row["footnote"]: row["text"] for row in _rows(FOOTNOTES)}
 
 

@@ -73,21 +73,21 @@ class Row:
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:
-    """Read the records of one preset of a table, `TABLE/PRESET/records.jsonl`; none if it was not measured."""
+    """Reads the records of one preset of a table, `TABLE/PRESET/records.jsonl`; none if it was not measured."""
     if not file.is_file():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add records to a file, which is sorted by cell and seed; a cell's record replaces its earlier one."""
+    """Adds records to a file, which is sorted by cell and seed; a cell's record replaces its earlier one."""
     kept = {(*record["cell"].values(), record["seed"]): record for record in (*read_records(file), *records)}
     lines = (json.dumps(kept[key], ensure_ascii=False) for key in sorted(kept))
     write_atomically(file, "".join(f"{line}\n" for line in lines))
 
 
 def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
-    """Read the grid of a preset, in order, with the records in `results` of each point."""
+    """Reads the grid of a preset, in order, with the records in `results` of each point."""
     found, cells = _read(spec, preset, results)
     versions = tuple((file, file.stat().st_mtime_ns) for file in sorted(results.glob(f"*/*/{RECORDS}")))
     known = _parents_accuracies(versions)
@@ -115,7 +115,7 @@ def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
 
 
 def _read(spec: Spec, preset: str, results: Path) -> tuple[list[dict[str, Any]], dict[_Key, Cell]]:
-    """Read the records of a preset, and its cells by labels and seed."""
+    """Reads the records of a preset, and its cells by labels and seed."""
     found = read_records(results / spec.name / preset / RECORDS)
     cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])
     return found, {(tuple(cell.labels.items()), cell.seed): cell for cell in cells}

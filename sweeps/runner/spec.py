@@ -166,7 +166,7 @@ class Spec:
 
     @classmethod
     def read(cls, path: str | Path) -> Spec:
-        """Read a file by path, or an installed table by name.
+        """Reads a file by path, or an installed table by name.
 
         Raises:
             RunnerError: A key, axis, value, fit or file is unknown.
@@ -188,7 +188,7 @@ class Spec:
 
     @staticmethod
     def _grid(values: Mapping[str, Any], fits: Mapping[str, Fit], where: str) -> dict[str, Any]:
-        """Check what a table has beside a pipeline."""
+        """Checks what a table has beside a pipeline."""
         values = {"presets": {"full": {}}, **values}
         axes = {str(axis): _patches(entry, fits, f"{where}, {axis}") for axis, entry in values["axes"].items()}
         figure = values.get("figure") or {}
@@ -212,7 +212,7 @@ class Spec:
         }
 
     def preset(self, name: str) -> Preset:
-        """Return a preset by name.
+        """Returns a preset by name.
 
         Raises:
             RunnerError: There is no such preset.
@@ -222,7 +222,7 @@ class Spec:
         return self.presets[name]
 
     def reported(self) -> list[Reported]:
-        """Return the printed figures of the paper's tables, each from the first table that has it."""
+        """Returns the printed figures of the paper's tables, each from the first table that has it."""
         found: dict[tuple[Any, ...], Reported] = {}
         for table in self.tables:
             for row in reported():
@@ -235,7 +235,7 @@ class Spec:
         return bool(self.tables) and not any(point.items() <= labels.items() for point in self.unprinted)
 
     def pipeline(self) -> list[Task]:
-        """Return the fits of a pipeline, each in a folder of its name.
+        """Returns the fits of a pipeline, each in a folder of its name.
 
         Raises:
             RunnerError: It is a table, or a fit refers to a later one.
@@ -245,7 +245,7 @@ class Spec:
         return self._tasks(self.fits)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """Return the cells of the grid in order, for each point all seeds (default: the preset's)."""
+        """Returns the cells of the grid in order, for each point all seeds (default: the preset's)."""
         chosen = self.preset(preset)
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
         return [
@@ -292,7 +292,7 @@ class Spec:
 
 
 def _lineage(tasks: Sequence[Task]) -> list[Task]:
-    """Return the last task and its ancestors, in order."""
+    """Returns the last task and its ancestors, in order."""
     wanted = {tasks[-1].name}
     for task in reversed(tasks):
         wanted |= set(task.parents.values()) if task.name in wanted else set()
@@ -300,7 +300,7 @@ def _lineage(tasks: Sequence[Task]) -> list[Task]:
 
 
 def list_specs() -> list[Spec]:
-    """Read the installed tables and figures."""
+    """Reads the installed tables and figures."""
     return [Spec.read(name) for name in names_of_tables()]
 
 

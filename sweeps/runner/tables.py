@@ -28,7 +28,7 @@ RESULTS = "results/tables"
 
 
 def in_order(specs: Sequence[Spec], *, preset: str, seeds: Sequence[int] | None = None) -> list[tuple[Spec, Cell]]:
-    """Order cells by seed: the first seed of every table in the order given, then the second one of every table, ...
+    """Orders cells by seed: the first seed of every table in the order given, then the second one of every table, ...
 
     An interrupted run then has results in many tables instead of all seeds of a few.
     """
@@ -50,7 +50,7 @@ def run_tables(
     say: Any = print,
     **how: Any,
 ) -> dict[str, str]:
-    """Run missing fits in `folder`; after each one, update records and rendered tables in `results`.
+    """Runs missing fits in `folder`; after each one, update records and rendered tables in `results`.
 
     Other arguments and the result are those of `run_plan`. A fit that several cells need runs when it is first needed.
     """
@@ -80,7 +80,7 @@ def run_tables(
 
 
 def _record(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: str) -> dict[str, Any]:
-    """Return the record of a cell whose fit has ended."""
+    """Returns the record of a cell whose fit has ended."""
     if error is not None:
         # An earlier record of a cell that now fails is outdated.
         record: dict[str, Any] = {"error": error}
@@ -186,7 +186,7 @@ def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]],
 
 
 def _chosen(cells: Sequence[tuple[Spec, Cell]], wanted: Sequence[str]) -> list[tuple[Spec, Cell]]:
-    """Select cells by `AXIS=VALUE`."""
+    """Selects cells by `AXIS=VALUE`."""
     if bad := [word for word in wanted if "=" not in word]:
         raise RunnerError(f"--cell must be AXIS=VALUE, got {bad[0]!r}")
     labels = dict(word.split("=", 1) for word in wanted)
@@ -222,7 +222,7 @@ def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Se
 
 
 def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> str:
-    """Build a fit's model and data, price its first query, and set its private data up; return what goes wrong."""
+    """Builds a fit's model and data, prices its first query, and sets its private data up; returns what goes wrong."""
     from lightning_modules.base import DataFreeDistillation
     from lightning_modules.cli.calibrate import epsilon_of
     from lightning_modules.cli.errors import message_of

@@ -137,7 +137,7 @@ def test_a_resumed_run_goes_on_with_the_same_pictures(folder: Path) -> None:
     write_folders(Path("public"))
     whole = transcribe("whole")
     said = Path("whole/public/guarantee.md").read_text()
-    assert "a folder public, is public and was there without the private data" in said
+    assert "a folder public, is public and existed independently of the private data" in said
     assert whole.model.images[:].shape == (80, *SHAPE)
     interrupted(DPDFD, 1, transcribe)
     assert equal(networks(whole), networks(transcribe("run", "--ckpt_path=run/checkpoints/last.ckpt")))

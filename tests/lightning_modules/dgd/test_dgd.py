@@ -311,7 +311,7 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str) -> Non
     assert not any(row.numpy().tobytes() in written for row in images)
     assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
     page = Path("run/public/guarantee.md").read_text()
-    assert ("is public and was there without the private data" in page) is (part == "test")
+    assert ("is public and existed independently of the private data" in page) is (part == "test")
     drawn = list(Path("run").rglob("synthetic_*.png"))
     # Without a VAE the only images are the pool's own: public ones are shown, private ones are not.
     assert bool(drawn) is (part == "test") and not any("private" in path.parts for path in drawn)
