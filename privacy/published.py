@@ -75,8 +75,8 @@ def published_dgd_epsilon(
 
     **What it does not bound.** The baseline classifier that guides DGD's generator is fitted to all private records
     without noise. Nor does either give what Table I states for e0 = 1/20, 1.00 for 27 queries and 10.0 for 1300: the
-    accountant gives 1.2809 and 10.3376, the formula 1.3142 and 11.9007. The text's 8.03 for 1000, here 8.8376, adds a
-    bound from the votes themselves, which is private and is not computed.
+    accountant gives 1.2809 and 10.3376, the formula 1.3142 and 11.9007. The text's 8.03 for 1000, here 8.8376, is what
+    Papernot et al. print (their Fig. 4), by a bound from their own votes, which is private and is not computed here.
 
     Args:
         num_queries: N, queries answered by the vote.
