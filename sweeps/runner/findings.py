@@ -33,7 +33,8 @@ Claims of the four papers, and what our runs say of each: means over seeds (how 
 percent, unless another measure is named; *paper* is the printed figure. `LightningCLI render` decides each by a
 relation in `sweeps/reported/claims.yaml`. Figures differ if they do by more than the margin, mostly one point, and
 than the standard deviation over seeds; *in part* means not in every case shown. Networks, recipes and often images
-are ours and not the papers', as each table says. What no record can decide names the page that argues it.
+are ours and not the papers', as each table says. ε is the paper's own figure, which bounds no record, except for DP-SGD
+and in DGD's Figs. 7 and 8. What no record can decide names the page that argues it.
 """
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
