@@ -141,11 +141,16 @@ class PictureFiles:
 
     @property
     def state(self) -> str:
-        """Says which files these are, when and how large they were written, and how they are prepared."""
+        """Says which files these are, when and how large they were written, and how they are prepared.
+
+        A picture that replaces another may have its size and its time of writing, which archives keep; the time of a
+        change cannot be set.
+        """
         told = hashlib.sha256(repr(self.prepare).encode())
         for file in self.files:
             found = os.stat(file)
-            told.update(b"\0%b %d %d" % (os.path.abspath(file), found.st_size, found.st_mtime_ns))
+            times = found.st_mtime_ns, found.st_ctime_ns
+            told.update(b"\0%b %d %d %d" % (os.path.abspath(file), found.st_size, *times))
         return told.hexdigest()
 
 

@@ -103,6 +103,16 @@ def test_features_are_computed_once_and_an_interruption_costs_a_piece(monkeypatc
     assert computed(key="other") == computed(times=2) == computed() == [30, 30, 20]
 
 
+def test_a_picture_that_replaces_another_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive keeps the time of writing, and pictures without compression are all of one size."""
+    monkeypatch.setattr(pictures, *IN_FILES)
+    file = Path("insects/train/bees/038.png")
+    before, state = file.stat(), folder().read("train").images.state  # type: ignore[union-attr]
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+    assert folder().read("train").images.state != state  # type: ignore[union-attr]
+
+
 def test_pictures_in_files_are_indexed_like_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, rows = folder().read("test").images[:], torch.tensor([3, 0, 19])
     monkeypatch.setattr(pictures, *IN_FILES)
