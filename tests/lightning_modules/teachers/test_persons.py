@@ -86,6 +86,7 @@ def test_both_units_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "infinite" not in of_records["statement"] and of_persons["statement"].endswith("pictures/train: inf.")
     assert shown.count(MEANS) == 3 and f"Total ε in the ledger ({MEANS}): inf" in shown
+    assert "Each ε holds for fewer than 1/delta = 1,000 private records" in shown  # of more, pages say infinity
 
 
 def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys: pytest.CaptureFixture[str]) -> None:
