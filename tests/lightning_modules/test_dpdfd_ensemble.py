@@ -51,6 +51,7 @@ def test_a_run_is_charged_and_says_for_whom(place: Path, monkeypatch: pytest.Mon
     account = model.session.account
     assert shown == [BATCH_SIZE] * STEPS and account.queries() == STEPS * BATCH_SIZE
     assert account.counts() == {model.session.cost: STEPS}
+    assert model.session.num_records == 1435  # of all shards together: δ is compared with 1/N
     assert account.epsilon() == pytest.approx(bound(STEPS)) == model.guarantee().epsilon
     record, stated = result(), guarantee()
     assert record["epsilon_record"] == pytest.approx(bound(STEPS))

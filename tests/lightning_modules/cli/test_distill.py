@@ -17,8 +17,9 @@ from support.runs import QUIET
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD, load_student
 from lightning_modules.cli import main
+from lightning_modules.cli.distill import facts_of
 from lightning_modules.publishing import ExportError
-from privacy.events import Release
+from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.identity import CheckpointError, Training
 
 DIGITS = ("--data", "Digits", "--to", "public", "--steps", "2", "--data.batch_size", "8")
@@ -185,6 +186,23 @@ def written(folder: Path, releases: dict[Release, int], network: object) -> Path
     content = {"state_dict": {}, "training": training, "hyper_parameters": {"network": network}}
     torch.save(content, folder / "teacher.ckpt")
     return folder / "teacher.ckpt"
+
+
+def test_no_bound_is_announced_where_the_noise_can_be_drawn_again(tmp_path: Path) -> None:
+    """Without noise of its own a student would then have no bound at all."""
+    noise = SampledGaussian(noise_multiplier=1.0, sample_rate=0.01)
+    assert facts_of(written(tmp_path, {noise: 10}, None))[0] is not None
+    for releases in ({Unbounded(reason="its seed is known"): 1}, {noise: 10, Unbounded(reason="its seed is known"): 1}):
+        assert facts_of(written(tmp_path, releases, None))[:2] == (None, None)
+
+
+def test_the_student_is_built_by_no_code_that_the_teachers_file_names(tmp_path: Path) -> None:
+    noise: dict[Release, int] = {SampledGaussian(noise_multiplier=1.0, sample_rate=0.01): 10}
+    own = "TwoConvNet"
+    assert facts_of(written(tmp_path, noise, own))[1] == own
+    told = {"name": "os.system", "arguments": {"command": "true"}}
+    for spec in (told, "theirs.py:Net", {"class_path": "TwoConvNet", "init_args": {"a": "theirs.py:Net"}}):
+        assert facts_of(written(tmp_path, noise, spec))[1] is None
 
 
 def test_the_planned_cost_is_of_the_steps_that_a_fit_would_make(

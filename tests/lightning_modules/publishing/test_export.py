@@ -225,6 +225,14 @@ def test_an_unbounded_student_needs_a_flag_and_its_card_begins_with_that(runs: P
     assert "| record-level ε | infinite (nothing bounds it) |" in found.text
 
 
+def test_a_bound_that_protects_nobody_is_no_tag(runs: Path) -> None:
+    edited("bounded", epsilon=3366491.99)
+    Path("bounded/result.json").unlink()
+    found = card(run_export("bounded"))
+    assert "NOT PROTECTED in any meaningful sense: record-level ε = 3" in found.text
+    assert "differential-privacy" not in found.data.tags
+
+
 def test_a_teacher_by_dp_sgd_is_exported_itself(runs: Path) -> None:
     folder = run_export("dp")
     network = load_student(folder)
