@@ -203,3 +203,17 @@ def test_what_cannot_be_sampled_by_person() -> None:
         data.setup("fit")
         with pytest.raises(ValueError, match=message):
             data.sample_persons()
+
+
+@pytest.mark.parametrize("end", ["teardown", "on_exception", "setup", "nothing"])
+def test_a_fit_that_ends_leaves_no_features_behind(end: str) -> None:
+    """Another network would be trained on them, and whoever holds its loaders would too; `nothing` is the control."""
+    data = PoissonSampled(dataset=Digits(), batch_size=100)
+    data.setup("fit")
+    data.precompute(lambda images: images.flatten(1) * 2, key="")
+    held = [*data._mapped.values()]
+    if end != "nothing":
+        getattr(data, end)(RuntimeError() if end == "on_exception" else "fit")
+    ended = end != "nothing"
+    assert [len(mapped.inputs) == 0 for mapped in held] == [ended, ended]
+    assert next(iter(data.train_dataloader()))[0].shape[1:] == ((1, 8, 8) if ended else (64,))
