@@ -25,16 +25,16 @@ from sweeps.runner.rows import Row, read_rows
 from sweeps.runner.spec import Point, Spec
 
 FINDINGS = "findings.md"
-VERDICTS = ("holds", "in part", "does not hold", "untested")
+VERDICTS = ("holds", "in part", "does not hold", "undecided", "untested")
 INTRODUCTION = """\
 # What of the papers holds
 
 Claims of the four papers, and what our runs say of each: means over seeds (how many, in brackets) of accuracy in
 percent, unless another measure is named; *paper* is the printed figure. `LightningCLI render` decides each by a
-relation in `sweeps/reported/claims.yaml`. Figures differ if they do by more than the margin, mostly one point, and
-than the standard deviation over seeds; *in part* means not in every case shown. Networks, recipes and often images
-are ours and not the papers', as each table says. ε is the paper's own figure, which bounds no record, except for DP-SGD
-and in DGD's Figs. 7 and 8. What no record can decide names the page that argues it.
+relation in `sweeps/reported/claims.yaml`. Figures differ if they do by more than the margin, mostly one point;
+*undecided* are differences within a larger standard deviation over seeds; *in part* means not in every case shown.
+Networks, recipes and often images are ours and not the papers', as each table says. ε is the paper's own figure, which
+bounds no record, except for DP-SGD and in DGD's Figs. 7 and 8. What no record can decide names the page that argues it.
 """
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -65,15 +65,18 @@ class Finding:
         if self.verdict:
             return self.verdict, self.because
         cases = list(self._cases(results))
-        held = {one for _, one in cases if one is not None}
+        held = [one for _, decided in cases for one in decided]
         tables = dict.fromkeys(str(cell.get("table", self.table)) for cell in self.cells.values())
         links = [f"[{table}](tables/{table}.md)" for table in tables]
         measure = [] if self.measure == "accuracy" else [self.measure.replace("_", " ")]
         shown = f"{', '.join([*links, *measure])}: {'; '.join(text for text, _ in cases)}"
-        return VERDICTS[3 if not held else 1 if len(held) > 1 else 0 if True in held else 2], shown
+        if not held:
+            return "untested", shown
+        verdict = "does not hold" if False in held else "undecided"
+        return "holds" if all(held) else "in part" if True in held else verdict, shown
 
-    def _cases(self, results: Path) -> Iterator[tuple[str, bool | None]]:
-        """What stands in each case, and whether the relation holds there; None if a cell was not measured."""
+    def _cases(self, results: Path) -> Iterator[tuple[str, list[bool | None]]]:
+        """What stands in each case, and whether the relation holds there; nothing if a cell was not measured."""
         for chosen in itertools.product(*self.over.values()):
             case = dict(zip(self.over, chosen, strict=True))
             rows = {name: self._row({**case, **cell}, results) for name, cell in self.cells.items()}
@@ -85,7 +88,7 @@ class Finding:
                 values["paper"], counts["paper"] = [100.0 * printed.accuracy], ""
             figures = [f"{name} {short_claim(fmean(values[name]))}{count}" for name, count in counts.items()]
             where = " ".join(f"ε = {value}" if axis == "epsilon" else value for axis, value in case.items())
-            held = holds(self.holds, values, self.margin) if all(values.values()) else None
+            held = [holds(self.holds, values, self.margin)] if all(values.values()) else []
             yield f"{where}: {', '.join(figures) or 'not measured'}".removeprefix(": "), held
 
     def _values(self, row: Row) -> list[float]:
@@ -105,8 +108,10 @@ class Finding:
         return found[0]
 
 
-def holds(relation: str, values: Mapping[str, Sequence[float]], margin: float = 0.0) -> bool:
+def holds(relation: str, values: Mapping[str, Sequence[float]], margin: float = 0.0) -> bool | None:
     """Whether the means of `values` are related so, each chain between neighbours; `;` separates chains.
+
+    None if that depends on a difference that is no larger than a standard deviation, which is above the margin.
 
     Raises:
         RunnerError: A name is unknown, or a chain compares nothing.
@@ -114,7 +119,7 @@ def holds(relation: str, values: Mapping[str, Sequence[float]], margin: float = 
     >>> holds("a < b = 3; a > 0", {"a": [1.0], "b": [3.0, 4.0]})
     True
     """
-    held = True
+    held: bool | None = True
     for chain in relation.split(";"):
         first, *rest = re.split(r"\s*(<=|>=|<|>|=)\s*", chain.strip())
         names = [first, *rest[1::2]]
@@ -123,10 +128,12 @@ def holds(relation: str, values: Mapping[str, Sequence[float]], margin: float = 
             raise RunnerError(f"relation {relation!r}: compares numbers and {sorted(values)}, got {unknown or chain}")
         samples = [values[name] if name in values else [float(name)] for name in names]
         for sign, (a, b) in zip(rest[::2], itertools.pairwise(samples), strict=True):
-            spread = max([margin, *(stdev(one) for one in (a, b) if len(one) > 1)])
-            gap = fmean(b) - fmean(a)
-            signs = ("<", "<=") if gap > spread else (">", ">=") if gap < -spread else ("=", "<=", ">=")
-            held &= sign in signs
+            gap, spread = fmean(b) - fmean(a), max([0.0, *(stdev(one) for one in (a, b) if len(one) > 1)])
+            signs = ("<", "<=") if gap > margin else (">", ">=") if gap < -margin else ("=", "<=", ">=")
+            if margin < spread and abs(gap) <= spread:
+                held = held and None
+            elif sign not in signs:
+                held = False
     return held
 
 

@@ -48,11 +48,12 @@ MADE: Given = {**DAFL, "source": "both", "prior": StrokePrior(), "optimizer": SG
 BOTH: Given = {"student": STUDENT, "images": {**MADE, "lr_scheduler": partial(CYCLE, total_steps=6), "reset_every": 4}}
 POOL: Given = {"images": {"source": "pool", "pool": Digits(), "pool_part": "test", "pool_varied": True}}
 TERMS: Given = {"one_hot_weight": 2.0, "balance_weight": 1.0, "activation_weight": 0.2, "activation_norm": "l2"}
-LOSS: Given = {"generator_loss": {**TERMS, "student_loss_weight": 1.0}}
+PRINTED: Given = {**TERMS, "balance_of": "image"}
+LOSS: Given = {"generator_loss": {**PRINTED, "student_loss_weight": 1.0}}
 AFTER: Given = {"gradient_targets": {"loss": "logits", "outputs": "probabilities"}, **LOSS}
 ALONG: Given = {"gradient_targets": {"gamma": 2.0, "student_target": "gradients", "dkd_beta": 1.0}}
 LABELS: Given = {"label_targets": {"schedule": LinearCandidates(begin=1, end=2), "noise_correction": False}}
-OWN: Given = {**TERMS, "student_loss_weight": 0}
+OWN: Given = {**PRINTED, "student_loss_weight": 0}
 UNION: Given = {"stages": {"noise_correction": False, "train_on": "union"}}
 TAUGHT: Given = {"discriminator": "teacher", "pretraining_steps": 2, "statistics_weight": 1.0}
 CLIPPED: Given = {"top_k": 3, "bounding": "clip", "norm_bound": 0.1, "noise_multiplier": 9.0, "stability": 1e-3}
@@ -66,10 +67,20 @@ BUDGET: Given = {"target_epsilon": math.inf, "delta": 1e-6, "accounting": "publi
 ADAPTIVE: Given = {"budget": {"target_epsilon": 1e9, "fully_adaptive": True}}
 SHORT: Given = {"lr_scheduler": partial(CYCLE, total_steps=1)}
 PHASES: Given = {
-    **{"student": TRAINED, "images": {**MADE, **SHORT}, "generator_phase": {**OWN, "baseline": "student", "steps": 1}},
+    **{
+        "student": TRAINED,
+        "images": {**MADE, **SHORT},
+        "generator_phase": {**OWN, "baseline": "student", "steps": 1, "images": 16},
+    },
     "vae_phase": {"network": partial(ConvVAE, **CODES), "steps": 1},
     "query_phase": {"queries": 9, "selection": "confident", "candidates": 2, "rounds": 2, "steps_between": 1},
-    "tangent_normal": {"tangent_weight": 1, "normal_weight": 1, "entropy_weight": 1, "entropy_term": "as_printed"},
+    "tangent_normal": {
+        "tangent_weight": 1,
+        "normal_weight": 1,
+        "entropy_weight": 1,
+        "entropy_term": "as_printed",
+        "normals": "code",
+    },
 }
 FEW: Given = {"vae_phase": {"steps": 0}, "query_phase": {"queries": 4}, "student_phase": {"query_distortion": 0.1}}
 OF_DATA: Given = {"num_classes": 10, "image_shape": (1, 8, 8)}
@@ -109,7 +120,10 @@ FITS: list[tuple[str, Given]] = [
     ("DPSD", {**FILE, **BOTH, **AFTER, **by("NoisyGradients")}),
     ("DPSD", {**ONE, **POOL, **ALONG, **by("NoisyGradients", **CLIPPED, release="batch_mean_rows")}),
     ("DPSD", {**FILE, **LABELS, **by("NoisyLabels", epsilon=2.0), "discriminator": "teacher"}),
-    ("DPSD", {**FILE, "balanced_answers": True, "fresh_latents": True, **by("NoisyLabels", smallest=10)}),
+    (
+        "DPSD",
+        {**FILE, "balanced_answers": True, "fresh_latents": True, "xavier": True, **by("NoisyLabels", smallest=10)},
+    ),
     ("LabelDP", {**FILE, **BOTH, "stages": {"threshold": 0.1}, "generator_training": {**OWN, **TAUGHT}}),
     ("LabelDP", {**ONE, **POOL, **UNION, **by("NoisyLabels", epsilon=2.0, smallest=2)}),
     ("DGD", {**SEVERAL, **PHASES, **by("NoisyVotes", scale=4.0, kind="gaussian", latent_epsilon=1.0)}),
