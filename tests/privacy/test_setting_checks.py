@@ -22,7 +22,7 @@ REFUSED: list[tuple[Callable[..., Any], str, float, str]] = [
     *((QueryPhase, f"query_phase.{name}", -1, COUNT) for name in ("queries", "candidates", "rounds", "steps_between")),
     (GeneratorLoss, "generator_loss.student_loss_weight", math.nan, FINITE),
     (GradientTargets, "gradient_targets.gamma", math.nan, FINITE),
-    (GeneratorLoss, "generator_loss.activation_norm", 3, "l1 or l2, got 3"),
+    (GeneratorLoss, "generator_loss.activation_norm", 3, "l1_sum or l2, got 3"),
 ]
 
 
