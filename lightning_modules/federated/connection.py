@@ -76,7 +76,7 @@ class ClientConnection(ABC):
         }
 
     def end(self) -> None:
-        """Has clients settle their ledgers and writes their guarantees. It may be called more than once."""
+        """Has clients settle their ledgers and write their guarantees. It may be called more than once."""
         for client in self.reached().values():
             client.end()
 

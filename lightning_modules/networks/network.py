@@ -273,7 +273,7 @@ def _types(target: Any) -> dict[str, Any]:
 
 
 def _meant(value: Any, annotation: Any = None, default: Any = None) -> Any:
-    """Resolves a plain value: build a `class_path` mapping, look up a dotted name; others are returned unchanged."""
+    """Resolves a plain value: builds a `class_path` mapping, looks up a dotted name; returns others unchanged."""
     if isinstance(value, Mapping) and "class_path" in value and not value.keys() - {"class_path", "init_args"}:
         inner = {key: _meant(item) for key, item in (value.get("init_args") or {}).items()}
         return named_object(value["class_path"])(**inner)

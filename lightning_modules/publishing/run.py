@@ -120,7 +120,7 @@ def _places(given: Path) -> tuple[Path, Path | None]:
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
-    """Returns a checkpoint and the role of its network; refuse what is never published."""
+    """Returns a checkpoint and the role of its network; refuses what is never published."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:

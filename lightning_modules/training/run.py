@@ -61,7 +61,7 @@ def datamodule_of(trainer: Trainer | None) -> Any:
 
 
 def datamodule_as(kind: type[_Data], trainer: Trainer, needed: str) -> _Data:
-    """Returns the data module if it is of this kind, otherwise raise a ValueError that begins with `needed`."""
+    """Returns the data module if it is of this kind, otherwise raises a ValueError that begins with `needed`."""
     data = datamodule_of(trainer)
     if not isinstance(data, kind):
         raise ValueError(f"{needed}, got {type(data).__name__}")

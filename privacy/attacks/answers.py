@@ -132,7 +132,7 @@ def answers_of(model: nn.Module, records: Records) -> Answers:
 def train_shadows(
     train: Callable[[Records], nn.Module], records: Records, *, count: int, population: Records | None = None
 ) -> Shadows:
-    """Trains models on random halves of the records, by a fair coin per record, and query each with all records.
+    """Trains models on random halves of the records, by a fair coin per record, and queries each with all records.
 
     Args:
         train: Trains a model on records: a teacher, or a student distilled from one.

@@ -110,7 +110,7 @@ class Pipelines:
     asked: str = ""
 
     def store(self, role: str) -> Store:
-        """Stores of one role's shadows, one per combination of settings, records and library versions."""
+        """The store of one role's shadows, one per combination of settings, records and library versions."""
         # Commits do not count: most change nothing here, and `attack.json` names those of all shadows.
         configs = list(self.recipe.values())[: list(self.recipe).index(role) + 1]
         return Store(self.folders[role] / hashed([configs, self.canaries, self.asked, provenance()["versions"]])[:16])
@@ -130,7 +130,7 @@ class Pipelines:
         return config
 
     def train(self, count: int, run: Callable[[list[str]], Any], asked: QueriedRecords) -> None:
-        """Trains those of the first `count` shadows that are missing and query each."""
+        """Trains those of the first `count` shadows that are missing and queries each."""
         for number in range(count):
             if any([self._make(role, number, run, asked) for role in self.recipe]):
                 print(f"[attack] shadow {number + 1} of {count}", flush=True)

@@ -50,7 +50,7 @@ def run_tables(
     say: Any = print,
     **how: Any,
 ) -> dict[str, str]:
-    """Runs missing fits in `folder`; after each one, update records and rendered tables in `results`.
+    """Runs missing fits in `folder`; after each one, updates records and rendered tables in `results`.
 
     Other arguments and the result are those of `run_plan`. A fit that several cells need runs when it is first needed.
     """
