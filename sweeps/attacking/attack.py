@@ -118,7 +118,7 @@ def opened(
     """Returns a run's shadow pipelines, its data, the records that models are queried with, and its own model.
 
     Raises:
-        AttackError: The run cannot be attacked.
+        AttackError: The run cannot be attacked, or its weights are not of its configuration.
         CheckpointError: There is no checkpoint, or it is damaged.
     """
     if not place.is_dir():
@@ -132,7 +132,11 @@ def opened(
         data = data.dataset
     asked = QueriedRecords.choose(data, records=records)
     model: nn.Module = _built(build, list(recipe.values())[-1], file).model
-    model.load_state_dict(read_checkpoint(place / "checkpoints" / "last.ckpt", command="test")["state_dict"])
+    weights = read_checkpoint(place / "checkpoints" / "last.ckpt", command="test")["state_dict"]
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise AttackError(f"{place} has weights of another model than its config.yaml: {str(error)[:200]}") from error
     return replace(pipelines, asked=asked.digest), data, asked, model.eval().requires_grad_(False)
 
 
@@ -190,7 +194,7 @@ def _of_shadows(
 def _of_run(
     model: nn.Module, pipelines: Pipelines, asked: QueriedRecords, names: Sequence[str], count: int
 ) -> list[MembershipResult]:
-    """Attacks the run's own model: tell its training records from held-out ones, which no shadow has seen either."""
+    """Attacks the run's own model: tells its training records from held-out ones, which no shadow has seen either."""
     # Coins for held-out records too: scores from twice as many models vary less, which would give records away.
     shadows = pipelines.answers(list(pipelines.recipe)[-1], count, asked)
     shadows = replace(shadows, members=pipelines.coins(count, asked))

@@ -239,3 +239,45 @@ def test_whose_a_picture_is_must_be_clear(parted: Path) -> None:
     records = opened(parted, person_pattern=r"^(p\d+)_|(.*)").train_records
     assert len(torch.unique(records.identities)) < len(records)  # ants/000.png and bees/000.png are one name
     opened(parted, person_pattern=r"^(p\d+)_|(.*)", name="other")
+
+
+def test_classes_of_which_there_is_too_little_are_named(parted: Path, recwarn: pytest.WarningsRecorder) -> None:
+    opened(parted)
+    assert not recwarn.list  # the control: nothing is said of a folder that is read whole
+    for file in (parted / "test" / "bees").iterdir():
+        file.unlink()
+    with pytest.warns(UserWarning, match="no test picture of bees: the accuracy leaves these out"):
+        ImageFolder(root=parted, size=16, channels=1).setup("fit")
+    for file in sorted((parted / "train" / "ants").iterdir())[1:]:
+        file.unlink()
+    with pytest.warns(UserWarning, match="at most one training picture of ants: it cannot be learnt"):
+        opened(parted)
+
+
+def test_what_is_not_read_is_said_in_one_line(parted: Path) -> None:
+    for name in ("train/ants/a.heic", "train/ants/b.HEIC", "test/bees/c.nef", "train/notes.txt", "train/ants/d.png"):
+        (parted / name).write_bytes((parted / "train/ants/000.png").read_bytes())
+    (parted / "__MACOSX").mkdir()
+    shutil.copytree(parted / "train", parted / "train" / "__MACOSX")
+    shutil.copytree(parted / "test", parted / "val")
+    with pytest.warns(UserWarning) as told:
+        data = ImageFolder(root=parted, size=16, channels=1)
+    assert (data.class_names, data.num_records) == (("ants", "bees"), 81)
+    (said,) = (str(one.message) for one in told)
+    assert "not read are 2 files .heic, 2 files .nef, folder val. Files become pictures by: magick mogrify" in said
+    for file in (parted / "train" / "bees").iterdir():
+        file.rename(file.with_suffix(".heic"))
+    with pytest.raises(ValueError, match=r"train/bees holds no pictures \(.*\.png.*\), but 40 files \.heic"):
+        ImageFolder(root=parted)
+
+
+def test_a_folder_for_validation_is_offered_for_testing(parted: Path) -> None:
+    (parted / "test").rename(parted / "val")
+    offered = rf"If val may be public, make it the test part: mv {parted}/val {parted}/test"
+    with (
+        pytest.warns(UserWarning, match=offered),
+        pytest.raises(ValueError, match=rf"set size and channels.*{offered}"),
+    ):
+        ImageFolder(root=parted)
+    with pytest.warns(UserWarning), pytest.raises(MissingDataError, match=rf"(?s)test/\n.*{offered}"):
+        ImageFolder(root=parted, size=16, channels=1).setup("test")

@@ -298,3 +298,8 @@ def test_the_canary_is_the_worst_record(tmp_path: Path) -> None:
     taken = parts > 0.5
     assert np.allclose(parts, taken, atol=1e-3)
     assert stats.binomtest(int(taken.sum()), parts.size, SOME.batch / (SOME.records + 1)).pvalue > 1e-8
+
+
+def test_a_tenth_of_the_noise_is_noticed(tmp_path: Path) -> None:
+    score = likelihood(SOME.sigma / 10, SOME.rate)
+    assert play(tmp_path, SOME, score, noise=Scaled(0.1)).fails

@@ -262,3 +262,9 @@ def test_choosing_by_held_out_private_records_is_refused() -> None:
     # Of noisy gradients the samples' rate decides what a step costs.
     with pytest.raises(ValueError, match=r"needs data\.class_path PoissonSampled, got Digits"):
         fit(configuration(poisson=False))
+
+
+def test_a_run_that_was_interrupted_after_a_step_keeps_its_plan() -> None:
+    interrupted(DirectTraining, 2, lambda: trained(configuration(epochs=1)))
+    model = trained(configuration(epochs=1), after="run")
+    assert model.session.plan.calls == model.steps_done and not model.session.plan.changed

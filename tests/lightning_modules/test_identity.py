@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, copy_runs, distil, guarantee, shelve, working_in
+from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
@@ -29,7 +29,7 @@ from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import KnownWeights, PlannedSteps
 from lightning_modules.training.run import clear
-from privacy import Budget, Ledger, LedgerError, Release, SampledGaussian, compose
+from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
 from privacy.account import restore_run
 from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import NoisyGradients, Shape
@@ -380,3 +380,27 @@ def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.M
     monkeypatch.setattr(dp_sgd, "steps_of_run", lambda *_, **__: 0)
     with pytest.raises(ValueError, match="and 7 steps in all"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_second_fit_of_a_student_adds_its_steps() -> None:
+    module = DPDFD(
+        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=f"private/{LAST}"),
+        images=Images(source="prior"), student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
+    )  # fmt: skip
+    for calls in (2, 4):
+        fit_script(module, steps=2)
+        assert module.session.plan.calls == calls
+    assert module.session.plan.changed
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_budget_given_on_resuming_is_applied() -> None:
+    model = {"teacher": f"private/{LAST}"}
+    given = {"release": "per_sample_full", "noise_multiplier": 5000.0, "accounting": "record", "scope": "run"}
+    cli = distil("run", RESUME, model=model, mechanism={**given, "delta": 1e-6}, steps=1, epochs=2)
+    charged = sorted(charge.release.gaussian_mu for charge in cli.model.session.account.counts(scope="run"))
+    assert len(charged) == 2 and charged[0] == pytest.approx(8**0.5 * 2 / 5000)
+    assert cli.model.session.account.budget.delta == 1e-6
+    with pytest.raises(BudgetExceeded, match=r"target_epsilon=0\.001"):
+        distil("run", RESUME, model=model, mechanism={**given, "target_epsilon": 0.001}, steps=1, epochs=3)

@@ -21,6 +21,7 @@ from datamodules import ImageDataModule, ImageFolder, SyntheticSteps
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD, images as images_module
 from lightning_modules.images import Images, PoolSource, SyntheticSource, varied
+from lightning_modules.losses.functional import informativeness
 from lightning_modules.networks import DAFLGenerator, ScaledOutput
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, MixturePrior, StrokePrior
 from lightning_modules.training.randomness import Draws
@@ -195,3 +196,20 @@ def test_pictures_are_prepared_as_those_of_the_data(resize: Any, mean: float, tm
     Image.fromarray(np.uint8([[0, 255, 255, 0]] * 2)).save(tmp_path / "public/wide.png")
     pool.open(private=set(), partitions=[], data=SyntheticSteps(dataset=own))
     assert float(pool[:].mean()) == pytest.approx(mean, abs=0.05)
+
+
+@pytest.mark.parametrize("suitable", [True, False])
+def test_a_student_says_how_informative_its_images_are_at_no_cost(
+    suitable: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(images_module, "_STEPS_UNTIL_TOLD", 2)
+    told: list[str] = []
+    monkeypatch.setattr(images_module, "rank_zero_info", told.append)
+    logits = 20 * torch.eye(10).repeat(103, 1)[:1024] if suitable else torch.zeros(1024, 10)
+    monkeypatch.setattr(images_module, "informativeness", lambda _: informativeness(logits))
+    module = fit(configuration("run", model={"images": "prior"}, steps=2, epochs=3)).model
+    assert module.guarantee().queries_of_run == 6 * module.batch_size  # the teacher is asked for nothing else
+    (said,) = told
+    assert said.startswith(f"Informativeness of the images: {1.0 if suitable else 0.0:.2f} of 1.") and "student" in said
+    warned = [str(one.message) for one in recwarn if "say little to the student" in str(one.message)]
+    assert len(warned) == (0 if suitable else 1) and all("BroadPrior" in one for one in warned)

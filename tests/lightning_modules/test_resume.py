@@ -28,6 +28,15 @@ def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     return distil(folder, *arguments, model=QUIET_MODEL, mechanism=mechanism, steps=STEPS, epochs=EPOCHS)
 
 
+def _noisy(*arguments: str, epochs: int = EPOCHS) -> DPDFD:
+    model: DPDFD = distil("run", *arguments, model={"images": "prior"}, steps=STEPS, epochs=epochs).model
+    return model
+
+
+def _calls(model: DPDFD) -> int:
+    return sum(model.session.account.counts(scope="run").values())
+
+
 @pytest.mark.parametrize(
     ("hook", "step"),
     [
@@ -94,3 +103,11 @@ def test_no_log_of_an_earlier_fit_is_deleted(folder: Path) -> None:
     first = Path("run/metrics.csv").read_text(encoding="utf-8")
     assert said(lambda: distil("run", "--ckpt_path=last", epochs=2)) == said(lambda: distil("run", epochs=1)) == []
     assert Path("run/metrics_1.csv").read_text(encoding="utf-8") == first and Path("run/metrics_2.csv").is_file()
+
+
+def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:
+    interrupted(DPDFD, 2, _noisy)
+    shorter = _noisy(LAST, epochs=1)
+    assert (_calls(shorter), shorter.session.plan.calls) == (STEPS, 2 * STEPS)
+    guarantee = shorter.guarantee()
+    assert guarantee.epsilon > guarantee.epsilon_spent

@@ -9,20 +9,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from support.runs import QUIET, copy_runs, shelve, working_in
+from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.records import id_fraction
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
-from privacy.attacks import Records
+from privacy.attacks import Answers, AttackResult, Records, Shadows
 from privacy.attacks.answers import overfitted
+from privacy.attacks.inversion import InversionResult
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Description
 from sweeps.attacking import attack as command
+from sweeps.attacking.report import InvertedModel, MembershipResult, page
 from sweeps.attacking.shadows import AttackError, Pipelines, QueriedRecords, recipe_of
 
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
@@ -230,6 +234,59 @@ def test_what_is_refused(runs: Path) -> None:
     Path("other.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(AttackError, match=r"target_epsilon was 1\.0 and is 3\.0; trainer\.max_epochs was \d and is \d"):
         recipe_of(Path("s"), teacher="other.yaml")
+    whole = torch.load("s/checkpoints/last.ckpt", weights_only=True)
+    torch.save({**whole, "state_dict": {}}, "s/checkpoints/last.ckpt")
+    with pytest.raises(AttackError, match=r"(?s)^s has weights of another model than its config\.yaml: .*Missing key"):
+        attacked("s", "--records", "20")
     torch.save({"state_dict": {}}, "s/checkpoints/last.ckpt")
     with pytest.raises(CheckpointError, match="lacks loops"):
         attacked("s", "--records", "20")
+
+
+def test_an_attack_without_power_on_the_control_gets_a_verdict_and_no_other_does() -> None:
+    """An AUC of 0.57 on networks that memorised, significantly above a half, was let stand as a success."""
+    members = np.arange(2000)[None] % 2 == 0
+    noise = np.random.default_rng(0).normal(size=members.shape)
+    facts = {"run": "r", "epsilon": 1.0, "published": None, "shadows": 8, "targets": 2, "judge": 0.9}
+    for model, shift, classes, accuracy, weak in (
+        ("control", 0.25, 10, 0.19, True),  # an AUC of 0.57
+        ("control", 1.0, 10, 0.21, False),
+        ("control", 0.0, 2, 0.7, True),
+        ("control", 2.0, 2, 0.8, False),
+        ("this run", 0.0, 10, 0.1, False),
+    ):
+        result = AttackResult(noise + shift * members, members)
+        drawn = Records(torch.zeros(classes, 1, 8, 8), torch.arange(classes))
+        judged = InversionResult(
+            classes, accuracy, 1.0, distance_train=1.0, distance_test=1.0, nearer=0.5, nearer_error=0.1
+        )
+        found = MembershipResult(model, "record", "lira", result, None), InvertedModel(model, "gradient", drawn, judged)
+        text = page(facts, [found[0]], [found[1]])
+        assert [f"`{name}` has no power here" in text for name in ("lira", "gradient")] == [weak, weak]
+    assert AttackResult(noise + 0.25 * members, members).auc_interval()[0] > 0.5
+
+
+def test_a_model_that_saw_nothing_of_either_kind_is_no_better_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records alike, and the model surer of them than its shadows: it was trained on twice as many."""
+    draw, count = np.random.default_rng(0), 64
+    asked: Any = SimpleNamespace(records=None, kinds=np.repeat(["record", "held out"], 1000))
+    coins = draw.random((count, 2000)) < 0.5
+    spread = np.exp(draw.normal(0, 0.7, 2000))
+    seen = (spread * draw.normal(size=(count, 2000)))[..., None]
+    shadows = Shadows(seen, seen > 0, coins & (asked.kinds != "held out"))
+    pipelines: Any = SimpleNamespace(recipe={"model": {}}, answers=lambda *_: shadows, coins=lambda *_: coins)
+    sure = (0.7 + spread * draw.normal(size=2000))[:, None]
+    monkeypatch.setattr(command, "answers_of", lambda *_: Answers(sure, sure > 0))
+    for leak in command._of_run(nn.Identity(), pipelines, asked, ["lira", "rmia"], count):
+        low, high = leak.result.auc_interval(confidence=0.999)
+        assert low < 0.5 < high
+
+
+def test_shadows_of_other_records_are_not_taken(tmp_path: Path) -> None:
+    asked = [
+        QueriedRecords.choose(Shadowed(dataset=Digits(val_fraction=share), number=0), records=20)
+        for share in (0.1, 0.1, 0.3)
+    ]
+    pipelines = Pipelines(recipe={"model": {}}, canaries=0, folders={"model": tmp_path})
+    stores = [replace(pipelines, asked=one.digest).store("model").root for one in asked]
+    assert stores[0] == stores[1] != stores[2]

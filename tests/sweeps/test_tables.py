@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from support import data_files
+from support.data_files import write_folders
+from support.pages import blocks
 
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -338,3 +340,17 @@ def test_the_larger_presets_are_accepted_by_the_command_line(installed: Spec, pr
         command = task.fit.command(tmp_path / task.name, {name: str(tmp_path / name) for name in task.parents})
         cli = TranscriptionCLI(command[1:], run=False)
         assert cli.trainer.max_epochs and list(tmp_path.iterdir()) == there
+
+
+def test_five_methods_on_own_pictures_are_thirty_lines_of_the_page(tmp_path: Path) -> None:
+    *_, text = blocks(ROOT / "docs/experiments.md", "yaml")
+    Path("five.yaml").write_text(text)
+    for part in ("train", "test"):
+        write_folders(tmp_path / "pictures" / part, classes="ab", count=2)
+    spec = Spec.read("five.yaml")
+    cells = spec.cells("full", seeds=[0])
+    assert len(cells) == 5 and len(text.splitlines()) <= 30
+    for cell in cells:
+        command = cell.task.fit.command(tmp_path / "run", {name: str(tmp_path / name) for name in cell.task.parents})
+        cli = TranscriptionCLI(command[1:], run=False)
+        assert type(cli.model).__name__ == cell.labels["method"] and cli.model.num_classes == 2

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
+from support.data_files import picture
 from support.dp_teachers import SMALL
 from support.runs import configuration, fit
 
+from datamodules import ImageFolder
 from lightning_modules.cli import main
 from lightning_modules.cli.outcome import outcome
 from lightning_modules.cli.wandb_runs import describe_runs
@@ -107,3 +112,18 @@ def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> Non
     assert [one._wandb_init["settings"] for one in loggers] == [
         {"console": "off"}, {"console": "off", "mode": "offline"}, {"console": "wrap"},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [16, 12])
+def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(folder: Path, bits: int) -> None:
+    draw = np.random.default_rng(0)
+    for part, label, number in itertools.product(("train", "test"), ("ants", "bees"), range(8)):
+        pixels = draw.integers(0, 4096, (8, 8), dtype=np.uint16)
+        picture(pixels, Path("pictures", part, label, f"{number}.png"))
+    data = ImageFolder(root="pictures", bits=bits, val_fraction=0.4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data.setup("test")
+    images = data.test_records.images
+    assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
+    assert any("set bits 12" in str(one.message) for one in said) is (bits == 16)

@@ -63,6 +63,14 @@ def run(folder: str = "run", *arguments: str, epochs: int = 1, **model: Any) -> 
 # --- what is charged ---
 
 
+def noise_of_the_server(noise_multiplier: float) -> float:
+    """Standard deviation of what the server added to its clients' mean, in units of σC over their number, at σ = 20."""
+    mechanism = Watching(release="ensemble", noise_multiplier=noise_multiplier)
+    federated(small_networks(3), mechanism=mechanism, steps=10)
+    added = torch.stack([released.double() - given.double().mean(dim=0) for given, released in mechanism.seen])
+    return float(added.std()) / (SIGMA * 1e-3 / 3)
+
+
 @pytest.mark.parametrize("release", ["ensemble", "per_sample_full"])
 def test_server_and_clients_charge_each_round(release: str) -> None:
     reached = LocalClients(teachers=small_networks(3))
@@ -350,3 +358,16 @@ def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ProcessesError, match="must be 1 for FedDPSD, got 2"):
         module.prepare_fit()
+
+
+def test_the_server_adds_the_noise_that_it_charges() -> None:
+    assert 0.85 < noise_of_the_server(SIGMA) < 1.15
+    assert noise_of_the_server(SIGMA / 2) < 0.6, "half of it is noticed"
+
+
+def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place: Path) -> None:
+    """One file for both runs: what they compose to is about records alone."""
+    run("first")
+    said = run("second", unit="client").guarantee()
+    assert said.unit.startswith("one training record") and said.headline().startswith("Record-level")
+    assert "client" not in said.relation

@@ -373,3 +373,17 @@ def test_the_page_runs(runs: Path, with_onnx: None) -> None:
     assert Path("runs/my_run/version_0/predictions.csv").is_file()
     listed = set(re.findall(r"`([\w.]+/?)`", PAGE.read_text(encoding="utf-8")))
     assert {f"{path.name}/" if path.is_dir() else path.name for path in Path("my-student").iterdir()} <= listed
+
+
+def test_a_licence_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = card(run_export("bounded"))
+    assert found.data.license == "unknown" and "None is stated" in found.text
+    assert "--license apache-2.0" in capsys.readouterr().out
+    assert "None is stated" not in card(run_export("bounded", "--license", "mit", "--force")).text
+    assert "--license apache-2.0" not in capsys.readouterr().out
+
+
+def test_without_the_extra_for_onnx_the_export_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_export("bounded")
+    assert "student.onnx was not written: ONNX needs" in capsys.readouterr().out
+    assert not (folder / "student.onnx").exists() and "Nothing here loads without it" in card(folder).text

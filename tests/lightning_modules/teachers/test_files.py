@@ -6,6 +6,7 @@ Nothing in these tests may unpickle: a class that says when it is stands in the 
 from __future__ import annotations
 
 import argparse
+import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
-from support.runs import distil
+from support.runs import distil, fit_script
+from support.variants import MoodyTeacher
 from torch import nn
 
+from lightning_modules import DPDFD
+from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
@@ -231,3 +235,37 @@ def test_a_network_that_holds_the_files_is_the_same_teacher(network: nn.Module) 
         assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
         found.add(teacher.training.digest)  # type: ignore[union-attr]
     assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
+
+
+def test_weights_in_another_form_are_refused_by_what_they_are() -> None:
+    def layers() -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    pruned, normalised = layers(), layers()
+    nn.utils.prune.l1_unstructured(pruned[1], "weight", 0.5)
+    nn.utils.parametrizations.weight_norm(normalised[1])
+    adapted = {"base.lora_A.weight": torch.zeros(2, 64), "base.lora_B.weight": torch.zeros(10, 2)}
+    quantized = {"1.scale": torch.ones(()), "1.zero_point": torch.zeros(()), "1._packed_params._packed_params": ()}
+    for weights, message in (
+        (pruned.state_dict(), r"are pruned: .*prune\.remove"),
+        (normalised.state_dict(), "are weight-normalised or otherwise parametrised: .*remove_parametrizations"),
+        (quantized, "are quantized: give those from before"),
+        (adapted, "are of an adapter"),
+    ):
+        torch.save(weights, "weights.pt")
+        with pytest.raises(TeacherError, match=message):
+            load(network=lambda *_: layers())
+    # Which a network that has the same form takes.
+    torch.save(normalised.state_dict(), "weights.pt")
+    load(network=lambda *_: copy.deepcopy(normalised))
+
+
+def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
+    teacher = TeacherConfig(path=MoodyTeacher())
+    module = DPDFD(**SHAPE, batch_size=8, teacher=teacher, images=Images(source="prior"))
+    fit_script(module, steps=3)
+    assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
+    assert module.steps_done == 3
+    healthy = distil(model={"images": "prior"}).model
+    assert module.session.account.epsilon() == healthy.session.account.epsilon() > 0

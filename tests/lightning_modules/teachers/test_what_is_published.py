@@ -101,3 +101,13 @@ def test_a_trial_run_is_in_the_ledger_too() -> None:
     assert not Path("run").exists()
     book = Ledger(path=Path("ledgers/Digits-train.jsonl"), private_data="Digits/train", run="")
     assert [sum(own.values()) for own in book.releases_by_training().values()] == [3]  # the epoch that was planned
+
+
+def test_the_page_says_that_private_pictures_may_be_public_and_not_how_many() -> None:
+    pictures("some", 12)
+    config = settings("some")
+    config["data"]["init_args"]["dataset"]["init_args"]["duplicates"] = "allow"
+    fit(config)
+    assert [text for text in guarantee("run_some")["assumptions"] if "private picture" in text] == [
+        "a private picture that is also in the public test part of insects may be known"
+    ]

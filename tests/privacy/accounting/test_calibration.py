@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from privacy import calibrate_count, calibrate_noise, gaussian_epsilon, published_dpdfd_epsilon
+from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
+from privacy import calibrate_count, calibrate_noise, compose, gaussian_epsilon, published_dpdfd_epsilon
 from privacy.mechanisms.noisy_gradients import output_gradient_mu
 
 DELTA = 1e-5
@@ -45,3 +46,11 @@ def test_out_of_reach_says_so() -> None:
         output_gradient_mu("none", 256, 1.0)  # type: ignore[arg-type]
     assert calibrate_noise(lambda noise: 0.5, 1.0, low=0.1).value == 0.1
     assert calibrate_count(lambda n: 0.0, 1.0, limit=7).value == 7
+
+
+def test_a_large_target_of_dp_sgd_is_met() -> None:
+    """A floor of the noise at 0.2 made a tenth of it."""
+    steps = PlannedSteps(delta=DELTA, target_epsilon=2000.0)
+    noise = steps.calibrated(rate=0.05, steps=100)
+    spent = [compose({steps.step(each, 0.05): 100}, DELTA).epsilon for each in (noise, 0.2)]
+    assert spent == [pytest.approx(2000, rel=1e-4), pytest.approx(175.467, rel=1e-4)]
