@@ -14,7 +14,6 @@ from privacy.checks import check_count, check_delta
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
-from privacy.ledger_place import ledgers_of
 from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published import Claim, published_epsilon
@@ -44,7 +43,7 @@ class Budget:
             for persons), or `published`, a paper's claim.
         scope: `private_data` counts every run on the same private data, `run` only this one. The ε of several published
             students compose: `run` is for research tables, and the guarantee says what it leaves out.
-        ledger: The ledger's file, to which others of the same data then lead; None is the data's own (`LedgerPlace`).
+        ledger: The file of a new ledger; None is the data's own place (`LedgerPlace`), which no other file replaces.
         ledger_block: Calls that one synced line of the ledger reserves, and that a crash may cost; None is the
             mechanism's default.
         fully_adaptive: Let ε hold also if mechanisms, noise, lengths and runs were chosen by earlier answers, such as
@@ -153,12 +152,15 @@ class PrivacyAccount:
         target = self.budget.filters[0]
         return target if epsilon <= target else math.inf
 
-    def epsilon_of_ledger(self) -> float:
-        """Record-level ε at δ of everything in the ledger: DP-SGD trainings and the plans of all runs."""
+    def epsilon_of_ledger(self, *others: Ledger) -> float:
+        """Record-level ε at δ of everything in the ledger, and in others: DP-SGD trainings and plans of all runs."""
+        bounds: dict[str, Counter[Release]] = {}
+        queried: Counter[Charge] = Counter()
+        for ledger in (*others, self.ledger):
+            bounds |= ledger.releases_by_training()
+            queried += ledger.counts() + ledger.unmade()
         # Queries of a teacher whose own training is counted are post-processing of that training.
-        bounds = self.ledger.releases_by_training()
         everything = sum(bounds.values(), Counter[Release]())
-        queried = self.ledger.counts() + self.ledger.unmade()
         for charge, count in queried.items():
             if not bounds.get(charge.training or ""):
                 everything[charge.release] += count
@@ -284,12 +286,9 @@ class PrivacyAccount:
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """Records a training in a ledger, to which others that know of it then lead, and returns its identity."""
+    """Records a training in a ledger, and returns its identity."""
     if training is None:
         return None
-    if ledger.path is not None:
-        for path, name in ledgers_of(training, ledger.path).items():
-            Ledger(path=path, private_data=name, run=ledger.run, renamed=True).lead_to(ledger)
     if isinstance(training, UnnamedTraining):
         identity = identify(ledger, training.digest, kind=training.kind)
         training = Training(identity, kind=training.kind)
@@ -338,10 +337,7 @@ def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: st
             f"{training}: what bounds one says nothing of the other. Resume with the teacher that the run "
             "began with, or start a new run without --ckpt_path"
         )
-    # The data's name may be another one since: two ledgers of the same data become one.
-    if state["run"] != ledger.run or not (
-        state["private_data"] == ledger.private_data or state["run"] in ledger.runs()
-    ):
+    if state["run"] != ledger.run or state["private_data"] != ledger.private_data:
         raise ValueError(
             f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
             f"the ledger's is run {ledger.run} on {ledger.private_data}"

@@ -13,9 +13,6 @@ having spent the whole block.
 A run that knows how many releases it will make records its plan before the first one: stopping it early may depend on
 what they showed, so it has spent the plan.
 
-Two ledgers of the same data become one: one of them counts what the other holds, and the other leads to it
-(`Ledger.lead_to`), so that whoever opens either finds both.
-
 Each line holds the hash of the line before it, and checkpoints keep the hash of the last line that they saw: a file
 that was edited, cut or replaced is reported as such. The file's owner can still write a new one: the chain reveals
 accidents and edits; it is not a signature.
@@ -30,6 +27,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,16 +35,141 @@ from privacy.checks import check_count
 from privacy.events import Release
 from privacy.identity import Head, Training, new_training_id
 from privacy.journal import Journal, LedgerError
-from privacy.ledger_state import VERSION, LedgerState, require_division, reserve_line, training_line
-from privacy.plan import Charge, Plan
+from privacy.plan import Charge, Plan, unmade
 
 Block: TypeAlias = tuple[str, Charge, int]
 """What one line reserves: the block's identity, a charge, and how many of it."""
 Write: TypeAlias = Callable[[dict[str, Any]], None]
 """Writes a line, syncs it and counts what it says."""
 
+VERSION = 3
+
 RECORDS = "records"
 """Takes the place of a training in charges for the private records themselves, not for a teacher."""
+
+
+@dataclass
+class LedgerState:
+    """What a ledger holds.
+
+    Attributes:
+        path: Its file, for messages; None in memory.
+        private_data: Name of the data, which that of the file must equal unless it is `renamed`.
+        key: Key of the hashes by which teachers without an identity are recognised; see `identify`.
+        id: Random, to tell a file from one that replaces it.
+        renamed: Whether the data may have another name in the file, whose name is then taken.
+        totals: Charges of each run and training.
+        blocks: What lines reserved and no other has settled: the run, the charge, and how many of it.
+        plans: Plans of runs.
+        trainings: Settings of each training that decide which records are private.
+        fingerprints: Identities of teachers, by keyed hash.
+        saved: Token of the last saved state of trainings.
+        filters: Target ε and δ of the privacy filters that runs went by.
+        changes: Number of lines so far.
+    """
+
+    path: Path | None
+    private_data: str
+    key: str
+    id: str
+    renamed: bool = False
+    totals: dict[str, Counter[Charge]] = field(default_factory=dict)
+    blocks: dict[str, tuple[str, Charge, int]] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    trainings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, str] = field(default_factory=dict)
+    filters: dict[str, tuple[float, float]] = field(default_factory=dict)
+    changes: int = 0
+
+    def counts(self, run: str | None = None) -> Counter[Charge]:
+        """Charges of one run or training, or of all runs."""
+        total: Counter[Charge] = Counter()
+        for owner, counts in self.totals.items():
+            if owner == run or (run is None and owner not in self.trainings):
+                total.update(counts)
+        return total
+
+    def unmade(self, run: str, *, made: Counter[Charge] | None = None) -> Counter[Charge]:
+        """What a run planned and has not released; `made` are its releases, if others than its reserved ones."""
+        plan, made = self.plans.get(run), +self.counts(run) if made is None else made
+        return unmade(plan.charges, made) if plan is not None and made else Counter()
+
+    def raised(self, counts: Mapping[Charge, int], *, run: str) -> Iterator[dict[str, Any]]:
+        """Lines that raise what a run or a training has spent to at least `counts`."""
+        for charge, count in counts.items():
+            if (more := count - self.totals.get(run, Counter())[charge]) > 0:
+                yield _reserve_line(secrets.token_hex(8), charge, more, run=run)
+
+    def take(self, line: Mapping[str, Any], *, dry: bool = False) -> None:
+        """Checks a line and takes it over; `dry` only checks.
+
+        Raises:
+            ValueError: Nothing could be said of a ledger with this line.
+            LedgerError: It begins a ledger of another version, or about other data.
+        """
+        match line["event"]:
+            case "open":
+                key, identity, name = str(line["key"]), str(line["ledger"]), str(line["private_data"])
+                bytes.fromhex(key)
+                if line["version"] != VERSION:
+                    raise LedgerError(
+                        f"the privacy ledger {self.path} has version {line['version']}, this code reads {VERSION}"
+                    )
+                if name != self.private_data and not self.renamed:
+                    raise LedgerError(
+                        f"the privacy ledger {self.path} is about {name!r}, not {self.private_data!r}; set `ledger` to "
+                        "the file that belongs to this data"
+                    )
+                if not dry:
+                    self.key, self.id, self.private_data = key, identity, name
+            case "reserve":
+                block, run, charge = str(line["block"]), self._run(line), Charge.from_dict(line)
+                count = check_count("count", line["count"], minimum=1)
+                if block in self.blocks:
+                    raise ValueError(f"block {block} is reserved twice")
+                if not dry:
+                    self.blocks[block] = (run, charge, count)
+                    self.totals.setdefault(run, Counter())[charge] += count
+            case "settle":
+                block, used = str(line["block"]), check_count("used", line["used"])
+                run, charge, count = self.blocks[block]
+                if used > count:
+                    raise ValueError(f"{used} of {count} releases used")
+                if not dry:
+                    del self.blocks[block]
+                    self.totals[run][charge] -= count - used
+            case "plan":
+                run, plan = self._run(line), Plan.from_dict(line)
+                if not dry:
+                    self.plans[run] = plan
+            case "training":
+                training, division, fingerprint = str(line["training"]), dict(line["division"]), line["fingerprint"]
+                # A run of this name would no longer count as a run.
+                if training in self.totals and training not in self.trainings:
+                    raise ValueError(f"{training} is a run, and cannot be a training as well")
+                if not dry:
+                    self.trainings[training] = division
+                    if fingerprint is not None:
+                        self.fingerprints[str(fingerprint)] = training
+            case "saved":
+                training, token = str(line["training"]), str(line["token"])
+                if not dry:
+                    self.saved[training] = token
+            case "filters":
+                run, budget = str(line["run"]), (float(line["target_epsilon"]), float(line["delta"]))
+                if not dry:
+                    self.filters[run] = budget
+            case event:
+                raise ValueError(f"unknown event {event!r}")
+        self.changes += not dry
+
+    def _run(self, line: Mapping[str, Any]) -> str:
+        """The run of a line, or the training whose own releases it reserves."""
+        run = str(line["run"])
+        if run in self.trainings and (line.get("training") != run or line.get("queries")):
+            raise ValueError(f"{run} is a training, and cannot be a run as well")
+        return run
 
 
 class Ledger:
@@ -61,7 +184,7 @@ class Ledger:
         renamed: Whether the file may be about data of another name, since it was found otherwise.
 
     Attributes:
-        path: The file that counts, which may be another one than was opened; see `lead_to`.
+        path: The file, links followed.
         notes: What a guarantee has to say about its place; see `LedgerPlace`.
 
     Raises:
@@ -76,35 +199,21 @@ class Ledger:
         self.notes: tuple[str, ...] = ()
         self.block = check_count("block", block, minimum=1)
         # Resolved, so that neither a change of the working folder nor a symbolic link leads to another ledger.
-        self._begin(None if path is None else Path(path).resolve(), private_data, renamed=renamed)
+        self.path = None if path is None else Path(path).resolve()
+        key, identity = secrets.token_hex(16), secrets.token_hex(8)
+        self._state = LedgerState(self.path, private_data, key=key, id=identity, renamed=renamed)
+        self._journal = Journal(self.path, self._state)
+        self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._open: Block | None = None
         self._used = 0
         self._process: int | None = os.getpid()
         with self._locked():  # reads the file
             pass
 
-    def _begin(self, path: Path | None, private_data: str, *, renamed: bool) -> None:
-        """Begins to read a file."""
-        self.path = path
-        key, identity = secrets.token_hex(16), secrets.token_hex(8)
-        self._state = LedgerState(path, private_data, key=key, id=identity, renamed=renamed)
-        self._journal = Journal(path, self._state)
-        self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
-
     @property
     def private_data(self) -> str:
         """Name of the data in the file."""
         return self._state.private_data
-
-    @property
-    def lost(self) -> bool:
-        """Whether another ledger, in which this one or one that it counts was counted, could not be found."""
-        return self._state.lost or (self._state.moved is not None and self._state.leads_to() is None)
-
-    @property
-    def absorbed(self) -> list[str]:
-        """Files of the ledgers that are counted here."""
-        return [other.path for other in self._state.absorbed.values()]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy must not use up the open block of its original."""
@@ -176,12 +285,12 @@ class Ledger:
 
     @property
     def head(self) -> Head | None:
-        """What a checkpoint keeps of the current ledger; None for one in memory."""
+        """What a checkpoint keeps of the ledger; None for one in memory."""
         lines = self._journal.hashes
         return (self._state.id, len(lines), lines[-1]) if lines else None
 
     def verify_head(self, head: Head | None, *, whose: str) -> bool:
-        """Whether this is the ledger that `whose` saw, or counts all of it; False for another one, begun since.
+        """Whether this is the ledger that `whose` saw; False for another one.
 
         Raises:
             LedgerError: It is the same ledger, with lines missing or replaced.
@@ -189,8 +298,6 @@ class Ledger:
         if head is None or self.path is None:
             return True
         identity, lines, digest = str(head[0]), int(head[1]), str(head[2])
-        if self._state.counts_all((identity, lines, digest)):
-            return True
         if identity != self._state.id:
             return False
         hashes = self._journal.hashes
@@ -213,9 +320,9 @@ class Ledger:
                 another training, and no ε covers both.
         """
         with self._locked() as write:
-            require_division(self._state.divisions, training.id, training.division, self.path)
+            self._require_division(training)
             if training.id not in self._state.trainings:
-                write(training_line(training.id, training.kind, division=training.division))
+                write(_training_line(training.id, training.kind, division=training.division))
             released = training.releases or {}
             if not released and self.releases_of(training.id):
                 raise LedgerError(
@@ -226,9 +333,24 @@ class Ledger:
             for line in self._state.raised(charges, run=training.id):
                 write(line)
 
+    def _require_division(self, training: Training) -> None:
+        """Refuses a training in which other records were private than in those that are known.
+
+        Raises:
+            LedgerError: They were, and no ε covers both.
+        """
+        for other, before in self._state.trainings.items():
+            for name, now in training.division.items():
+                if other != training.id and before.get(name, now) != now:
+                    raise LedgerError(
+                        f"{name} of the data is {now!r}, and the privacy ledger {self.path} has {before[name]!r} for "
+                        f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
+                        f"covers both. Set {name} to what it was; other records need a folder and a name of their own"
+                    )
+
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""
-        return self._state.saved[training][-1] if training in self._state.saved else None
+        return self._state.saved.get(training)
 
     def note_saved(self, training: str, token: str, *, after: str | None) -> None:
         """Records that a state of a training is being saved, so that only a fit resumed from it is the same training.
@@ -268,51 +390,6 @@ class Ledger:
                 "keep that one, or set fully_adaptive to false"
             )
 
-    def absorb(self, other: Ledger) -> None:
-        """Counts here what another ledger holds about the same records, under another name or as a copy of this one.
-
-        Each block of a run counts once, since a checkpoint may be resumed with either ledger; what is then left of both
-        plans adds up. Otherwise the larger count and plan hold, so that this may be repeated.
-
-        Raises:
-            LedgerError: Other records were private in a training there than here, or it went on in both from one state:
-                no ε covers both.
-        """
-        with self._locked() as write:
-            for line in self._state.to_count(other._state, other._journal.hashes, lost=other.lost):
-                write(line)
-
-    def lead_to(self, other: Ledger) -> None:
-        """Makes two ledgers of the same records one: `other` counts all of this one, and whoever opens it finds that.
-
-        Nothing is lost if a process dies meanwhile: `other` counts it before this one says so. One that cannot be
-        written is only counted.
-
-        Raises:
-            LedgerError: As for `absorb`, or one of them cannot be written.
-        """
-        while True:
-            for one in (self, other):
-                with one._locked():  # goes where it leads
-                    pass
-            if other._state.moved is not None and other._state.moved[0] == self._state.id:
-                self, other = other, self  # which was found in another place: that is where it leads
-            if self.path is None or other.path is None or self.path.samefile(other.path):
-                return
-            with contextlib.ExitStack() as held:
-                # In one order, so that two processes which do the same do not wait for each other.
-                ordered = sorted((self, other), key=lambda one: str(one.path))
-                write = {one: held.enter_context(one._locked(follow=False)) for one in ordered}
-                if self._state.leads_to() or other._state.leads_to():  # by another process, just now
-                    continue
-                found = self._state.moved is not None and self._state.moved[0] == other._state.id  # in another place
-                lost = self._state.lost if found else self.lost
-                for line in other._state.to_count(self._state, self._journal.hashes, lost=lost):
-                    write[other](line)
-                if not os.access(self.path, os.W_OK):
-                    return
-                write[self]({"event": "moved", "ledger": other._state.id, "path": str(other.path)})
-
     def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
         """Counts one release. When this returns, the release is on disk and its noise may be drawn.
 
@@ -329,7 +406,7 @@ class Ledger:
         if block is None or block[1] != charge or self._used >= block[2]:
             with self._locked() as write:
                 count = self.block if afford is None else min(self.block, afford(charge))
-                line = reserve_line(secrets.token_hex(8), charge, count, run=self.run)
+                line = _reserve_line(secrets.token_hex(8), charge, count, run=self.run)
                 write(line)
                 self._open = line["block"], charge, count
         self._used += 1
@@ -356,41 +433,18 @@ class Ledger:
         return self._open
 
     @contextlib.contextmanager
-    def _locked(self, *, follow: bool = True) -> Iterator[Write]:
-        """Locks the file, reads what others wrote, settles the open block, and yields what writes lines.
-
-        Goes where the file leads, unless it is not to `follow`: another process may make it part of another ledger at
-        any time.
-        """
-        passed: dict[Path | None, tuple[LedgerState, list[str]]] = {}
-        circle: list[Path | None] = []
-        there: Path | None = None
-        while True:
-            with self._journal.locked():
-                self._journal.read()
-                if self.path is not None and not self._journal.hashes:
-                    known = {"private_data": self.private_data, "ledger": self._state.id, "key": self._state.key}
-                    self._journal.append({"event": "open", "version": VERSION, **known})
-                # Copies may lead to each other; whoever opens one of them ends at the same one.
-                if follow:
-                    self._state.circular = bool(circle) and self.path == min(circle, key=str)
-                    there = self._state.leads_to()
-                if there is None:
-                    for path, (state, lines) in passed.items():
-                        # It, or a copy of it, may have gone on by itself while this one was not found.
-                        if path != self.path and not self._state.counts_all((state.id, len(lines), lines[-1])):
-                            for line in self._state.to_count(state, lines, lost=state.lost or self._state.circular):
-                                self._journal.append(line)
-                    block, used = self._open_block(), self._used
-                    self._open, self._used = None, 0
-                    if block is not None and used < block[2]:
-                        self._journal.append({"event": "settle", "block": block[0], "used": used})
-                    yield self._journal.append
-                    return
-            passed[self.path] = self._state, self._journal.hashes
-            if there in passed and not circle:
-                circle = [*passed][[*passed].index(there) :]
-            self._begin(there, self.private_data, renamed=True)
+    def _locked(self) -> Iterator[Write]:
+        """Locks the file, reads what others wrote, settles the open block, and yields what writes lines."""
+        with self._journal.locked():
+            self._journal.read()
+            if self.path is not None and not self._journal.hashes:
+                known = {"private_data": self.private_data, "ledger": self._state.id, "key": self._state.key}
+                self._journal.append({"event": "open", "version": VERSION, **known})
+            block, used = self._open_block(), self._used
+            self._open, self._used = None, 0
+            if block is not None and used < block[2]:
+                self._journal.append({"event": "settle", "block": block[0], "used": used})
+            yield self._journal.append
 
 
 def identify(ledger: Ledger, digest: bytes, *, kind: str = "teacher") -> str:
@@ -400,17 +454,24 @@ def identify(ledger: Ledger, digest: bytes, *, kind: str = "teacher") -> str:
     holds.
     """
     with ledger._locked() as write:
-        known = ledger._state.fingerprints
-        # By the keys of all ledgers that are counted here: the identity stays with the weights.
-        keys = [ledger._state.key, *(other.key for other in ledger._state.absorbed.values())]
-        fingerprints = [fingerprint_of(key, digest) for key in keys]
-        found = next((known[one] for one in fingerprints if one in known), None)
+        fingerprint = fingerprint_of(ledger._state.key, digest)
+        found = ledger._state.fingerprints.get(fingerprint)
         if found is None:
             found = new_training_id()
-            write(training_line(found, kind, fingerprint=fingerprints[0]))
+            write(_training_line(found, kind, fingerprint=fingerprint))
         return found
 
 
 def fingerprint_of(key: str, digest: bytes) -> str:
     """Hash of weights with a ledger's key, by which it recognises them."""
     return hmac.new(bytes.fromhex(key), digest, hashlib.sha256).hexdigest()
+
+
+def _reserve_line(block: str, charge: Charge, count: int, *, run: str) -> dict[str, Any]:
+    """The line that reserves a block."""
+    return {"event": "reserve", "block": block, "run": run, "count": count, **charge.to_dict()}
+
+
+def _training_line(training: str, kind: str, *, division: Any = None, fingerprint: str | None = None) -> dict[str, Any]:
+    known = {"kind": kind, "fingerprint": fingerprint, "division": division or {}}
+    return {"event": "training", "training": training, **known}

@@ -1,24 +1,27 @@
 """Where the ledger of private data is: the data lead to it, whatever the working folder and whatever they are called.
 
-A folder of a user's own data holds a file `.ledger.jsonl`, which leads to their ledger; where it cannot be written, a
-folder of the user knows the ledger by the data's path. Public benchmarks have theirs in the working folder, so that a
-demonstration can be repeated, and weights from elsewhere beside their file.
+A folder of a user's own data holds a file `.ledger.jsonl`, which names the file of their ledger; where it cannot be
+written, a folder of the user knows the ledger by the data's path. Public benchmarks have theirs in the working folder,
+so that a demonstration can be repeated, and weights from elsewhere beside their file. Where two ledgers are found, or
+the one that is named is not there, nothing is released: the total is not known.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from privacy.identity import Training, UnnamedTraining
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger, fingerprint_of
-from privacy.ledger_state import header_of
 
 LEDGERS = "TRANSCRIPTION_LEDGERS"
 """Environment variable that names the folder of all ledgers."""
@@ -37,7 +40,7 @@ _OF_PART = (
 )
 _OF_CONTAINER = (
     "A CONTAINER'S LEDGER: {path} lies in the file system of a container and is lost with it, with all that it counts. "
-    f"Set {LEDGERS} to a folder outside of it"
+    f"Set {LEDGERS} to a folder outside of it before the first run"
 )
 
 _benchmarks = Path("ledgers")
@@ -102,10 +105,9 @@ class LedgerPlace:
     """Where the ledger of private data is, or will be.
 
     Attributes:
-        path: The file; None keeps it in memory.
-        signs: Files that are made to lead to it.
-        found: Other files that may hold a ledger of the same data, and are then made to lead to it.
-        renamed: Whether it was found by the data or the teacher, so that it may be about data of another name.
+        path: The file if none is found; None keeps the ledger in memory.
+        signs: Files that are the ledger, or are made to lead to it.
+        found: Other files that may be the ledger, or lead to it.
         own: Whether the data are the user's own, so that their ledger is to outlive a container.
         notes: What a guarantee has to say about the place.
     """
@@ -113,34 +115,108 @@ class LedgerPlace:
     path: Path | None
     signs: tuple[Path, ...] = ()
     found: tuple[Path, ...] = ()
-    renamed: bool = False
     own: bool = False
     notes: tuple[str, ...] = ()
 
-    def open(self, *, private_data: str, run: str, block: int = 100, chosen: str | Path | None = None) -> Ledger:
-        """Opens the ledger, or a `chosen` file in its place; all others of the same data then lead to it.
-
-        One that cannot be written is counted, and cannot lead to it.
+    def open(
+        self,
+        *,
+        private_data: str,
+        run: str,
+        block: int = 100,
+        chosen: str | Path | None = None,
+        training: Training | UnnamedTraining | None = None,
+    ) -> Ledger:
+        """Opens the ledger, to which all `signs` then lead; arguments are those of `file` and of `Ledger`.
 
         Raises:
-            LedgerError: A file cannot be read or written, or is about other data.
+            LedgerError: A file cannot be read or written, or is about other data; or as for `file`.
         """
-        renamed = self.renamed and chosen is None
-        path = self.path if chosen is None else Path(chosen)
+        path, renamed = self.file(chosen=chosen, training=training)
         ledger = Ledger(path=path, private_data=private_data, run=run, block=block, renamed=renamed)
-        notes = list(self.notes)
-        for file in self.others():
-            Ledger(path=file, private_data=ledger.private_data, run=run, renamed=True).lead_to(ledger)
-            notes += [] if os.access(file, os.W_OK) else [_OF_USER.format(folder=file.parent)]
-        if self.own and ledger.path is not None and _in_container(ledger.path):
-            notes.append(_OF_CONTAINER.format(path=ledger.path))
-        ledger.notes = tuple(dict.fromkeys(notes))
+        for sign in self.signs:
+            if ledger_at(sign) is None:
+                _lead(sign, ledger)
+        lost = self.own and ledger.path is not None and _in_container(ledger.path)
+        ledger.notes = self.notes + ((_OF_CONTAINER.format(path=ledger.path),) if lost else ())
         return ledger
 
-    def others(self) -> list[Path]:
-        """All files that lead, or are to lead, to the ledger."""
-        there = [file for file in (self.path, *self.found) if file is not None and os.path.isfile(file)]
-        return list(dict.fromkeys(file.resolve() for file in (*self.signs, *there)))
+    def file(
+        self, *, chosen: str | Path | None = None, training: Training | UnnamedTraining | None = None
+    ) -> tuple[Path | None, bool]:
+        """The ledger's file, and whether data or teacher lead to it, so that it may be about data of another name.
+
+        Args:
+            chosen: The file, if the user names one.
+            training: The teacher's training, whose ledger may be known by another name.
+
+        Raises:
+            LedgerError: There are several ledgers, or one that is named is not there.
+        """
+        path = self.path if chosen is None else Path(chosen).resolve()
+        found = {ledger for file in (*self.signs, *self.found) if (ledger := ledger_at(file)) is not None}
+        if training is not None and path is not None:
+            found |= ledgers_of(training, path)
+        if not found:
+            return path, False
+        if chosen is not None and path is not None:
+            found.add(path)
+        if len(found) > 1:
+            raise LedgerError(
+                f"the privacy ledgers {' and '.join(map(str, sorted(found)))} are of the same private data or teacher, "
+                "and none counts what another one holds: their total is not known, and nothing may be released. Leave "
+                "`ledger` out if you gave one; take one away only if nothing that its runs made is ever published"
+            )
+        return found.pop(), True
+
+
+def ledger_at(file: Path) -> Path | None:
+    """The ledger that a file is, or leads to; None if there is none.
+
+    Raises:
+        LedgerError: It is something else, or leads to a ledger that is not there.
+    """
+    if not os.path.isfile(file) or not os.path.getsize(file):
+        return None
+    if (header := header_of(file)) is None:
+        raise LedgerError(f"{file} must be a privacy ledger or lead to one, and can not be read as such: restore it")
+    if "key" in header:
+        return file.resolve()
+    ledger = Path(str(header["path"]))
+    if (header_of(ledger) or {}).get("ledger") != header["ledger"]:
+        raise LedgerError(
+            f"the privacy ledger {ledger}, to which {file} leads, is not there, and what was spent is not known: bring "
+            f"it back, or set the path in {file} to where it is now. If it is gone for good, a new one begins when "
+            f"{file} is removed: publish nothing more from these data then"
+        )
+    return ledger
+
+
+def header_of(file: Path) -> dict[str, Any] | None:
+    """First line of a ledger, or of a file that leads to one; None if the file cannot be read, or is neither."""
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.readline())
+        return header if "ledger" in header and ("key" in header or "path" in header) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _lead(sign: Path, ledger: Ledger) -> None:
+    """Makes a file lead to a ledger.
+
+    Raises:
+        LedgerError: Another process has just made it lead to another one.
+    """
+    sign.parent.mkdir(parents=True, exist_ok=True)
+    with sign.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not os.fstat(file.fileno()).st_size:
+            file.write(json.dumps({"ledger": ledger.version[0], "path": str(ledger.path)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    if ledger_at(sign) != ledger.path:
+        raise LedgerError(f"another process has begun another ledger of these data, to which {sign} leads: try again")
 
 
 def place_of(
@@ -148,9 +224,10 @@ def place_of(
 ) -> LedgerPlace:
     """Place of the one ledger of a private data set.
 
-    In this order: the folder that `TRANSCRIPTION_LEDGERS` names; where the data lead; the file that the teacher's
-    training recorded, if the folder it was trained in exists; beside the teacher's file; a folder of the user's for
-    data of their own; `ledgers/` in the working folder. Ledgers found in several of these become one.
+    It is where the data, the teacher's file or its training lead. A new one begins, in this order: in the folder that
+    `TRANSCRIPTION_LEDGERS` names; in the file that the teacher's training recorded, if the folder it was trained in
+    exists; in a folder of the user's for data of their own; beside the teacher's file; in `ledgers/` of the working
+    folder.
 
     Args:
         private_data: Public name of the data.
@@ -181,17 +258,17 @@ def place_of(
         signs.append(mark if writable else known)
         found += [] if writable else [mark]
         notes += [] if writable else [_OF_USER.format(folder=mark.parent)]
-    led = next((file for file in (*signs, *found) if os.path.isfile(file)), recorded)
     if os.environ.get(LEDGERS):
         path = by_name() / (f"{name}.jsonl" if home is None else home.file.name)
-    elif led is not None:
-        path = led
+        found.append(path)
+    elif recorded is not None:
+        path = recorded
     elif home is not None:
         path = home.file
     else:
         path = signs[0] if signs else by_name() / f"{name}.jsonl"
-    own, renamed = home is not None or beside is not None, home is not None or path == led
-    return LedgerPlace(path.resolve(), tuple(signs), tuple(found), renamed, own, tuple(notes))
+    own = home is not None or beside is not None
+    return LedgerPlace(path.resolve(), tuple(signs), tuple(found), own, tuple(dict.fromkeys(notes)))
 
 
 def by_name() -> Path:
@@ -216,21 +293,21 @@ def user_folder() -> Path:
     return Path(state, "private-model-transcription")
 
 
-def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> dict[Path, str]:
-    """Ledgers that know a training, by identity or weights (`privacy.ledger.identify`), with their data's name.
+def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> set[Path]:
+    """Ledgers that know a training, by identity or weights (`privacy.ledger.identify`).
 
     They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
     known by name. Files that are not ledgers are skipped.
     """
     beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
     folders = {ledger.parent, by_name(), *([beside.resolve()] if beside else [])}
-    data_names = {}
-    for path in sorted(path for folder in folders for path in folder.glob("*.jsonl")):
-        if (header := header_of(path)) is not None:
+    known = set()
+    for path in {path.resolve() for folder in folders for path in folder.glob("*.jsonl")}:
+        if "key" in (header := header_of(path) or {}):
             identity = training.id if isinstance(training, Training) else fingerprint_of(header["key"], training.digest)
             if f'"{identity}"'.encode() in path.read_bytes():
-                data_names[path.resolve()] = str(header["private_data"])
-    return data_names
+                known.add(path)
+    return known
 
 
 def _in_container(path: Path) -> bool:

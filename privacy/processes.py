@@ -198,7 +198,7 @@ class SharedLedger:
         ledger._open_block()
         known = {name: getattr(ledger, name) for name in ("run", "path", "notes", "_open", "_used")}
         if self._told != ledger.version:
-            known["_state"] = replace(ledger._state, blocks={}, settled=set())  # of which they write none
+            known["_state"] = replace(ledger._state, blocks={})  # of which they write none
             self._told = ledger.version
         own = {name: getattr(self, name) for name in self._followed}
         return {"ledger": {**known, "_followed_head": ledger.head}, "own": own}

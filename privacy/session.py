@@ -269,6 +269,7 @@ class PrivacySession(SharedLedger):
                     run=run or self.resumed or uuid.uuid4().hex,
                     block=self.mechanism.ledger_block if block is None else block,
                     chosen=self.budget.ledger,
+                    training=training,
                 )
                 named = training if isinstance(training, Training) else None
                 same = opened.verify_head(named.head if named else None, whose="the teacher's training")
@@ -308,11 +309,14 @@ class PrivacySession(SharedLedger):
         """Records a second teacher in the ledger, before its non-private use is charged; returns its identity.
 
         Raises:
-            LedgerError: It could not be recorded: nothing may be used.
+            LedgerError: Another ledger knows it, or it could not be recorded: nothing may be used.
         """
         require_same(self.processes, repr(training), "teachers")
+        identity = None
         with self.on_rank_zero() as first:
-            identity = admitted(training, self.ledger) if first else None
+            if first:
+                LedgerPlace(self.ledger.path).file(chosen=self.ledger.path, training=training)
+                identity = admitted(training, self.ledger)
         found: str | None = self.processes.broadcast(identity)
         return found
 

@@ -71,8 +71,8 @@ _SEVERAL_RUNS = (
     "because of what an earlier one released: budget.fully_adaptive does without this"
 )
 _ANOTHER_LEDGER = (
-    "ANOTHER LEDGER: one that the teacher's training, the start of this run or another ledger names is not available, "
-    "and what else it holds is not counted: nothing computed from that is published"
+    "ANOTHER LEDGER: one that the teacher's training or the start of this run names is not available, and what else it "
+    "holds is not counted: nothing computed from that is published"
 )
 _PLANNED = "the number of steps planned before the first release was chosen without the private data"
 _GENERATOR = "noise came from the operating system's cryptographic generator"
@@ -308,7 +308,7 @@ def state_guarantee(
 
 def about_place(ledger: Ledger, *, replaced: bool = False) -> list[str]:
     """What a ledger does not count since it is another one, or lies where it does; for the console too."""
-    return [*([_ANOTHER_LEDGER] if replaced or ledger.lost else []), *ledger.notes]
+    return [*([_ANOTHER_LEDGER] if replaced else []), *ledger.notes]
 
 
 def _about_teacher(epsilon: float, delta: float, *, covers_it: bool) -> str:

@@ -25,10 +25,8 @@ from privacy.accounting.calibration import NO_LIMIT, calibrate_count, calibrate_
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
-from privacy.ledger_place import ledgers_of
 from privacy.published import published_epsilon
 from privacy.session import OWN, PrivacySession
-from privacy.statement import about_place
 
 TARGETS = (0.1, 1.0, 2.0, 5.0, 10.0)
 _BY_TRAINING = "which nothing but that teacher's own training bounds"
@@ -142,20 +140,16 @@ def cost_in_ledger(cli: Any) -> str:
     account = session.account
     planned = Counter({session.cost: planned_calls(cli)}) + account.counts(scope="run")
     own = account.epsilon(counts=planned)
-    place = teacher.ledger_place(cli.datamodule)
-    path = Path(given.budget.ledger or place.path)
-    for file in dict.fromkeys((path, *place.others(), *ledgers_of(teacher.training, path))):
-        if file.is_file():
-            there = Ledger(path=file, private_data=teacher.private_data, run=account.ledger.run, renamed=True)
-            account.ledger.absorb(there)
-            path = there.path or path
-    if filters is not None:
-        account.ledger.go_by_filters(filters)
     account.ledger.restore(planned)
+    path, renamed = teacher.ledger_place(cli.datamodule).file(chosen=given.budget.ledger, training=teacher.training)
+    there = path if path is not None and path.exists() else None
+    known = Ledger(path=there, private_data=teacher.private_data, run="reader", renamed=renamed)
+    if filters is not None:
+        known.require_filters(filters)
     unit = account.neighbours(counts=planned)[0].value
     return (
         f"Of this teacher: {unit}-level ε = {round_up(own)} by this run; with all else in the ledger {path}: "
-        f"{round_up(account.epsilon_of_ledger())}." + "".join(f"\n{note}" for note in about_place(account.ledger))
+        f"{round_up(account.epsilon_of_ledger(known))}."
     )
 
 

@@ -16,9 +16,8 @@ from privacy.checks import round_up
 from privacy.guarantee import ONE_PERSON
 from privacy.journal import LedgerError
 from privacy.ledger import RECORDS, Ledger
-from privacy.ledger_state import header_of
+from privacy.ledger_place import ledger_at
 from privacy.neighbours import Unit
-from privacy.statement import about_place
 
 
 def ledger(args: Sequence[str]) -> None:
@@ -32,9 +31,9 @@ def ledger(args: Sequence[str]) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="A ledger.")
     parser.add_argument("--delta", type=float, default=1e-5, help="Delta of every epsilon.")
     options = parser.parse_args(list(args))
-    if (header := header_of(options.file)) is None:
+    if (file := ledger_at(options.file)) is None:
         raise LedgerError(f"{options.file} is not a ledger")
-    book = Ledger(path=options.file, private_data=str(header["private_data"]), run="reader")
+    book = Ledger(path=file, private_data="", run="reader", renamed=True)
     account = PrivacyAccount(ledger=book, budget=Budget(delta=options.delta))
     title = f"{book.private_data}, epsilon at delta = {options.delta:g} for one record, unless it says otherwise"
     table = Table("training", box=box.SIMPLE_HEAD, title=title)
@@ -63,7 +62,5 @@ def ledger(args: Sequence[str]) -> None:
         f"Each ε holds for fewer than 1/delta = {1 / options.delta:,.0f} private records, whose number no ledger has: "
         "of more, one may be published outright at this delta. Then give a smaller --delta.",
         f"It lies in {book.path}.",
-        *(f"It counts what {path} held." for path in book.absorbed),
-        *about_place(book),
     ):
         console.print(text, highlight=False, soft_wrap=True)

@@ -93,7 +93,7 @@ class OwnTraining(SharedLedger):
             self._token = None  # of the ledger in memory that this one replaces
         self._ledger = self.place().open(private_data=self.private_data or "data without a name", run=self.id or "")
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
-        self.ledger_was_replaced |= not same or self._ledger.lost
+        self.ledger_was_replaced |= not same
         say_ledger(self)
 
     def branch(self) -> None:

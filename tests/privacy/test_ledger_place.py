@@ -17,6 +17,7 @@ from datamodules import MNIST, ClientRecords, Digits, ImageFolder
 from datamodules.shadowed import Shadowed
 from privacy import ledger_place
 from privacy.events import Gaussian
+from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_place import LedgerPlace, benchmark_ledgers, place_of, user_folder
@@ -121,19 +122,31 @@ def test_the_same_pictures_are_one_budget(
     assert total(place_of("pictures/train", home=data(pictures).home)) == 2, "and so does the next run"
 
 
-def test_three_runs_one_of_which_has_another_ledger(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a variable, by the setting, and for weights from elsewhere, whose ledger lies beside them."""
+def test_a_second_ledger_of_the_same_data_is_refused(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is given, one that was begun beside weights from elsewhere, and a copy that knows the teacher."""
     weights = pictures.parent / "weights.pt"
     weights.touch()
-    for count, place in enumerate(
-        (lambda: place_of("faces", beside=weights), lambda: place_of("p", home=data(pictures).home))
+    of_weights, of_data = place_of("faces", beside=weights), place_of("p", home=data(pictures).home)
+    used(of_weights, name="faces")
+    with monkeypatch.context() as patch:
+        patch.setenv("TRANSCRIPTION_LEDGERS", str(pictures.parent / "ledgers of all"))
+        assert used(place_of("faces", beside=weights), name="faces").counts()[ANSWER] == 2
+    training = Training("ab" * 16)
+    first = used(of_data)
+    first.register(training)
+    copied = Path(shutil.copy(first.path or "", user_folder() / "copied.jsonl"))
+    both = place_of("faces", home=data(pictures).home, beside=weights)
+    for refused in (
+        lambda: used(of_data, chosen="mine.jsonl"),
+        lambda: used(both),
+        lambda: LedgerPlace(copied).open(private_data="pictures/train", run="run", training=training),
     ):
-        used(place(), name="faces")
-        with monkeypatch.context() as patch:
-            patch.setenv("TRANSCRIPTION_LEDGERS", str(pictures.parent / f"ledgers {count}"))
-            used(place(), name="faces")
-        used(place(), name="faces", chosen="mine.jsonl" if count else None)
-        assert total(place()) == 3
+        before = len(list(pictures.parent.rglob("*.jsonl")))
+        with pytest.raises(LedgerError, match=r"are of the same private data or teacher.*total is not known"):
+            refused()
+        assert len(list(pictures.parent.rglob("*.jsonl"))) == before
+    (weights.parent / "faces.ledger.jsonl").unlink()
+    assert used(both).counts()[ANSWER] == total(place_of("faces", beside=weights)) == 2, "one leads to the other"
 
 
 def test_public_benchmarks_have_ledgers_of_the_working_folder(tmp_path: Path) -> None:
@@ -250,21 +263,31 @@ def test_a_ledger_that_a_container_will_lose_is_said(pictures: Path, monkeypatch
     assert ledger_place._in_container(pictures / "ledger.jsonl") is (bool(marks) and there)
     monkeypatch.setattr(ledger_place, "_in_container", lambda path: path.is_relative_to(user_folder()))
     kept = str(pictures.parent / "volume" / "ledger.jsonl")
-    for chosen, lost in ((None, True), (None, True), (str(user_folder() / "x.jsonl"), True), (kept, False)):
+    for chosen, lost in ((None, True), (None, True), (kept, False)):
+        if chosen is not None:  # a new one
+            shutil.rmtree(user_folder())
+            (pictures / ".ledger.jsonl").unlink()
         # Not where the file beside the pictures is, but where it leads.
         ledger = place_of("pictures/train", home=data(pictures).home).open(
             private_data="pictures/train", run="run", chosen=chosen
         )
         said = about_place(ledger)
         assert len(said) == lost and all(f"A CONTAINER'S LEDGER: {ledger.path}" in text for text in said)
-    shutil.rmtree(user_folder())
     monkeypatch.setattr(ledger_place, "_in_container", lambda path: True)
     assert not place_of("Digits/train").open(private_data="Digits/train", run="run").notes, "a benchmark's may be lost"
 
 
-def test_a_pointer_to_a_ledger_that_is_gone_is_said(pictures: Path) -> None:
-    used(place_of("pictures/train", home=data(pictures).home))
-    shutil.rmtree(user_folder())  # such as with another user or in another container
-    ledger = place_of("p", home=data(pictures).home).open(private_data="p", run="run")
-    assert ledger.counts() == {}
-    assert [text.partition(":")[0] for text in about_place(ledger)] == ["ANOTHER LEDGER"]
+def test_nothing_is_released_where_the_ledger_is_not_there(pictures: Path) -> None:
+    """Such as with another user, in another container, or where another file is in its place."""
+    there = used(place_of("pictures/train", home=data(pictures).home)).path
+    assert there is not None
+    there.rename(away := there.with_name("away.jsonl"))
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"is not there, and what was spent is not known: bring it back"):
+            used(place_of("p", home=data(pictures).home))
+        Ledger(path=there, private_data="pictures/train", run="another")
+    away.rename(there)
+    assert total(place_of("p", home=data(pictures).home)) == 1
+    (pictures / ".ledger.jsonl").write_text("{}\n")
+    with pytest.raises(LedgerError, match="must be a privacy ledger or lead to one"):
+        used(place_of("p", home=data(pictures).home))

@@ -12,7 +12,7 @@ from support.runs import distil
 
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.config import TeacherConfig
-from privacy import Budget, account as accounts
+from privacy import Budget, ledger_place
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.session import PrivacySession
@@ -47,7 +47,7 @@ def test_a_file_that_was_renamed_has_no_new_budget(
     if place != "beside it":
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
     if broken:  # known by the file's name alone
-        monkeypatch.setattr(accounts, "ledgers_of", lambda training, ledger: {})
+        monkeypatch.setattr(ledger_place, "ledgers_of", lambda training, ledger: set())
     first, _ = used("weights.pt")
     spent = first.queries
     assert spent > 0
@@ -83,7 +83,7 @@ def test_charges_of_the_same_weights_count_under_any_name(
     then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if broken:
-        monkeypatch.setattr(accounts, "ledgers_of", lambda training, ledger: {})
+        monkeypatch.setattr(ledger_place, "ledgers_of", lambda training, ledger: set())
     spent, _ = used("weights.pt")
     assert spent.queries > 0
     if then == "one folder for all":
