@@ -181,13 +181,7 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     inf
     """
     delta = check_delta(delta)
-    kept: dict[Claim, int] = {}
-    for claim, count in counts.items():
-        if not isinstance(claim, Claim):
-            raise ValueError(f"counts must map claims to how often they were made, got the key {claim!r}")
-        number = check_count("count", count)
-        if number:
-            kept[claim] = number
+    kept = {claim: number for claim, count in counts.items() if (number := check_count("count", count))}
     if not kept:
         return 0.0
     if len({(claim.kind, claim.source) for claim in kept}) > 1:

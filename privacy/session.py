@@ -113,9 +113,7 @@ class PrivacySession(SharedLedger):
         if not tensors:
             raise ValueError("release needs the private tensors that are to be released, got none")
         if self.processes.size == 1:
-            charge, calls = self._priced(mechanism, tensors, settings)
-            for _ in range(calls):
-                self.ledger.charge(charge, afford=self.account.grant)
+            self.charge(mechanism, *tensors, **settings)
             return mechanism.answer(self.shape, *tensors, **settings)
         gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
         released: torch.Tensor | None = None
@@ -135,14 +133,6 @@ class PrivacySession(SharedLedger):
             ValueError: The tensors are not what is charged for: nothing is charged.
             BudgetExceeded: The target does not allow all of it: nothing is charged.
         """
-        charge, calls = self._priced(mechanism, tensors, settings)
-        for _ in range(calls):
-            self.ledger.charge(charge, afford=self.account.grant)
-
-    def _priced(
-        self, mechanism: Mechanism, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
-    ) -> tuple[Charge, int]:
-        """What a call is charged, and how many times; all of it fits the target."""
         if tensors:
             cost, calls = mechanism.cost_of_call(self.shape, *tensors, **settings)
         else:
@@ -152,7 +142,8 @@ class PrivacySession(SharedLedger):
         if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
             raise BudgetExceeded(self.account.refusal(charge))
         self._left = (self._left[0], self._left[1] - calls)
-        return charge, calls
+        for _ in range(calls):
+            self.ledger.charge(charge, afford=self.account.grant)
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
         """Charges, once per run, a use of a teacher that only the bound of its own training covers, before it is made.

@@ -251,18 +251,6 @@ def test_the_guarantee_is_about_a_record_of_one_teacher(release: str) -> None:
     assert any("share nothing" in text for text in guarantee.assumptions) is (release in OF_TEACHERS)
 
 
-@pytest.mark.parametrize(("records", "fits"), [(99_999, True), (100_000, False), (200_000, False), (None, True)])
-def test_delta_must_lie_below_one_over_the_records(records: int | None, fits: bool) -> None:
-    made = session(ready=False)
-    if fits:
-        made.open(private_data="digits/train", num_records=records)
-        assert made.is_open
-        return
-    with pytest.raises(ValueError, match=f"delta must lie below 1/N .* {records} records of digits/train"):
-        made.open(private_data="digits/train", num_records=records)
-    assert not made.is_open
-
-
 def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_changed(tmp_path: Path) -> None:
     """The ledger alone knows of calls with the first noise, and says what they were."""
 
