@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 import yaml
 
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.guarantee_tables import short_claim
+from sweeps.runner.markdown import short_claim, table
 from sweeps.runner.rows import Row, read_rows
 from sweeps.runner.spec import Point, Spec
 
@@ -147,10 +147,11 @@ def findings_page(results: Path) -> str:
     """Renders all claims, by paper, and how many of them hold."""
     lines, counts = [], Counter[str]()
     for paper, claims in itertools.groupby(findings(), lambda one: one.paper):
-        lines += ["", f"## {paper}", "", "| where | claim | verdict | shown by |", "|---|---|---|---|"]
+        rows = []
         for one in claims:
             verdict, shown = one.decide(results)
             counts[verdict] += 1
-            lines.append(f"| {one.where} | {one.claim} | **{verdict}** | {shown} |")
+            rows.append([one.where, one.claim, f"**{verdict}**", shown])
+        lines += ["", f"## {paper}", "", *table(["where", "claim", "verdict", "shown by"], [], rows)]
     total = ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS)
     return "\n".join([INTRODUCTION, f"{counts.total()} claims: {total}.", *lines, ""])

@@ -5,7 +5,6 @@ Every ε is record-level at δ = 1e-5 unless it is called published.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from privacy.accounting.composition import compose
@@ -21,6 +20,7 @@ from privacy.events import (
 )
 from privacy.mechanisms.noisy_gradients import GradientReleases, output_gradient_mu
 from privacy.published import published_dgd_epsilon, published_dpdfd_epsilon
+from sweeps.runner.markdown import short_claim, table
 
 DELTA = 1e-5
 _STEPS, _ROWS, _SIGMA = 200, 256, 100.0
@@ -67,11 +67,10 @@ def methods_table() -> str:
         # Responses are also post-processing of the teacher's DP-SGD training: either bound holds.
         return short_epsilon(min(_epsilon(one), _epsilon(dp)))
 
-    lines = ["| method and setting | one private teacher | n teachers on disjoint shards | DP-SGD teacher (alone: "
-             f"{short_epsilon(_epsilon(dp))}) |", "|---|---:|---:|---:|"]  # fmt: skip
-    for name, one, many in rows:
-        lines.append(f"| {name} | {_cell(one)} | {_cell(many)} | {of_dp_sgd(name, one)} |")
-    return "\n".join(lines) + "\n"
+    teachers = ["one private teacher", "n teachers on disjoint shards"]
+    figures = [*teachers, f"DP-SGD teacher (alone: {short_epsilon(_epsilon(dp))})"]
+    cells = [[name, _cell(one), _cell(many), of_dp_sgd(name, one)] for name, one, many in rows]
+    return "\n".join(table(["method and setting"], figures, cells)) + "\n"
 
 
 def papers_table() -> str:
@@ -87,27 +86,21 @@ def papers_table() -> str:
         ("LabelDP, DPSD label switch, ε=1, 10 000 labels drawn once, k=10", 1.0, _answers(10_000, 10)),
         ("LabelDP, ε=1, 10 000 labels, k from 2", 1.0, _answers(10_000, 2)),
     ]
-    lines = ["| run | published ε (a claim) | record-level ε (a bound) |", "|---|---:|---:|"]
-    lines += [
-        f"| {name} | {short_claim(published)} | {short_epsilon(_epsilon(counts))} |" for name, published, counts in rows
-    ]
-    return "\n".join(lines) + "\n"
+    cells = [[name, short_claim(published), short_epsilon(_epsilon(counts))] for name, published, counts in rows]
+    return "\n".join(table(["run"], ["published ε (a claim)", "record-level ε (a bound)"], cells)) + "\n"
 
 
 def votes_table() -> str:
     """ε of DGD's votes over their number and over the noise, by both of its accountings (Fig. 8, below) and bounded."""
-    lines = [
-        "| queries | Laplace scale 2/ε₀ | published ε, by the moments accountant (a claim) | by Sec. III-E's formula "
-        "| record-level ε (a bound) |",
-        "|---:|---:|---:|---:|---:|",
-    ]
+    claimed = ["published ε, by the moments accountant (a claim)", "by Sec. III-E's formula"]
+    cells = []
     runs = [(queries, 40) for queries in (27, 400, 1000, 1300, 3000)]
     for queries, scale in (*runs, *((1000, scale) for scale in (10, 20, 30, 60, 80))):
         claims = [published_dgd_epsilon(queries, 2 / scale, DELTA, advanced=advanced) for advanced in (False, True)]
         bound = _epsilon({LaplaceVotes(float(scale)): queries})
-        cells = [f"{queries:,}", str(scale), *map(short_claim, claims), short_epsilon(bound)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        cells.append([f"{queries:,}", str(scale), *map(short_claim, claims), short_epsilon(bound)])
+    figures = ["queries", "Laplace scale 2/ε₀", *claimed, "record-level ε (a bound)"]
+    return "\n".join(table([], figures, cells)) + "\n"
 
 
 def _gradients(release: GradientReleases, steps: int = _STEPS) -> Counts:
@@ -124,8 +117,3 @@ def _epsilon(counts: Counts) -> float:
 
 def _cell(counts: Counts | None) -> str:
     return "–" if counts is None else short_epsilon(_epsilon(counts))
-
-
-def short_claim(value: float) -> str:
-    """Formats a published ε for a table: four digits, or a whole number from 1000 on, rounded to nearest."""
-    return "inf" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

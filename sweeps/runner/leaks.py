@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from privacy.attacks.result import LEAST_AUC
 from privacy.checks import lower_bound, short_epsilon
 from sweeps.runner.fit import read_record
+from sweeps.runner.markdown import table
 
 _WEAK = (
     "† Without power here: below 0.6 on networks that memorised their records. A low AUC is then no sign of privacy."
@@ -23,25 +24,21 @@ _DRAWN = ("gradient", "data-free", "background", "generative")
 
 def leaks_table(names: Sequence[str], folder: Path) -> str:
     """Renders membership attacks as Markdown: each model's AUC per attack, and the largest ε refuted."""
-    lines = [
-        f"| data | model | accuracy | {' | '.join(f'AUC, {name}' for name in _SHOWN)} | LiRA, TPR at 1 % FPR | "
-        "ε refuted: average, mislabelled, noise | ε record-level | ε published |",
-        f"|---|---|---:|{'---:|' * len(_SHOWN)}---:|---:|---:|---:|",
-    ]
+    refuted = "ε refuted: average, mislabelled, noise"
+    measured = ["accuracy", *(f"AUC, {name}" for name in _SHOWN), "LiRA, TPR at 1 % FPR", refuted]
     contents = [read_record(name, folder) for name in names]
-    for content in contents:
-        for name, run in content["runs"].items():
-            lines.append(_leaks_row(content["data"], name, run))
+    rows = [_leaks_row(content["data"], name, run) for content in contents for name, run in content["runs"].items()]
+    lines = table(["data", "model"], [*measured, "ε record-level", "ε published"], rows)
     weak = [_WEAK, ""] if any("†" in line for line in lines) else []
     return "\n".join([*lines, "", *weak, *(_provenance(content) for content in contents), ""])
 
 
-def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
+def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> list[str]:
     found = {(one["records"], one["attack"]): one for one in run["leaks"] if one["model"] == run["role"]}
     weak = {one["attack"] for one in run["leaks"] if one["model"] == "control" and one["auc"] < LEAST_AUC}
     refuted = [[one["audited"]["epsilon_lower"] for (of, _), one in found.items() if of == kind] for kind in _KINDS]
     rate = found["record", "lira"]["tpr_at_1%"]
-    cells = [
+    return [
         data,
         name.replace("_", " "),
         f"{100 * run['accuracy']:.1f} %",
@@ -51,7 +48,6 @@ def _leaks_row(data: str, name: str, run: Mapping[str, Any]) -> str:
         short_epsilon(float(run["epsilon"])),
         "–" if run["published"] is None else short_epsilon(float(run["published"])),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def inversions_table(names: Sequence[str], folder: Path) -> str:
@@ -59,10 +55,7 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
 
     The provenance of those with membership attacks is below `leaks_table`.
     """
-    lines = [
-        f"| data | model | {' | '.join(f'{name}: recognised, nearer, IS' for name in _DRAWN)} |",
-        f"|---|---|{'---:|' * len(_DRAWN)}",
-    ]
+    rows = []
     contents = [read_record(name, folder) for name in names]
     for content in contents:
         runs = {"control": next(iter(content["runs"].values())), **content["runs"]}
@@ -76,7 +69,8 @@ def inversions_table(names: Sequence[str], folder: Path) -> str:
                 f"{found[one]['inception_score']:.1f}"
                 for one in _DRAWN
             ]
-            lines.append(f"| {content['data']} | {name.replace('_', ' ')} | {' | '.join(cells)} |")
+            rows.append([content["data"], name.replace("_", " "), *cells])
+    lines = table(["data", "model"], [f"{name}: recognised, nearer, IS" for name in _DRAWN], rows)
     return "\n".join([*lines, "", *(_provenance(content) for content in contents if "shadows" not in content), ""])
 
 

@@ -24,7 +24,7 @@ from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import comparison
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.guarantee_tables import short_claim
+from sweeps.runner.markdown import short_claim, table
 from sweeps.runner.plan import Plan, Run, Store, add_options, run_plan
 from sweeps.runner.spec import Spec
 
@@ -60,7 +60,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     if plan.left():
         return  # only one fit was asked for, or a script
     folders = {name: spec.folder / name for name in plan.tasks}
-    rank_zero_info(_summary(folders, title=spec.title if spec.kind == "figure" else None, folder=spec.folder))
+    rank_zero_info(_summary(spec, folders))
     if options.results is not None:
         for name, place in folders.items():
             write_atomically(options.results / f"{spec.name}_{name}.json", (place / "result.json").read_bytes())
@@ -68,10 +68,10 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
             write_atomically(options.results / f"{spec.name}.png", figure.read_bytes())
 
 
-def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: Path) -> str:
+def _summary(spec: Spec, folders: Mapping[str, Path]) -> str:
     """Summarises finished fits: a table, the meaning of its columns, and the paths of figures and guarantees.
 
-    With a `title`, the curves of all students are plotted to a figure in the pipeline's `folder`.
+    Of a figure, the curves of all students are plotted in the pipeline's folder.
     """
     files = {name: place / "result.json" for name, place in folders.items()}
     records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
@@ -79,14 +79,14 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
     Console(file=stream, width=118).print(Markdown("\n".join(records_table(records))))
     lines = [stream.getvalue().rstrip(), "", MEANING, ""]
     histories = {name: record["curve"] for name, record in records.items() if record.get("curve")}
-    if title is not None and histories:
+    if spec.kind == "figure" and histories:
         pictures = {
             name: grids[-1]
             for name in histories
             if (grids := sorted(folders[name].glob("*/figures/synthetic_*.png"), key=lambda path: path.name))
         }
-        figure = comparison(histories, dict(list(pictures.items())[:2]), title=title)
-        lines.append(f"{'all':<13} figure {save_figure(figure, folder / 'figure.png')}")
+        figure = comparison(histories, dict(list(pictures.items())[:2]), title=spec.title)
+        lines.append(f"{'all':<13} figure {save_figure(figure, spec.folder / 'figure.png')}")
     for name, place in folders.items():
         if (page := place / "public" / "guarantee.md").is_file():
             lines.append(f"{name:<13} guarantee {page}; the artefacts that it covers are next to it")
@@ -95,21 +95,12 @@ def _summary(folders: Mapping[str, Path], *, title: str | None = None, folder: P
 
 def records_table(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Renders records by name as lines of a Markdown table, one row each."""
-    lines = [
-        "| run | what | data | test accuracy | ε published (claim) | ε record-level (bound) | steps | seconds |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
+    rows = []
     for name, record in records.items():
-        accuracy = f"{100 * record['accuracy']:.2f} %"
-        lines.append(
-            f"| `{name}` | {role(record)} | {record['dataset']} | {accuracy} | {_claim(record) or '–'} | "
-            f"{short_epsilon(float(record['epsilon_record']))} | {record['steps']:,} | {record['wall_seconds']:.0f} |"
-        )
-    return lines
-
-
-def _claim(record: Mapping[str, Any]) -> str | None:
-    """Formats the published ε of a record; None without a claim."""
-    if not record.get("published_claim") or isinstance(value := record["epsilon_published"], str):
-        return None
-    return short_claim(value)
+        claim, length = "–", [f"{record['steps']:,}", f"{record['wall_seconds']:.0f}"]
+        if record.get("published_claim") and not isinstance(record["epsilon_published"], str):
+            claim = short_claim(record["epsilon_published"])
+        figures = [f"{100 * record['accuracy']:.2f} %", claim, short_epsilon(float(record["epsilon_record"]))]
+        rows.append([f"`{name}`", role(record), record["dataset"], *figures, *length])
+    epsilons = ["ε published (claim)", "ε record-level (bound)"]
+    return table(["run", "what", "data"], ["test accuracy", *epsilons, "steps", "seconds"], rows)

@@ -14,7 +14,7 @@ from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
 from sweeps.runner.findings import FINDINGS, findings_page
-from sweeps.runner.guarantee_tables import short_claim
+from sweeps.runner.markdown import short_claim, table
 from sweeps.runner.reported import SELECTING, Reported, footnotes, reported
 from sweeps.runner.rows import RECORDS, Row, read_rows
 from sweeps.runner.spec import IN_PART, MEASURES, OURS, PROTOCOLS, TEACHER, Spec, list_specs
@@ -86,7 +86,8 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
 
     `brief` leaves out pictures and figures that are only printed in papers.
     """
-    notes, rows = _Notes(), [row for of_preset in measured.values() for row in of_preset]
+    rows = [row for of_preset in measured.values() for row in of_preset]
+    notes: Notes = {}
     beside = _beside_paper(spec, rows, notes)
     lines = [f"# {spec.title}", "", *beside, *([spec.note.strip(), ""] if spec.note.strip() else [])]
     for preset, of_preset in measured.items():
@@ -102,12 +103,12 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
         lines += _by_method("Other methods, as printed:", _competitors(spec, rows, notes), _columns(rows))
         summary = "<details><summary>Printed in the same table and not run here</summary>"
         lines += [*left, "</details>", ""] if (left := _by_method(summary, _not_run(spec, rows, notes))) else []
-    lines += notes.lines()
+    lines += [*(f"{number}. {footnotes()[key]}" for key, number in notes.items()), *([""] if notes else [])]
     lines += ["±: the standard deviation over seeds.", ""] if any(row.std is not None for row in rows) else []
     return "\n".join(lines)
 
 
-def _beside_paper(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
+def _beside_paper(spec: Spec, rows: Sequence[Row], notes: Notes) -> list[str]:
     """A table of the printed figures that have a row here, each beside ours by kind."""
     printed: dict[Reported, list[Row]] = {}
     for row in rows:
@@ -117,24 +118,23 @@ def _beside_paper(spec: Spec, rows: Sequence[Row], notes: _Notes) -> list[str]:
         return []
     selecting = [name for name in SELECTING if any(getattr(entry, name) for entry in printed)]
     selecting = [name for name in selecting if name != "unit" or len({entry.unit for entry in printed}) > 1]
-    heading = ["paper", *(name for name in PROTOCOLS if name != IN_PART)]
-    table = []
+    heading, rendered = ["paper", *(name for name in PROTOCOLS if name != IN_PART)], []
     for entry, found in printed.items():
         values = [getattr(entry, name) for name in selecting]
         cells = [f"{value:g}" if isinstance(value, float) else value or "–" for value in values]
-        cells += [_percent(entry.accuracy) + notes.marks(entry.notes)]
+        cells += [_marked(entry.accuracy, entry.notes, notes)]
         for kind in heading[1:]:
             own = [row for row in found if row.records and row.protocol in (kind, f"in part {kind}")]
             cells.append(_listed(own, lambda row: _ours(row) + " (in part)" * (row.protocol == IN_PART)))
         ours = [row for row in found if row.records and row.protocol == OURS]
         drops = _listed(ours, lambda row: _points(row.drop)) if any(row.drop is not None for row in ours) else "–"
-        table.append([*cells, _points(_printed_drop(spec, entry)), drops])
+        rendered.append([*cells, _points(_printed_drop(spec, entry)), drops])
     names, legend = [{"dataset": "data", "epsilon": "ε"}.get(name, name) for name in selecting], [KINDS]
-    if all(row[-2:] == ["–", "–"] for row in table):
-        table = [row[:-2] for row in table]
+    if all(row[-2:] == ["–", "–"] for row in rendered):
+        rendered = [row[:-2] for row in rendered]
     else:
         heading, legend = [*heading, "drop, paper", "drop, ours"], [*legend, DROP]
-    return [*_table(names, heading, table), " ".join(legend), ""]
+    return [*table(names, heading, rendered), "", " ".join(legend), ""]
 
 
 def _listed(rows: Sequence[Row], text: Callable[[Row], str]) -> str:
@@ -149,12 +149,6 @@ def _printed_drop(spec: Spec, entry: Reported) -> float | None:
     return found[0].accuracy - entry.accuracy if found else None
 
 
-def _table(names: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table, with its columns of figures aligned to the right."""
-    head = [f"| {' | '.join([*names, *figures])} |", "|" + "---|" * len(names) + "---:|" * len(figures)]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
 def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> list[str]:
     axes = [axis for axis, _ in rows[0].labels]
     lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
@@ -165,7 +159,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
     shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
     shown |= {"ε of labels": ("epsilon_label", _bound)} if _of_labels(rows) else {}
     shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
-    table = [
+    cells = [
         [
             *(value for _, value in row.labels),
             *([row.protocol] if spec.paper else []),
@@ -177,7 +171,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
         for row in rows
     ]
     names = [*axes, *(["protocol"] if spec.paper else [])]
-    lines += _table(names, ["accuracy", *measures.values(), "seeds", *shown], table)
+    lines += [*table(names, ["accuracy", *measures.values(), "seeds", *shown], cells), ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
     for row in rows:
@@ -191,19 +185,13 @@ def _of_labels(rows: Sequence[Row]) -> bool:
     return any(row.largest("epsilon_label") is not None for row in rows)
 
 
-class _Notes:
-    """Numbers footnotes in the order of their first mention."""
+Notes = dict[str, int]
+"""Keys of the footnotes of a page, with their numbers, in the order of their first mention."""
 
-    def __init__(self) -> None:
-        self.keys: list[str] = []
 
-    def marks(self, keys: Sequence[str]) -> str:
-        self.keys += [key for key in keys if key not in self.keys]
-        return "".join(f" [{self.keys.index(key) + 1}]" for key in keys)
-
-    def lines(self) -> list[str]:
-        texts = [f"{number}. {footnotes()[key]}" for number, key in enumerate(self.keys, start=1)]
-        return [*texts, ""] if texts else []
+def _marked(accuracy: float, keys: Sequence[str], notes: Notes) -> str:
+    """A printed figure with the numbers of its footnotes, which join those of the page."""
+    return f"{100 * accuracy:.2f} %" + "".join(f" [{notes.setdefault(key, len(notes) + 1)}]" for key in keys)
 
 
 _Entry = tuple[str, str, str]
@@ -223,7 +211,7 @@ def _comparisons(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Pat
                 yield str(entry["label"]), _heading(*point), f"{_ours(row)} (record-level ε = {bound})"
 
 
-def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_Entry]:
+def _competitors(spec: Spec, rows: Sequence[Row], notes: Notes) -> Iterator[_Entry]:
     """The same printed table's figures of other methods at the same points, and anchors from other papers."""
     own, units = _methods(spec, rows), {row.reported.unit for row in rows if row.reported is not None}
     units = units or {entry.unit for entry in reported() if entry.method == spec.method}
@@ -234,10 +222,10 @@ def _competitors(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_En
         for dataset, epsilon in _columns(rows):
             if entry.matches({"dataset": dataset, "epsilon": epsilon}):
                 name = entry.method if entry.paper else f"{entry.method} {entry.setting} ({entry.table})"
-                yield name, _heading(dataset, epsilon), _percent(entry.accuracy) + notes.marks(entry.notes)
+                yield name, _heading(dataset, epsilon), _marked(entry.accuracy, entry.notes, notes)
 
 
-def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_Entry]:
+def _not_run(spec: Spec, rows: Sequence[Row], notes: Notes) -> Iterator[_Entry]:
     """The same printed table's figures at points without a row here: other data sets, budgets, teachers."""
     own, shown = _methods(spec, rows), {row.reported for row in rows}
     here = [{"dataset": dataset, "epsilon": epsilon} for dataset, epsilon in _columns(rows)]
@@ -250,7 +238,7 @@ def _not_run(spec: Spec, rows: Sequence[Row], notes: _Notes) -> Iterator[_Entry]
     for entry in left:
         words = [entry.method, entry.setting, entry.unit if several_units else ""]
         heading = entry.dataset if entry.epsilon is None else _heading(entry.dataset, f"{entry.epsilon:g}")
-        yield ", ".join(filter(None, words)), heading, _percent(entry.accuracy) + notes.marks(entry.notes)
+        yield ", ".join(filter(None, words)), heading, _marked(entry.accuracy, entry.notes, notes)
 
 
 def _by_method(caption: str, entries: Iterable[_Entry], columns: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -262,7 +250,7 @@ def _by_method(caption: str, entries: Iterable[_Entry], columns: Sequence[tuple[
     if not methods:
         return []
     rows = ([method, *(cells.get(heading, "–") for heading in headings)] for method, cells in methods.items())
-    return [caption, "", *_table(["method"], [*headings], rows)]
+    return [caption, "", *table(["method"], [*headings], rows), ""]
 
 
 def _heading(dataset: str, epsilon: str) -> str:
@@ -284,11 +272,9 @@ def _provenance(spec: Spec, preset: str, records: Sequence[Mapping[str, Any]]) -
     if not records:
         return f"Preset `{preset}`. {again}"
     seconds = sum(float(record["wall_seconds"]) for record in records)
-    by_seed: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        by_seed.setdefault(str(record["seed"]), []).append(record)
     seeds_of: dict[str, list[str]] = {}  # which seeds were run by whom
-    for seed, own in sorted(by_seed.items()):
+    for seed in _distinct(records, "seed"):
+        own = [record for record in records if str(record["seed"]) == seed]
         torch = ", ".join(sorted({record["versions"]["torch"] for record in own}))
         origin = f"commit {', '.join(_distinct(own, 'commit'))}; {'; '.join(_distinct(own, 'hardware'))}; torch {torch}"
         seeds_of.setdefault(origin, []).append(seed)
@@ -322,10 +308,6 @@ def _shares(values: Sequence[float]) -> str:
 
 def _points(drop: float | None) -> str:
     return "–" if drop is None else f"{100 * drop:.2f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 def _number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from rich.markdown import Markdown
 from lightning_modules.cli.configs import find_config
 from privacy.checks import short_epsilon
 from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.markdown import table
 from sweeps.runner.plan import Store
 
 KEPT = ("accuracy", "epsilon_record")
@@ -51,12 +52,11 @@ def sweep(args: Sequence[str], *, run: Callable[[Sequence[str]], Any]) -> None:
         notes.append(store.done(name) or {})
     varied = [name for name in runs[0] if len({str(point[name]) for point in runs}) > 1]
     rows = sorted(zip(runs, notes, strict=True), key=lambda row: -row[1]["chosen_by"])
-    heading = [*varied, metric["name"], "test accuracy", "ε record-level"]
-    lines = [f"| {' | '.join(heading)} |", "|---" * len(varied) + "|---:|---:|---:|"]
+    cells = []
     for point, note in rows:
         shown = [f"{100 * note[key]:.2f} %" for key in ("chosen_by", "accuracy")]
-        cells = [*(str(point[name]) for name in varied), *shown, short_epsilon(float(note["epsilon_record"]))]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells.append([*(str(point[name]) for name in varied), *shown, short_epsilon(float(note["epsilon_record"]))])
+    lines = table(varied, [metric["name"], "test accuracy", "ε record-level"], cells)
     Console(width=118).print(Markdown("\n".join(lines)))
 
 
