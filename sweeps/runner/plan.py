@@ -313,9 +313,9 @@ def _make_all(
     while left or running:
         for name in list(left):
             parents = set(plan.tasks[name].parents.values())
-            broken = sorted(parents & failed.keys())
-            if broken:
-                running[_ended(plan.store.fail(name, f"its parent {broken[0]} failed"))] = name
+            if broken := sorted(parents & failed.keys()):
+                reason = f"its parent {broken[0]} failed: {failed[broken[0]]}"
+                running[_ended(plan.store.fail(name, reason))] = name
             elif len(running) < jobs and not parents & {*left, *running.values()}:
                 running[begin(name)] = name
             else:
@@ -328,12 +328,8 @@ def _make_all(
                 if said not in map(lacking, failed.values()):  # one line for each data set
                     say(f"[{plan.title}] {said}")
                 failed[name] = failure
-                for child in [*left] if lacking(failure) else ():
-                    if any(lacking(failed.get(parent, "")) for parent in plan.tasks[child].parents.values()):
-                        failed[child] = failure
-                        left.remove(child)
-            progress()
-            after(failed)
+        progress()
+        after(failed)
     return failed
 
 

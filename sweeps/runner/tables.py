@@ -208,10 +208,7 @@ def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Se
         print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {to_do:>3} fits to do", flush=True)
     for line in plan.made_before():
         print(f"  again: {line}")
-    errors: dict[str, str] = {}
-    for name in left:
-        parents = [errors[parent] for parent in plan.tasks[name].parents.values() if lacking(errors.get(parent, ""))]
-        errors[name] = parents[0] if parents else _error_of(plan, name, build)
+    errors = {name: _error_of(plan, name, build) for name in left}
     for line in dict.fromkeys(filter(None, map(lacking, errors.values()))):
         print(f"  {line}")
     failing = {name: error for name, error in errors.items() if error and not lacking(error)}

@@ -189,8 +189,8 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     main(["tables", "run", "dpdfd-fig2.yaml"])
     shown = capsys.readouterr()
     said, _, table = shown.out.partition("DPDFD Fig. 2")
-    # Three lines of each fit and not what it says alone; then the table, once; nothing where git sees it.
-    assert len(said.strip().splitlines()) == 1 + 3 * 3 + 3 and "LightningCLI" not in said + shown.err
+    # Three lines of each fit and one of its children, and not what it says alone; then the table, once.
+    assert len(said.strip().splitlines()) == 1 + 3 * 3 + 4 and "LightningCLI" not in said + shown.err
     assert said.count(lack) == 1 and said.strip().endswith("3 done, 3 without data, 0 left")
     assert table.count(" normalize ") == table.count(" clip ") == 2 and "chance, 10 %, only show" in table
     results = Path("runs/tables/results")
