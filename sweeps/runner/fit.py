@@ -70,7 +70,8 @@ class Fit:
         Raises:
             OSError: A configuration file cannot be read.
         """
-        files = [_parsed(Path(find_config(path))) for path in self.config]
+        found = [Path(find_config(path)).resolve() for path in self.config]
+        files = [_content(_read(file, file.stat().st_mtime_ns), file.parent) for file in found]
         return hashed([["fit"], files, _content(self.set), dict(parents)])
 
     def command(self, folder: Path, places: Mapping[str, str], *, resume: Path | None = None) -> list[str]:
@@ -81,9 +82,8 @@ class Fit:
         line += [f"--trainer.default_root_dir={folder}", "--trainer.enable_model_summary=false"]
         for name, value in sorted(self.set.items()):
             filled = _fill(value, places)
-            if filled is None and name.startswith(
-                "model."
-            ):  # jsonargparse 4.53 reads it as the text "None" in an option
+            if filled is None and name.startswith("model."):
+                # In an option jsonargparse 4.53 reads it as the text "None".
                 for part in reversed(name.split(".")):
                     filled = {part: filled}
                 name = "config"
@@ -122,10 +122,6 @@ def _content(value: Any, folder: Path = Path()) -> Any:
     return value
 
 
-def _parsed(file: Path) -> Any:
-    return _content(_read(str(file.resolve()), file.stat().st_mtime_ns), file.resolve().parent)
-
-
 @cache
-def _read(path: str, changed: int) -> Any:
-    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+def _read(file: Path, changed: int) -> Any:
+    return yaml.safe_load(file.read_text(encoding="utf-8"))

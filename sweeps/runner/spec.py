@@ -190,7 +190,10 @@ class Spec:
     def _grid(values: Mapping[str, Any], fits: Mapping[str, Fit], where: str) -> dict[str, Any]:
         """Checks what a table has beside a pipeline."""
         values = {"presets": {"full": {}}, **values}
-        axes = {str(axis): _patches(entry, fits, f"{where}, {axis}") for axis, entry in values["axes"].items()}
+        axes = {
+            str(axis): {str(value): _patch(patch, fits, f"{where}, {axis} {value}") for value, patch in entry.items()}
+            for axis, entry in values["axes"].items()
+        }
         figure = values.get("figure") or {}
         _only(figure, {"x", "label", "along"}, f"{where}, figure")
         if values.get("kind") == "figure" and figure.get("x") not in {**axes, **REACHED}:
@@ -208,7 +211,7 @@ class Spec:
             "tables": tables,
             "presets": {name: _preset(name, values, axes, fits, where) for name in values["presets"]},
             "seeded": (*(values.get("seeded") or ()), list(fits)[-1]),
-            "unprinted": _points(values, "unprinted", axes, where),
+            "unprinted": [_point(one, axes, f"{where}, unprinted") for one in values.get("unprinted") or ()],
         }
 
     def preset(self, name: str) -> Preset:
@@ -364,18 +367,13 @@ def _files(given: str | Sequence[str], where: str = "") -> tuple[str, ...]:
     return names
 
 
-def _patches(entry: Mapping[Any, Any], fits: Mapping[str, Fit], where: str) -> dict[str, Patch]:
-    """Values of an axis, with what each changes."""
-    for value, patch in entry.items():
-        _only(patch or {}, fits, f"{where} {value}")
-        for change in (patch or {}).values():
-            _files(change.get("config", ()), where)
-            _files(change.get("also", ()), where)
-    return {str(value): patch or {} for value, patch in entry.items()}
-
-
-def _points(values: Mapping[str, Any], key: str, axes: Axes, where: str) -> list[Point]:
-    return [_point(entry, axes, f"{where}, {key}") for entry in values.get(key) or ()]
+def _patch(patch: Any, fits: Mapping[str, Fit], where: str) -> Patch:
+    """What a value of an axis or a preset changes; null is nothing."""
+    _only(patch or {}, fits, where)
+    for change in (patch or {}).values():
+        _files(change.get("config", ()), where)
+        _files(change.get("also", ()), where)
+    return patch or {}
 
 
 def _point(entry: Any, axes: Axes, where: str) -> Point:
@@ -387,45 +385,38 @@ def _point(entry: Any, axes: Axes, where: str) -> Point:
     return {axis: str(value) for axis, value in entry.items()}
 
 
-def _exceptions(
-    values: Mapping[str, Any], axes: Axes, fits: Mapping[str, Fit], where: str
-) -> list[tuple[Point, Patch]]:
-    made, where = [], f"{where}, exceptions"
-    for entry in values.get("exceptions") or ():
-        _only(entry, {"when", "set"}, where, needed={"when", "set"})
-        (patch,) = _patches({"": entry["set"]}, fits, where).values()
-        made.append((_point(entry["when"], axes, f"{where}, when"), patch))
-    return made
-
-
 def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str, Fit], where: str) -> Preset:
-    place, entry = f"{where}, preset {name}", values["presets"][name]
-    _only(entry, OF_PRESETS, place)
+    where, entry = f"{where}, preset {name}", values["presets"][name]
+    _only(entry, OF_PRESETS, where)
+    _known(entry.get("axes") or (), axes, f"{where}, axes")
     chosen: dict[str, Mapping[str, Patch]] = dict(axes)
-    _known(entry.get("axes") or (), axes, f"{place}, axes")
     for axis, given in (entry.get("axes") or {}).items():
         if not isinstance(given, Mapping):
-            _known(given, axes[axis], f"{place}, {axis}")
+            _known(given, axes[axis], f"{where}, {axis}")
             given = dict.fromkeys(given)
-        chosen[axis] = {
-            value: _merged(axes[axis].get(value, {}), patch)
-            for value, patch in _patches(given, fits, f"{place}, {axis}").items()
-        }
-    (of_all,) = _patches({"set": entry.get("set")}, fits, place).values()
+        patches = {str(value): _patch(patch, fits, f"{where}, {axis} {value}") for value, patch in given.items()}
+        chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in patches.items()}
+    values_of = {axis: {**axes[axis], **chosen[axis]} for axis in axes}
     protocols = entry.get("protocol", values.get("protocol")) or {}
     protocols = {protocols: {}} if isinstance(protocols, str) else protocols
-    _only(protocols, PROTOCOLS, f"{place}, protocol")
-    values_of = {axis: {**axes[axis], **chosen[axis]} for axis in axes}
+    _only(protocols, PROTOCOLS, f"{where}, protocol")
+    exceptions = [*(values.get("exceptions") or ()), *(entry.get("exceptions") or ())]
+    for one in exceptions:
+        _only(one, {"when", "set"}, f"{where}, exceptions", needed={"when", "set"})
+    skipped = [*(values.get("skip") or ()), *(entry.get("skip") or ())]
     return Preset(
         protocols={
-            name: _point(point, values_of, f"{place}, protocol") if point else {} for name, point in protocols.items()
+            kind: _point(point, values_of, f"{where}, protocol") if point else {} for kind, point in protocols.items()
         },
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
-        set=of_all,
+        set=_patch(entry.get("set"), fits, f"{where}, set"),
         note=entry.get("note", SMOKE if name == "smoke" else ""),
-        exceptions=[*_exceptions(values, axes, fits, where), *_exceptions(entry, chosen, fits, place)],
-        skip=[*_points(values, "skip", axes, where), *_points(entry, "skip", chosen, place)],
+        exceptions=[
+            (_point(one["when"], values_of, f"{where}, exceptions"), _patch(one["set"], fits, f"{where}, exceptions"))
+            for one in exceptions
+        ],
+        skip=[_point(point, values_of, f"{where}, skip") for point in skipped],
     )
 
 
