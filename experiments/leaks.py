@@ -26,9 +26,8 @@ def main(args: list[str] | None = None) -> None:
     """Attacks the fits and writes results and figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="?", default="leaks_digits")
-    parser.add_argument("--results", type=Path, default=Path("results"))
     options, settings = parser.parse_known_args(args)  # other arguments are passed to `attack`
-    spec = Spec.read(options.pipeline)
+    spec, results = Spec.read(options.pipeline), Path("results")
     runs, commits = {}, set()
     with feature_memory(most_bytes=8 * 2**30):
         command(["pipeline", options.pipeline])
@@ -48,7 +47,7 @@ def main(args: list[str] | None = None) -> None:
             commits |= set(found["commits"])
             if found["inversions"]:
                 picture = (folder / "private" / "attack" / "attack.png").read_bytes()
-                write_atomically(options.results / f"{spec.name}_{fit.name}.png", picture)
+                write_atomically(results / f"{spec.name}_{fit.name}.png", picture)
     content = {
         "pipeline": options.pipeline,
         "data": measured["dataset"],
@@ -57,8 +56,8 @@ def main(args: list[str] | None = None) -> None:
         **provenance(),
         "commit": ", ".join(sorted(commits)),
     }
-    write_atomically(options.results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")
-    save_figure(leaks_figure(content), options.results / f"{spec.name}.png")
+    write_atomically(results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")
+    save_figure(leaks_figure(content), results / f"{spec.name}.png")
 
 
 def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:

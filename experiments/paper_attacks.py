@@ -51,12 +51,11 @@ def main(args: list[str] | None = None) -> None:
     """Makes the fits, attacks them, and writes figures and a record for each pipeline."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipelines", nargs="+", metavar="PIPELINE")
-    parser.add_argument("--fits", nargs="+", help="These fits alone. Default: all of the pipeline.")
     options, results = parser.parse_args(args), Path("results")
     for name in options.pipelines:
         spec = Spec.read(name)
         models = {}
-        for fit in options.fits or spec.fits:
+        for fit in spec.fits:
             command(["pipeline", name, "--fit", fit])
             try:
                 _, data, asked, models[fit] = opened(spec.folder / fit, build=built, records=2000)

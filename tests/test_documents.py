@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from privacy.journal import write_atomically
 from sweeps.runner.documents import render, render_text
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import methods_table, papers_table, votes_table
@@ -46,25 +47,22 @@ def test_files_that_a_page_names_exist(path: Path) -> None:
     assert missing_files(path.read_text(encoding="utf-8")) == []
 
 
-def test_a_changed_figure_is_noticed(tmp_path: Path) -> None:
+def test_a_page_has_the_figures_of_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     record = {
         "method": "DPDFD", "dataset": "Digits", "accuracy": 0.5, "epsilon_published": 1.0, "epsilon_record": "inf",
         "published_claim": "DPDFD Theorem 3", "delta": 1e-5, "steps": 10, "wall_seconds": 1.0, "hardware": "CPU",
         "versions": {"torch": "2"}, "seed": 0, "commit": "abc",
     }  # fmt: skip
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    document = tmp_path / "page.md"
-    document.write_text("before\n<!-- results: run -->\n<!-- end results -->\nafter\n")
-    options = ["--results", str(tmp_path)]
-    with pytest.raises(SystemExit, match="out of date"):
-        render([str(document), *options, "--check"])
-    render([str(document), *options])
-    text = document.read_text()
+    write_atomically(Path("results/run.json"), json.dumps(record))
+    page = Path("page.md")
+    page.write_text("before\n<!-- results: run -->\n<!-- end results -->\nafter\n")
+    render(["page.md"])
+    text = page.read_text()
     assert "50.00 %" in text and "| inf |" in text and text.startswith("before") and text.endswith("after\n")
-    render([str(document), *options, "--check"])
-    document.write_text(text.replace("50.00", "99.00"))
-    with pytest.raises(SystemExit):
-        render([str(document), *options, "--check"])
+    page.write_text(text.replace("50.00", "99.00"))
+    render(["page.md"])
+    assert page.read_text() == text
     with pytest.raises(RunnerError, match="does not exist"):
         render_text("<!-- results: other -->\n<!-- end results -->", tmp_path)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from sweeps.runner.rendering import render_pages
 
 _TABLES = {"methods": methods_table, "papers": papers_table, "votes": votes_table}
 _OF_RECORDS = {"leaks": leaks_table, "inversions": inversions_table}
-INDEX = Path("docs/results.md")
+INDEX, RESULTS = Path("docs/results.md"), Path("results")
 _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -61,20 +60,12 @@ def render_text(text: str, folder: Path) -> str:
 
 
 def render(args: Sequence[str]) -> None:
-    """The command `render [FILE...] [--check]`."""
+    """The command `render [FILE...]`."""
     parser = argparse.ArgumentParser(
         prog="LightningCLI render", allow_abbrev=False, description="Write tables and documents from results/."
     )
     parser.add_argument("files", type=Path, nargs="*", help="Documents. Default: the pages of all tables.")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="Folder of the records.")
-    parser.add_argument("--check", action="store_true", help="Change nothing; fail if a page is out of date.")
-    options = parser.parse_args(list(args))
-    made = {file: render_text(file.read_text(encoding="utf-8"), options.results) for file in options.files}
-    if not options.files:
-        made = render_pages(INDEX, results=options.results / "tables", draw=not options.check)
-    stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
-    if options.check and stale:
-        again = " ".join(["LightningCLI render", *map(str, options.files)])
-        sys.exit(f"error: {', '.join(map(str, stale))}: out of date with {options.results}/, run `{again}`")
-    for file in stale:
-        write_atomically(file, made[file])
+    files = parser.parse_args(list(args)).files
+    made = {file: render_text(file.read_text(encoding="utf-8"), RESULTS) for file in files}
+    for file, text in (made or render_pages(INDEX, results=RESULTS / "tables", draw=True)).items():
+        write_atomically(file, text)

@@ -61,7 +61,7 @@ def test_fits_are_attacked_and_tables_rendered(monkeypatch: pytest.MonkeyPatch) 
             raise SystemExit("error: the claim fails")
 
     monkeypatch.setattr(leaks, "command", command)
-    leaks.main(["tiny.yaml", "--results", "results", *SHADOWS])
+    leaks.main(["tiny.yaml", *SHADOWS])
     assert [line[:2] for line in lines[1:]] == [
         ["attack", f"runs/tiny/{name}"] for name in ("teacher", "ensemble", "student")
     ]

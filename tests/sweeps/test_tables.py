@@ -293,18 +293,11 @@ def test_a_page_for_each_table_and_an_index() -> None:
         "versions": {"torch": "2"},
     }  # fmt: skip
     write_records(file, [content])
-    with pytest.raises(SystemExit, match="out of date with results/"):
-        main(["render", "--check"])
-    assert not Path("docs").exists()
     main(["render"])
-    main(["render", "--check"])
     text = Path("docs/results.md").read_text()
     assert f"| [dpdfd-fig2](../results/tables/dpdfd-fig2.md) | {installed.title} |" in text
     assert "](dpdfd-fig2/smoke/figure.png)" in Path("results/tables/dpdfd-fig2.md").read_text()
     assert (file.parent / "figure.png").is_file()
-    write_records(file, [{**content, "accuracy": 0.6}])
-    with pytest.raises(SystemExit, match=r"dpdfd-fig2\.md: out of date"):
-        main(["render", "--check"])
 
 
 ROOT = Path(__file__).parents[2]
