@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -162,32 +162,22 @@ def seconds_of_opacus(size: Size) -> float:
     return float((now() - start) / size.steps)
 
 
-def in_turns(measured: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measures each in turns and returns its seconds per turn; every other turn has the reverse order."""
-    found: dict[str, list[float]] = {name: [] for name in measured}
-    for turn in range(rounds):
-        for name in list(measured) if turn % 2 == 0 else list(measured)[::-1]:
-            found[name].append(measured[name]())
-    return found
-
-
-def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over the turns of the ratio of two times."""
-    return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
-
-
 def measure(size: Size, *, folder: Path) -> list[dict[str, Any]]:
     """Compares each method with plain distillation, and the one with Opacus's student with Opacus."""
-    measured = {name: partial(seconds_of_method, name, size, folder=folder) for name in METHODS}
-    found = in_turns({**measured, OPACUS: partial(seconds_of_opacus, size)}, size.rounds)
+    measured: dict[str, Callable[[], float]] = {
+        **{name: partial(seconds_of_method, name, size, folder=folder) for name in METHODS},
+        OPACUS: partial(seconds_of_opacus, size),
+    }
+    found: dict[str, list[float]] = {name: [] for name in measured}
+    for turn in range(size.rounds):
+        for name in list(measured) if turn % 2 == 0 else reversed(measured):
+            found[name].append(measured[name]())
     rows: list[dict[str, Any]] = []
     for name, seconds in found.items():
-        row: dict[str, Any] = {"step": name, "ms": 1e3 * statistics.median(seconds)}
-        if name == GROUP_NORM:
-            row["ratio_opacus"] = ratio(found, name, OPACUS)
-        elif name not in (OPACUS, PLAIN):
-            row["ratio_plain"] = ratio(found, name, PLAIN)
-        rows.append(row)
+        rows.append({"step": name, "ms": 1e3 * statistics.median(seconds)})
+        if name not in (OPACUS, PLAIN):
+            key, base = ("ratio_opacus", OPACUS) if name == GROUP_NORM else ("ratio_plain", PLAIN)
+            rows[-1][key] = statistics.median(a / b for a, b in zip(seconds, found[base], strict=True))
     return rows
 
 

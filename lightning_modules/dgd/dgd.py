@@ -12,15 +12,17 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase, StudentPhase, VAEPhase
 from lightning_modules.dgd.queries import QuerySet, balanced_quotas, confident_samples
-from lightning_modules.dgd.tangent_normal import TangentNormalLoss
+from lightning_modules.dgd.tangent_normal import TangentNormalLoss, distort
 from lightning_modules.images import PoolSource
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
+from lightning_modules.networks.network import VAECallable, built, network_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.manual_optimization import OptimizedGroup
@@ -122,7 +124,10 @@ class DGD(DataFreeDistillation):
                 f"generator_phase.baseline must be the file of a classifier or 'student' for images.source='generator' "
                 f"or 'both', and null for every other, got {baseline!r} with images.source={self.images.kind!r}"
             )
-        self.vae = self.vae_phase.build(self.image_shape) if self.vae_phase.steps else None
+        self.vae: ConvVAE | None = None
+        if self.vae_phase.steps:
+            network = network_of(self.vae_phase.network, VAECallable)
+            self.vae = built(network, self.image_shape, name="model.vae_phase.network")
         self.covered_artefacts += ("noisy labels of the queried images", *(["VAE"] if self.vae is not None else []))
         self._baseline: PrivateModel | None = None
         #: Position in PHASES, and steps made in that phase.
@@ -261,10 +266,13 @@ class DGD(DataFreeDistillation):
     # --- Eqs. 5 and 6: the student ---
 
     def supervised_loss(self) -> torch.Tensor:
-        """Eq. 5 on a batch of queries."""
+        """Eq. 5 on a batch of queries; 0, with the student's graph, if no label was released."""
         draw = self.draws.stream(self.steps_done, "student")
         queried, labels = (part.to(self.device) for part in self.query_set.batch(self.images.rows, draw))
-        return self.student_phase.loss(self.student, queried, labels, draw=draw)
+        if not len(labels):
+            return 0 * torch.stack([parameter.sum() for parameter in self.student.parameters()]).sum()
+        queried = distort(queried, strength=self.student_phase.query_distortion, draw=draw)
+        return F.cross_entropy(self.student(queried).float(), labels)
 
     def tangent_normal_loss(self, vae: ConvVAE, images: torch.Tensor) -> torch.Tensor:
         """Eq. 6 on the triples of synthetic images (B, C, H, W)."""
@@ -335,13 +343,11 @@ class DGD(DataFreeDistillation):
         vae = {} if self.vae is None else {"vae": OptimizedGroup(self.vae.parameters())}
         return {**super().optimized_groups(), **vae}
 
-    @property
-    def _steps_before_student(self) -> int:
-        """Number of steps of the phases before the student's, if all queries are affordable."""
-        return self._length("generator") + self._length("vae") + math.ceil(self.query_phase.queries / self.batch_size)
-
     def schedule_steps(self, name: str, steps: float) -> float:
-        return self._length("generator") if name == "generator" else steps - self._steps_before_student
+        if name == "generator":
+            return self._length("generator")
+        querying = math.ceil(self.query_phase.queries / self.batch_size)  # if all queries are affordable
+        return steps - self._length("generator") - self._length("vae") - querying
 
     # --- logging, figures and checkpoints ---
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from lightning_modules.dgd.tangent_normal import distort
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
-from lightning_modules.networks.network import VAECallable, built, network_of
+from lightning_modules.networks.network import VAECallable
 from lightning_modules.teachers.config import TeacherConfig
 from privacy.checks import check_choice, check_number, check_whole_number, settings_of
 
@@ -64,11 +59,6 @@ class VAEPhase:
     def __post_init__(self) -> None:
         check_whole_number("vae_phase.steps", self.steps, least=0)
 
-    def build(self, image_shape: tuple[int, int, int]) -> ConvVAE:
-        """Builds the VAE, for images (C, H, W)."""
-        vae: ConvVAE = built(network_of(self.network, VAECallable), image_shape, name="model.vae_phase.network")
-        return vae
-
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPhase:
@@ -117,11 +107,3 @@ class StudentPhase:
 
     def __post_init__(self) -> None:
         check_number("student_phase.query_distortion", self.query_distortion, least=0)
-
-    def loss(self, student: nn.Module, queried: Tensor, labels: Tensor, *, draw: torch.Generator) -> Tensor:
-        """Eq. 5 on queries (n, C, H, W) with released labels (n,); 0, with the student's graph, if there are none."""
-        if not len(labels):
-            return 0 * torch.stack([parameter.sum() for parameter in student.parameters()]).sum()
-        if self.query_distortion:
-            queried = distort(queried, strength=self.query_distortion, draw=draw)
-        return functional.cross_entropy(student(queried).float(), labels)

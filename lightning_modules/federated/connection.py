@@ -15,7 +15,6 @@ from torch import nn
 
 from datamodules.records import disjoint
 from lightning_modules.federated.client import Absence, ClientRefusal, FederatedClient, Introduction, Question, Terms
-from lightning_modules.networks import NetworkCallable
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, require_own_weights
@@ -98,7 +97,6 @@ class LocalClients(ClientConnection):
     Args:
         teachers: One file per client, or the file of a `TeacherEnsemble` that was trained on `Clients`; networks in a
             script.
-        teacher_network: Builds the teachers if their files hold only weights.
         target_epsilon: ε, for the unit of its guarantee, that each client lets all runs spend; null for no limit.
         noise: Returns a client's noise source, given its index; null is the operating system's generator.
 
@@ -111,7 +109,6 @@ class LocalClients(ClientConnection):
         self,
         *,
         teachers: str | Sequence[str] | Sequence[nn.Module],
-        teacher_network: NetworkCallable | None = None,
         target_epsilon: float | None = None,
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:
@@ -122,7 +119,7 @@ class LocalClients(ClientConnection):
         every: Sequence[Any] = [teachers] if isinstance(teachers, str) else teachers
         require_own_weights(given for given in every if isinstance(given, nn.Module))
         configs = [
-            TeacherConfig(path=given, network=teacher_network)
+            TeacherConfig(path=given)
             if isinstance(given, str)
             else TeacherConfig(path=given, private_data=f"training data of client {index} of a script").held()
             for index, given in enumerate(every)

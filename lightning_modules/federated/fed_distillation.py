@@ -59,24 +59,6 @@ class ImageTerms:
         for name in ("steps", "student_steps", "pool_size"):
             check_whole_number(f"image_terms.{name}", getattr(self, name), least=1)
 
-    def of_pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Weighted terms of images (N, C, H, W) alone."""
-        loss = images.new_zeros(())
-        if self.variation_weight:
-            loss = loss + self.variation_weight * total_variation(images)
-        if self.norm_weight:
-            loss = loss + self.norm_weight * torch.linalg.vector_norm(images.flatten(1), dim=1).mean()
-        return loss
-
-    def of_student(self, ensemble_logits: torch.Tensor, student_logits: torch.Tensor) -> torch.Tensor:
-        """Weighted terms of the clients' mean logits (N, c) and the student's (N, c)."""
-        loss = ensemble_logits.new_zeros(())
-        if self.competition_weight:
-            loss = loss + self.competition_weight * (1 - jensen_shannon(ensemble_logits, student_logits))
-        if self.boundary_weight:
-            loss = loss - self.boundary_weight * boundary_support(ensemble_logits, student_logits)
-        return loss
-
 
 class FedDistillation(DataFreeDistillation):
     """Trains the student by KL on the mean logits of the clients' models; methods differ in their images.
@@ -128,7 +110,8 @@ class FedDistillation(DataFreeDistillation):
                 raise ValueError(f"generator_loss.student_loss_weight must be 0: DAFL has no such term, got {weight}")
         allowed = ("prior", "generator") if self.terms is not None else ("prior", "generator", "both")
         check_choice("images.source", kind, allowed)
-        self.pool = ImagePool(most=0 if self.terms is None else self.terms.pool_size, image_shape=self.image_shape)
+        #: The newest optimised images (n, C, H, W), the oldest first, in half precision on the CPU.
+        self.pool = torch.empty(0, *self.image_shape, dtype=torch.float16)
 
     @property
     def needs_gradients_of_teacher(self) -> str | None:
@@ -144,7 +127,8 @@ class FedDistillation(DataFreeDistillation):
                 if self.steps_done % self.terms.student_steps == 0:
                     self.make_images(self.terms)
                 draw = self.draws.stream(self.steps_done, "pool")
-                self.update_student(self.pool.draw(self.images.rows, generator=draw, device=self.device))
+                chosen = torch.randint(len(self.pool), (self.images.rows,), generator=draw)
+                self.update_student(self.pool[chosen].to(self.device).float())
             else:
                 latents = self.draw_latents(self.steps_done)
                 images = self.draw_images(self.steps_done, latents)
@@ -165,18 +149,19 @@ class FedDistillation(DataFreeDistillation):
             targets = F.one_hot(classes, self.num_classes).float()
             for _ in range(terms.steps):
                 self.update_generator(self.images.generate(latents), targets)
-            self.pool.add(self.gather_rows(self.draw_images(self.steps_done, latents)))
-            return
-        images = self.draw_images(self.steps_done, None).clone().requires_grad_()
-        optimizer = torch.optim.Adam([images], lr=_PIXEL_RATE)
-        with evaluating(self.student):
-            for _ in range(terms.steps):
-                loss = self.image_loss(images, classes, terms)
-                (images.grad,) = torch.autograd.grad(loss, [images])
-                optimizer.step()
-                images.data.clamp_(-1, 1)
-        self.log_in_step("train/image_loss", loss.detach())
-        self.pool.add(self.gather_rows(images))
+            images = self.draw_images(self.steps_done, latents)
+        else:
+            images = self.draw_images(self.steps_done, None).clone().requires_grad_()
+            optimizer = torch.optim.Adam([images], lr=_PIXEL_RATE)
+            with evaluating(self.student):
+                for _ in range(terms.steps):
+                    loss = self.image_loss(images, classes, terms)
+                    (images.grad,) = torch.autograd.grad(loss, [images])
+                    optimizer.step()
+                    images.data.clamp_(-1, 1)
+            self.log_in_step("train/image_loss", loss.detach())
+        kept = torch.cat([self.pool, self.gather_rows(images).detach().cpu().half()])
+        self.pool = kept[-terms.pool_size :].clone()  # a slice would keep the whole tensor
 
     def image_loss(self, images: torch.Tensor, classes: torch.Tensor, terms: ImageTerms) -> torch.Tensor:
         """Loss of images (N, C, H, W) with classes that were drawn for them, (N,) or one-hot (N, c)."""
@@ -185,11 +170,16 @@ class FedDistillation(DataFreeDistillation):
             for client in self._clients()
         ]
         logits, statistics = (torch.stack(each).float().mean(dim=0) for each in zip(*found, strict=True))
-        loss = F.cross_entropy(logits, classes) + terms.statistics_weight * statistics + terms.of_pixels(images)
+        loss: torch.Tensor = F.cross_entropy(logits, classes) + terms.statistics_weight * statistics
+        if terms.variation_weight:
+            loss = loss + terms.variation_weight * total_variation(images)
+        if terms.norm_weight:
+            loss = loss + terms.norm_weight * torch.linalg.vector_norm(images.flatten(1), dim=1).mean()
         if terms.boundary_weight or terms.competition_weight:
-            loss = loss + terms.of_student(logits, self.student(images).float())
-        total: torch.Tensor = loss
-        return total
+            own = self.student(images).float()
+            loss = loss + terms.competition_weight * (1 - jensen_shannon(logits, own))
+            loss = loss - terms.boundary_weight * boundary_support(logits, own)
+        return loss
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """See `DataFreeDistillation`; with `image_terms`, targets are the classes that were drawn, one-hot."""
@@ -212,37 +202,16 @@ class FedDistillation(DataFreeDistillation):
 
     def synthetic_grid(self, count: int = 64) -> torch.Tensor:
         """The newest optimised images, shape (n, C, H, W) with n at most `count`; else images to start from."""
-        kept = self.pool.images[-count:].float().to(self.device)
+        kept = self.pool[-count:].float().to(self.device)
         return kept if len(kept) and self.generator is None else super().synthetic_grid(count)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["image_pool"] = self.pool.images
+        checkpoint["image_pool"] = self.pool
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.pool.images = checkpoint["image_pool"]
-
-
-class ImagePool:
-    """The newest `most` images (C, H, W), in half precision on the CPU.
-
-    Attributes:
-        images: (n, C, H, W), the oldest first.
-    """
-
-    def __init__(self, *, most: int, image_shape: tuple[int, int, int]) -> None:
-        self.most = most
-        self.images = torch.empty(0, *image_shape, dtype=torch.float16)
-
-    def add(self, images: torch.Tensor) -> None:
-        """Adds images (N, C, H, W) and drops the oldest."""
-        # Cloned, since a slice would keep the whole tensor.
-        self.images = torch.cat([self.images, images.detach().cpu().half()])[-self.most :].clone()
-
-    def draw(self, count: int, *, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-        """Returns images (count, C, H, W) in float32, drawn with replacement."""
-        return self.images[torch.randint(len(self.images), (count,), generator=generator)].to(device).float()
+        self.pool = checkpoint["image_pool"]
 
 
 def boundary_support(ensemble_logits: torch.Tensor, student_logits: torch.Tensor) -> torch.Tensor:
