@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,7 +15,6 @@ from datamodules import ImageDataModule
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import Images, tell_informativeness
 from lightning_modules.losses.functional import class_weights, kd, logit_distance
-from lightning_modules.losses.noisy_responses import fit_noisy_responses
 from lightning_modules.networks import LinearOnFeatures, build_network, logits_and_features
 from lightning_modules.networks.fixed_features import fixed_extractor
 from lightning_modules.priors import ImagePrior
@@ -29,6 +30,9 @@ _LOGIT_DEVIATION = 3.0
 
 #: Below it a SmallCNN was 20 points or more behind its teacher on two data sets, above it 2 to 10 (docs/choosing.md).
 _INFORMATIVE = 0.7
+
+#: Ratios of noise to signal variance to try, in units of the features' mean squared singular value.
+_RATIOS = torch.logspace(-5, 4, 73, dtype=torch.float64)
 
 
 class Distillation(DataFreeDistillation):
@@ -101,8 +105,6 @@ class Distillation(DataFreeDistillation):
         self._feature_extractor = (fixed_extractor(self.student),)
         #: Extracted features of the evaluated images, by batch: a loader gives the same batches each epoch.
         self._evaluated: dict[int, torch.Tensor] = {}
-        #: How informative the pool is, from 0 to 1; see `informativeness`. None until it is answered.
-        self.pool_informativeness: float | None = None
         self._pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         #: Released noisy answers of an ensemble, (N, c): charged once, and kept in checkpoints.
         self.noisy_answers: torch.Tensor | None = None
@@ -138,7 +140,14 @@ class Distillation(DataFreeDistillation):
         draw = self.draws.stream(self.steps_done, "pool")
         rows = torch.multinomial(weights, self.batch_size // self.processes.size, replacement=True, generator=draw)
         with self.draws.seeded(self.steps_done):
-            self.fit_student(inputs[rows].to(self.device).float(), answers[rows].to(self.device))
+            given, targets = inputs[rows].to(self.device).float(), answers[rows].to(self.device)
+            extracted = self._feature_extractor[0] is not None
+            outputs = (self._forward_extracted(given) if extracted else self.student(given)).float()
+            if self.loss == "logits":
+                distance = logit_distance(outputs, targets)
+            else:
+                distance = kd(outputs, targets, temperature=self.temperature)
+            self.step_student(distance.mean())
         self.steps_done += 1
 
     @torch.no_grad()
@@ -170,8 +179,8 @@ class Distillation(DataFreeDistillation):
             inputs.append(self.gather_rows(features.half()))
         logits = torch.cat(answers)
         if not self.of_ensemble:  # answers fitted to an ensemble are scaled, and do not show how sure it is
-            told = tell_informativeness(self.images, logits, whose="the teacher", least=_INFORMATIVE)
-            self.pool_informativeness, self.images.told = told, True
+            tell_informativeness(self.images, logits, whose="the teacher", least=_INFORMATIVE)
+            self.images.told = True
         return joined(inputs), logits, class_weights(logits, power=self.balance).double()
 
     @torch.no_grad()
@@ -247,15 +256,6 @@ class Distillation(DataFreeDistillation):
     def _tracked(self, calls: int, description: str) -> Any:
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
 
-    def fit_student(self, inputs: torch.Tensor, answers: torch.Tensor) -> None:
-        """Takes a student step on images (or extracted features of them) and their responses (B, c)."""
-        outputs = self.student(inputs) if self._feature_extractor[0] is None else self._forward_extracted(inputs)
-        if self.loss == "logits":
-            distance = logit_distance(outputs.float(), answers)
-        else:
-            distance = kd(outputs.float(), answers, temperature=self.temperature)
-        self.step_student(distance.mean())
-
     def _forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
         after: Any = self.student.forward_extracted
         logits: torch.Tensor = after(features)
@@ -286,3 +286,68 @@ class Distillation(DataFreeDistillation):
                 was = f"{name} was {noisy[name]} for the queries"
                 raise CheckpointError(f"{was} and is {value} now: resume with the same")
         self.noisy_answers, self.answer_deviation = noisy["answers"], float(noisy["deviation"])
+
+
+@dataclass(frozen=True)
+class LinearResponses:
+    """An affine function of features.
+
+    Attributes:
+        weights: (F, c).
+        offset: (c,).
+        ratio: estimated noise variance over signal variance; large if little could be learnt.
+        evidence: log evidence of these weights over pure noise, in nats.
+    """
+
+    weights: torch.Tensor
+    offset: torch.Tensor
+    ratio: float
+    evidence: float
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the responses carry information besides their mean."""
+        return self.evidence > 2
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        """Maps features (N, F) to responses (N, c)."""
+        return features @ self.weights.to(features) + self.offset.to(features)
+
+
+def fit_noisy_responses(features: torch.Tensor, responses: torch.Tensor, *, std: float) -> LinearResponses:
+    """Bayesian linear regression with known noise; the signal's variance maximises the evidence.
+
+    responses = offset + (features - mean) W + N(0, std²), W ~ N(0, a I): ridge regression with the penalty
+    std²/a, where a maximises the marginal likelihood of the responses (MacKay 1992; Rasmussen and Williams 2006,
+    Sec. 5.4). Everything is computed from released responses, so it is post-processing.
+
+    Args:
+        features: (N, F), of the queried images.
+        responses: (N, c), the released responses.
+        std: standard deviation of the noise on each coordinate, above 0.
+    """
+    middle = features.double().mean(dim=0)
+    rows = features.double() - middle
+    offset = responses.double().mean(dim=0)
+    targets = responses.double() - offset
+    wide = rows.shape[0] <= rows.shape[1]
+    squares, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    # Directions outside the span of the rows carry no information.
+    kept = squares > 1e-10 * squares.amax()
+    squares, vectors = squares[kept], vectors[:, kept]
+    # Targets in the basis of left singular vectors; the orthogonal part has the same likelihood for every a.
+    moved = vectors.T @ targets if wide else (vectors.T @ (rows.T @ targets)) / squares.sqrt()[:, None]
+    penalties = _RATIOS * squares.mean()
+    variances = std**2 * (squares[:, None] / penalties + 1)
+    energy = moved.square().sum(dim=1)
+    evidence = -0.5 * ((energy[:, None] / variances).sum(dim=0) + responses.shape[1] * variances.log().sum(dim=0))
+    best = int(evidence.argmax())
+    shrunk = moved / (squares + penalties[best])[:, None]
+    weights = rows.T @ (vectors @ shrunk) if wide else vectors @ (shrunk * squares.sqrt()[:, None])
+    alone = -0.5 * (energy.sum() / std**2 + responses.shape[1] * len(energy) * math.log(std**2))
+    return LinearResponses(
+        weights=weights.float(),
+        offset=(offset - middle @ weights).float(),
+        ratio=float(_RATIOS[best]),
+        evidence=float(evidence[best] - alone),
+    )

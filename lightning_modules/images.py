@@ -407,7 +407,7 @@ def _folder_of(data: Any) -> Path | None:
     return data.folder if isinstance(data, PictureDataModule) else None
 
 
-def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, least: float) -> float:
+def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, least: float) -> None:
     """Says how informative a source's images are to a network with these logits (N, c) on them, and what to try.
 
     Args:
@@ -430,7 +430,6 @@ def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, lea
             "the student may be much less accurate. Use public pictures like the teacher's (images.pool), GlyphPrior "
             "for ink, or BroadPrior, and compare this figure: docs/choosing.md"
         )
-    return share
 
 
 def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:

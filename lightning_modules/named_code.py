@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchvision.models import get_model_builder, list_models
 
 from privacy.checks import did_you_mean
+from privacy.identity import CheckpointError
 
 _OURS = ("lightning_modules.", "privacy.", "datamodules.", "sweeps.")
 _KNOWN = (*_OURS, "torch.nn.", "torch.optim.", "torchvision.models.")
@@ -161,6 +162,26 @@ def unknown_code(spec: Any, *, named: Collection[str] = ()) -> str | None:
     trusted = {_absolute(name) for name in named}
     texts = (text for text in texts_in(spec) if _absolute(text) not in trusted)
     return next((text for text in texts if not _is_known(text)), None)
+
+
+def code_named_in(config: Path, *, named: Collection[str] = ()) -> str | None:
+    """The first code in a run's configuration that is neither known nor named in this command; see `unknown_code`."""
+    library = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
+    texts = texts_in(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.is_file() else ()
+    return unknown_code([one for one in texts if not one.startswith(library)], named=named)
+
+
+def require_known_run(config: Path, *, named: Collection[str]) -> None:
+    """Refuses the configuration in a run's folder if it names such code.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    if (code := code_named_in(config, named=named)) is not None:
+        raise CheckpointError(
+            f"{config}: it names {code[-80:]!r}, and code that a file names is not run; if you trust it, give both "
+            f"files instead of its folder: --config {config} --ckpt_path {config.parent / 'checkpoints' / 'last.ckpt'}"
+        )
 
 
 def texts_in(spec: Any, *, read: frozenset[Path] = frozenset(), suffixes: tuple[str, ...] = ("",)) -> Iterator[str]:

@@ -20,6 +20,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.training.run import LAST, datamodule_of, run_folder
+from privacy.identity import CheckpointError
 from privacy.journal import write_atomically
 from privacy.processes import failed_everywhere
 
@@ -75,14 +76,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves as Lightning does; an object store, which has no partial objects, is left to Lightning.
+        """Saves a checkpoint.
 
         Raises:
             OSError: It could not be written; the previous checkpoint remains.
         """
-        if "://" in str(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         write_atomically(path, buffer.getbuffer(), mode=0o600)  # it may hold a private teacher
@@ -125,6 +123,30 @@ class SkipCheckpointOnLocalError(Callback):
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint):
                 callback.save_on_exception = False
+
+
+def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
+    """Reads a fit's checkpoint for a command.
+
+    Raises:
+        CheckpointError: It cannot be read, or is not a fit's checkpoint.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated, damaged or another kind "
+            "of file. Give checkpoints/last.ckpt of a run's folder"
+        ) from error
+    needed = {"state_dict", "pytorch-lightning_version", "loops", *(["optimizer_states"] if command == "fit" else [])}
+    missing = sorted(needed - content.keys() if isinstance(content, dict) else needed)
+    if missing:
+        raise CheckpointError(
+            f"{path} is not a checkpoint that {command} can use: it lacks {', '.join(missing)}. Give "
+            "checkpoints/last.ckpt of a run's folder; weights alone are never resumed"
+        )
+    found: dict[str, Any] = content
+    return found
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_modules.callbacks.results import useless
-from lightning_modules.publishing import export_run, predict_pictures
+import torch
+
+from datamodules.pictures import SUFFIXES, PictureFiles, Preparation, pictures_below, warn_of_dark
+from lightning_modules.callbacks.results import table, useless
+from lightning_modules.publishing import ExportError, export_run, load_student
+from lightning_modules.publishing.folder import read_description
 from privacy.journal import write_atomically
+
+_AT_ONCE = 256
 
 
 def export(args: Sequence[str]) -> None:
@@ -84,3 +90,36 @@ def predict(args: Sequence[str]) -> None:
         return
     write_atomically(given.to, text)
     print(f"{text.count(chr(10)) - 1:,} predictions: {given.to}")
+
+
+@torch.no_grad()
+def predict_pictures(folder: str | Path, pictures: str | Path, *, trust_code: bool = False) -> str:
+    """Classify all pictures in and below a folder, prepared as the exported network's own data were.
+
+    Args:
+        folder: Written by `LightningCLI export`.
+        pictures: A folder in any layout; names of folders are not read as classes.
+        trust_code: See `load_student`.
+
+    Returns:
+        A CSV table: number, file, class, its name, and the probability of each class.
+
+    Raises:
+        ValueError: There are no pictures, one cannot be read, or the network takes no squares of 1 or 3 channels.
+    """
+    config = read_description(Path(folder))
+    channels, height, width = config["image_shape"]
+    if height != width:
+        raise ExportError(f"pictures are prepared as squares, and {folder} takes {height} x {width}: load it by code")
+    made, where = config["preprocessing"], Path(pictures)
+    prepare = Preparation(size=height, channels=channels, resize=made["resize"], bits=made["bits"])
+    files = pictures_below(where)
+    if not files:
+        raise ValueError(f"--images must be a folder with pictures ({', '.join(sorted(SUFFIXES))}), got {where}")
+    warn_of_dark(files)
+    network = load_student(folder, trust_code=trust_code)
+    images, rows = PictureFiles(files, prepare), list[list[float]]()
+    for start in range(0, len(files), _AT_ONCE):
+        rows += network(images[start : start + _AT_ONCE] / 127.5 - 1).double().softmax(dim=1).tolist()
+    names = [file.relative_to(where).as_posix() for file in files]
+    return table(list(zip(range(len(files)), names, rows, strict=True)), config["class_names"])

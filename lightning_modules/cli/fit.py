@@ -37,10 +37,9 @@ from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipC
 from lightning_modules.cli.configs import find_configs, flat, given_in
 from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.outcome import outcome, say_how_to_resume
-from lightning_modules.cli.resuming import require_known_run, require_same
+from lightning_modules.cli.resuming import require_same
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.named_code import find_named, texts_in
-from lightning_modules.quiet import quiet_evaluation
+from lightning_modules.named_code import find_named, require_known_run, texts_in
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import LAST, first_process, own_folder, run_folder
 from privacy.identity import CheckpointError
@@ -247,8 +246,9 @@ class TranscriptionCLI(LightningCLI):
         """
         if subcommand == "fit":
             self._resume()
-        else:
-            quiet_evaluation()
+        else:  # without a fit's callbacks, which Lightning warns of
+            for message in ("Be aware that when using `ckpt_path`, callbacks used to", "The dirpath has changed from"):
+                warnings.filterwarnings("ignore", message)
         if subcommand != "fit" or self.config[subcommand].trainer.fast_dev_run or not first_process():
             if first_process():
                 self._keep_logs()

@@ -13,8 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_modules.callbacks.results import epsilon_of, judged, percent, role
-from lightning_modules.cli.resuming import code_named_in
-from lightning_modules.named_code import unknown_code
+from lightning_modules.named_code import code_named_in, unknown_code
 from lightning_modules.training.run import LAST
 from privacy.account import BudgetExceeded
 

@@ -9,13 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
+from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import flat
-from lightning_modules.named_code import texts_in, unknown_code
 from lightning_modules.training.hyperparameters import require_known_checkpoint
 from privacy.identity import CheckpointError
 
@@ -47,26 +44,6 @@ def may_change(name: str) -> bool:
     group, _, field = name.rpartition(".")
     of_data = group in ("model.images.pool", "model.pool") or f"{group}.".replace("dataset.", "") == "data."
     return field in MAY_CHANGE.get(group, "").split() or (of_data and field in _OF_DATA)
-
-
-def code_named_in(config: Path, *, named: Collection[str] = ()) -> str | None:
-    """The first code in a run's configuration that is neither known nor named in this command; see `unknown_code`."""
-    library = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
-    texts = texts_in(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.is_file() else ()
-    return unknown_code([one for one in texts if not one.startswith(library)], named=named)
-
-
-def require_known_run(config: Path, *, named: Collection[str]) -> None:
-    """Refuses the configuration in a run's folder if it names such code.
-
-    Raises:
-        CheckpointError: It does.
-    """
-    if (code := code_named_in(config, named=named)) is not None:
-        raise CheckpointError(
-            f"{config}: it names {code[-80:]!r}, and code that a file names is not run; if you trust it, give both "
-            f"files instead of its folder: --config {config} --ckpt_path {config.parent / 'checkpoints' / 'last.ckpt'}"
-        )
 
 
 def require_same(
@@ -113,30 +90,6 @@ def require_same(
     if differing:
         rank_zero_info(f"Changed by resuming, and applied from here on: {', '.join(differing)}.")
     return trained
-
-
-def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
-    """Reads a fit's checkpoint.
-
-    Raises:
-        CheckpointError: It cannot be read, or is not a fit's checkpoint.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"ckpt_path {path} cannot be read as a checkpoint ({type(error).__name__}): it is truncated, damaged or "
-            "another kind of file. Give checkpoints/last.ckpt of a run's folder"
-        ) from error
-    needed = {"state_dict", "pytorch-lightning_version", "loops", *(["optimizer_states"] if command == "fit" else [])}
-    missing = sorted(needed - content.keys() if isinstance(content, dict) else needed)
-    if missing:
-        raise CheckpointError(
-            f"ckpt_path {path} is not a checkpoint that {command} can use: it lacks {', '.join(missing)}. Give "
-            "checkpoints/last.ckpt of a run's folder; weights alone are never resumed"
-        )
-    found: dict[str, Any] = content
-    return found
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -6,4 +6,3 @@ from lightning_modules.publishing.folder import (
     check_target as check_target,
     load_student as load_student,
 )
-from lightning_modules.publishing.predicting import predict_pictures as predict_pictures

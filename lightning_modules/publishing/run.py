@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_modules.callbacks.results import epsilon_of
-from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
+from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.named_code import require_known_code, texts_in
 from lightning_modules.networks import build_network, described
 from lightning_modules.networks.network import named_network
@@ -70,6 +70,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
         named: Other names given in this command, see `require_known_code`.
 
     Raises:
+        CheckpointError: Its checkpoint cannot be read.
         ExportError: It is not a run, is of a private teacher, is still running, or continued after its guarantee.
     """
     checkpoint, folder = _places(Path(given))
@@ -121,15 +122,7 @@ def _places(given: Path) -> tuple[Path, Path | None]:
 
 def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
     """Returns a checkpoint and the role of its network; refuses what is never published."""
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ExportError(
-            f"{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {str(error)[:200]}): it is cut "
-            "short, damaged or a file of another kind"
-        ) from error
-    if not isinstance(content, dict) or "state_dict" not in content:
-        raise ExportError(f"{checkpoint} is no checkpoint of a run: give checkpoints/last.ckpt of a run's folder")
+    content = read_checkpoint(checkpoint, command="export")
     if "distillation" in content:
         return content, "student"
     if "ensemble" in content:
@@ -143,16 +136,11 @@ def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
 
 
 def _refuse_running(folder: Path) -> None:
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ExportError(f"the fit in {folder} is still running: export it when it has ended") from None
-    finally:
-        os.close(handle)
+    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExportError(f"the fit in {folder} is still running: export it when it has ended") from None
 
 
 def _guarantee(folder: Path) -> Guarantee:
@@ -281,8 +269,6 @@ def _without_downloads(spec: Any) -> Mapping[str, Any]:
     name, arguments = str(settings.get("name")), settings.get("arguments") or {}
     if arguments.get("weights") is not None and name.startswith("torchvision."):
         arguments["weights"] = None
-        if name.endswith((".googlenet", ".inception_v3")):
-            arguments.setdefault("transform_input", True)  # their default if given weights
     if arguments.get("pretrained") and name.startswith("timm."):
         arguments["pretrained"] = False
     return found

@@ -27,7 +27,7 @@ from datamodules.records import id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules import priors
 from lightning_modules.callbacks.figures import save_figure
-from lightning_modules.cli.resuming import read_checkpoint
+from lightning_modules.callbacks.saving import read_checkpoint
 from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.priors import PRIORS
 from lightning_modules.training.run import provenance

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from datamodules.records import ImageDataset, id_fraction
 from datamodules.shadowed import Shadowed
-from lightning_modules.callbacks.saving import hyperparameters, noted_by_run
+from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import find_config, flat
-from lightning_modules.cli.resuming import differences, read_checkpoint
+from lightning_modules.cli.resuming import differences
 from lightning_modules.networks.feature_cache import bytes_of
 from lightning_modules.training.run import folder_of_checkpoint, provenance
 from privacy.attacks import Answers, Records, Shadows, answers_of

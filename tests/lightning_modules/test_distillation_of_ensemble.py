@@ -163,34 +163,6 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
     assert len(torch.unique(rows, dim=0)) == len(rows)
 
 
-class Watching(NoisyMeanResponse):
-    """Keeps what it is given and what it gives."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.seen: list[tuple[Tensor, Tensor]] = []
-
-    def answer(self, shape: Shape, *tensors: Tensor, **settings: Any) -> Tensor:
-        released = super().answer(shape, *tensors, **settings)
-        self.seen.append((tensors[0].clone(), released.clone()))
-        return released
-
-
-def script(
-    teachers: list[nn.Module], mechanism: NoisyMeanResponse, *, kind: type[Distillation] = Distillation
-) -> Distillation:
-    """A module that is ready to ask these networks."""
-    module = kind(
-        num_classes=10, image_shape=SHAPE, batch_size=50, mechanism=mechanism, pool_size=200, queries=150,
-        teacher=TeacherConfig(path=nn.ModuleList(teachers)),
-    )  # fmt: skip
-    module.draw_seed = 0
-    module.session.open(private_data="none")
-    module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
-    module.setup("fit")
-    return module
-
-
 class OneForAll(PrivateEnsemble):
     """The mutant that gives the teachers' mean in the place of each: a row that every record moves."""
 
@@ -204,12 +176,27 @@ def test_the_mechanism_is_given_each_teachers_own_answers(
     monkeypatch: pytest.MonkeyPatch, kind: type[PrivateEnsemble]
 ) -> None:
     monkeypatch.setattr("lightning_modules.teachers.config.PrivateEnsemble", kind)
+    seen: list[tuple[Tensor, Tensor]] = []
+    answer = NoisyMeanResponse.answer
+
+    def watched(self: NoisyMeanResponse, shape: Shape, rows: Tensor) -> Tensor:
+        seen.append((rows.clone(), answer(self, shape, rows)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(NoisyMeanResponse, "answer", watched)
     teachers = small_networks(4)
-    mechanism = Watching(noise_multiplier=1.0, noise=Seeded(factor=0.0))
-    module = script(teachers, mechanism)
+    module = Distillation(
+        num_classes=10, image_shape=SHAPE, batch_size=50, pool_size=200, queries=150,
+        mechanism=NoisyMeanResponse(noise_multiplier=1.0, noise=Seeded(factor=0.0)),
+        teacher=TeacherConfig(path=nn.ModuleList(teachers)),
+    )  # fmt: skip
+    module.draw_seed = 0
+    module.session.open(private_data="none")
+    module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]
+    module.setup("fit")
     module._pool = module.answer_pool()
-    assert len(mechanism.seen) == 3 and module.next_calls == 0
-    for call, (given, released) in enumerate(mechanism.seen):
+    assert len(seen) == 3 and module.next_calls == 0
+    for call, (given, released) in enumerate(seen):
         images = module.draw_images(-1 - call, None).half().float()
         with torch.no_grad():
             own = torch.stack([network.eval()(images) for network in teachers])
@@ -218,7 +205,7 @@ def test_the_mechanism_is_given_each_teachers_own_answers(
         mean = (centred / centred.norm(dim=2, keepdim=True)).mean(dim=0)
         assert torch.allclose(released, mean, atol=1e-5) is (kind is PrivateEnsemble)
     assert module.noisy_answers is not None
-    assert torch.equal(module.noisy_answers, torch.cat([released for _, released in mechanism.seen]))
+    assert torch.equal(module.noisy_answers, torch.cat([released for _, released in seen]))
 
 
 def ensemble_weights() -> list[Tensor]:

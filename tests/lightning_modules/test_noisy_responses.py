@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_modules.losses.noisy_responses import LinearResponses, fit_noisy_responses
+from lightning_modules.distillation import LinearResponses, fit_noisy_responses
 
 F, CLASSES = 20, 4
 Task = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
