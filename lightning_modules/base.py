@@ -15,6 +15,7 @@ from lightning_modules.callbacks import ForwardExceptions, PredictionWriter, Pri
 from lightning_modules.images import NEVER_RESET, Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
+from lightning_modules.networks import build_network
 from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.student import StudentConfig
@@ -22,7 +23,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import require_effect, share_of
+from lightning_modules.training.processes import share_of
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.checks import check_left_out, settings_of
@@ -94,7 +95,8 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         self.student_settings = settings_of(StudentConfig, student, name="student")
         self.image_settings = settings_of(Images, images, name="images")
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
-        self.student = self.student_settings.build(num_classes=num_classes, image_shape=self.image_shape)
+        of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": self.image_shape}
+        self.student = build_network(self.student_settings.network, **of_data, name="model.student.network")
         self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         # After the student, since the order determines a seed's initial weights.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
@@ -190,7 +192,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
 
     def configure_callbacks(self) -> list[Callback]:
         """Returns the callbacks that every fit of such a method has, unless the trainer has its own."""
-        require_effect(self.trainer)
         kinds = (SyntheticImages, PrivacyCallback, ForwardExceptions, PredictionWriter)
         return missing_callbacks(self.trainer, *kinds)
 

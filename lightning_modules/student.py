@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_modules.losses.targets import Annotation, label_posterior
-from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
+from lightning_modules.networks import NetworkCallable, SmallCNN
 from privacy.checks import check_number, check_whole_number, settings_of
 from privacy.identity import CheckpointError
 
@@ -166,13 +166,3 @@ class StudentConfig:
         # A script's checkpoint holds plain values.
         object.__setattr__(self, "replay", settings_of(Replay, self.replay, name="student.replay"))
         check_number("student.balance", self.balance, least=0, most=1)
-
-    def build(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Builds the student, for images (C, H, W).
-
-        Raises:
-            ValueError: It does not return c finite logits for such images.
-        """
-        return build_network(
-            self.network, num_classes=num_classes, image_shape=image_shape, name="model.student.network"
-        )

@@ -30,7 +30,7 @@ from lightning_modules.teachers.ensemble_networks import (
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.teachers.private_teacher import tensors_digest
-from lightning_modules.training.evaluation import Evaluated, Evaluation, images_of, require_monitored, validation_names
+from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.processes import check_strategy, processes_of, share_of
@@ -374,7 +374,8 @@ class TeacherEnsemble(Evaluated):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Shares of the teachers' votes, (N, C, H, W) → (N, c): private, since no noise was added."""
-        shares: Tensor = self(images_of(batch)).double() / len(self.trained_teachers)
+        images = batch[0] if isinstance(batch, (list, tuple)) else batch
+        shares: Tensor = self(images).double() / len(self.trained_teachers)
         return shares
 
     def configure_callbacks(self) -> list[Callback]:

@@ -18,7 +18,7 @@ from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import check_strategy, require_effect
+from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import missing_callbacks, steps_planned
 
 #: Tolerance of the frequencies' sum, since they are written with few digits.
@@ -111,8 +111,6 @@ class Teacher(Evaluated):
     on_validation_start = on_predict_start = on_test_start
 
     def configure_callbacks(self) -> list[Callback]:
-        if not self.automatic_optimization:
-            require_effect(self.trainer)
         return missing_callbacks(self.trainer, PredictionWriter)
 
     def try_optimizer(self) -> None:

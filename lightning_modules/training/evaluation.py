@@ -8,13 +8,15 @@ figure left to report.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.fabric.utilities.cloud_io import _load as read_anywhere
+from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import binomtest
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
@@ -25,17 +27,11 @@ from datamodules.pictures import PictureDataModule, pictures_below, require_outs
 from datamodules.records import Partition, require_classes, require_partition, same_data
 from datamodules.wrapped import SyntheticSteps
 from lightning_modules.networks.batchnorm import evaluating
-from lightning_modules.training.hyperparameters import load_guarded
+from lightning_modules.training.hyperparameters import require_given, require_known_checkpoint
 from lightning_modules.training.run import callbacks_of, datamodule_of, innermost, is_dev_run
 
 AUROC = "auroc"
 """Name of the metric in `metrics` of a data module, in logs and in records."""
-
-_LEGIBLE = 50
-"""Classes beyond which a confusion matrix is not kept."""
-
-KEPT_APART = "val/accuracy"
-TEST_SPLIT = "test_split/accuracy"
 
 
 class AreaUnderCurve(MulticlassAUROC):
@@ -94,9 +90,31 @@ class Evaluated(LightningModule, ABC):
     evaluation: Evaluation
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *arguments: Any, **settings: Any) -> Any:
-        """See `load_guarded`: builds only known classes and those given in the call."""
-        return load_guarded(cls, super().load_from_checkpoint, checkpoint_path, *arguments, **settings)
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        *arguments: Any,
+        weights_only: bool | None = None,
+        named: Collection[str] = (),
+        **settings: Any,
+    ) -> Any:
+        """Loads a module as Lightning does. Nothing is unpickled unless `weights_only` is False, for trusted files.
+
+        Code from other packages is only built if it is in `named`, or the setting is given again.
+
+        Raises:
+            CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (a
+                mechanism, a prior) that is not given again.
+        """
+        if weights_only is not False:
+            content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
+            if not isinstance(checkpoint_path, (str, Path)):
+                checkpoint_path.seek(0)
+            where, named = str(checkpoint_path), [f"{cls.__module__}.{cls.__qualname__}", *named]
+            require_known_checkpoint(content, given=settings, named=named, where=where)
+            require_given(content.get("distillation", {}).get("objects", ()), settings, checkpoint=where)
+        settings["weights_only"] = weights_only is not False
+        return super().load_from_checkpoint(checkpoint_path, *arguments, **settings)
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -111,25 +129,15 @@ class Evaluated(LightningModule, ABC):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns probabilities (N, c) for images or a batch with labels. They are as private as the network."""
-        probabilities: Tensor = self(images_of(batch)).float().softmax(dim=1)
+        images = batch[0] if isinstance(batch, (list, tuple)) else batch
+        probabilities: Tensor = self(images).float().softmax(dim=1)
         return probabilities
 
 
-def images_of(batch: Any) -> torch.Tensor:
-    """Returns the images (N, C, H, W) of a batch, which may contain labels as well.
-
-    Raises:
-        ValueError: It contains no images.
-    """
-    images = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
-    if not isinstance(images, torch.Tensor):
-        raise ValueError(f"predict needs batches of images, or of images and labels, got {type(batch).__name__}")
-    return images
-
-
 def validation_metric(trainer: Trainer) -> str:
-    """Returns `TEST_SPLIT` if the data module validates on the test split, else `KEPT_APART`."""
-    return TEST_SPLIT if getattr(datamodule_of(trainer), "evaluation", None) == "test" else KEPT_APART
+    """Returns the name of the accuracy that a fit's validation logs."""
+    on_test = getattr(datamodule_of(trainer), "evaluation", None) == "test"
+    return "test_split/accuracy" if on_test else "val/accuracy"
 
 
 def validation_names(trainer: Trainer) -> set[str]:
@@ -189,23 +197,18 @@ def require_public_fit(trainer: Trainer, partitions: Sequence[Partition | None])
 def require_monitored(trainer: Trainer, names: set[str]) -> None:
     """Refuses callbacks and schedules that monitor none of the `names` logged: they would fail after an epoch.
 
-    Lightning's own callbacks and this project's log none, except for rates; what others log is not known.
+    Lightning's own callbacks and this project's log none; what others log is not known.
 
     Raises:
         ValueError: There is one, and no callback that may log it.
     """
     callbacks: list[Any] = callbacks_of(trainer)
-    rates = any(isinstance(one, LearningRateMonitor) for one in callbacks)
     if any(type(one).__module__.partition(".")[0] not in ("lightning", "lightning_modules") for one in callbacks):
         return
     for one in [*callbacks, *trainer.lr_scheduler_configs]:
         monitor = getattr(one, "monitor", None)
         known = {*names, "epoch", "step"} if isinstance(one, ModelCheckpoint) else names
-        if monitor is None or not getattr(one, "strict", True) or (rates and monitor.startswith("lr-")):
-            continue
-        if getattr(one, "_check_on_train_epoch_end", False) and trainer.check_val_every_n_epoch != 1:
-            known = known - validation_names(trainer)  # which some epochs lack
-        if monitor not in known:
+        if monitor is not None and getattr(one, "strict", True) and monitor not in known:
             raise ValueError(
                 f"monitor of {type(getattr(one, 'scheduler', one)).__name__} must be what this fit logs, "
                 f"{', '.join(sorted(known))} (a class of yours adds to it in logged_names), got {monitor!r}"
@@ -274,5 +277,5 @@ def measured_on(classify: Any, loader: Any, device: torch.device, *, auroc: bool
         "calibration_error": round(float(error), 6),
         "largest_share": int(confusion.sum(dim=0).max()) / number,
         **({AUROC: float(area.compute())} if auroc or classes == 2 else {}),
-        **({"confusion": confusion.tolist()} if classes <= _LEGIBLE else {}),
+        **({"confusion": confusion.tolist()} if classes <= 50 else {}),
     }

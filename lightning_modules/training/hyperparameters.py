@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lightning import LightningModule
-from lightning.fabric.utilities.cloud_io import _load as read_anywhere
 
 from lightning_modules.named_code import require_known_code
 from lightning_modules.networks.network import described
@@ -19,33 +17,6 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism
 
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
-
-
-def load_guarded(
-    kind: type[LightningModule],
-    load: Callable[..., Any],
-    checkpoint_path: str | Path | IO[bytes],
-    *arguments: Any,
-    weights_only: bool | None = None,
-    named: Collection[str] = (),
-    **settings: Any,
-) -> Any:
-    """Loads a module by Lightning's own `load`. Nothing is unpickled unless `weights_only` is False, for trusted files.
-
-    Code from other packages is only built if it is in `named`, or the setting is given again.
-
-    Raises:
-        CheckpointError: The checkpoint names unknown code, see `require_known_code`, or a script gave an object (a
-            mechanism, a prior) that is not given again.
-    """
-    if weights_only is not False:
-        content = read_anywhere(checkpoint_path, map_location="cpu", weights_only=True)
-        if not isinstance(checkpoint_path, (str, Path)):
-            checkpoint_path.seek(0)
-        named = [f"{kind.__module__}.{kind.__qualname__}", *named]
-        require_known_checkpoint(content, given=settings, named=named, where=str(checkpoint_path))
-        require_given(content.get("distillation", {}).get("objects", ()), settings, checkpoint=str(checkpoint_path))
-    return load(checkpoint_path, *arguments, weights_only=weights_only is not False, **settings)
 
 
 def require_known_checkpoint(

@@ -165,7 +165,7 @@ class ManualOptimization(LightningModule, ABC):
             # Student and generator take turns, for which DDP would have to look for unused parameters at each step.
             with self.trainer.strategy.block_backward_sync():  # type: ignore[attr-defined]
                 self.manual_backward(loss)
-            average_gradients((p for group in optimizer.param_groups for p in group["params"]), self.processes)
+            average_gradients(p for group in optimizer.param_groups for p in group["params"])
         step = self.trainer.fit_loop.total_batch_idx
         if step != self._last_step:
             optimizer.step()

@@ -9,12 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning import Trainer
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
@@ -52,24 +47,19 @@ def processes_of(trainer: Trainer | None) -> Processes:
 def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
     """Refuses strategies that are not known to be correct here; with `averages_itself` callbacks too.
 
-    Callbacks must not train before the fit begins, on private records without a charge, or gather gradients. All ranks
-    decide alike.
+    Callbacks must not train before the fit begins, on private records without a charge. All ranks decide alike.
 
     Raises:
         ProcessesError: The strategy is refused, or torchrun has started other processes than the trainer is for, each
             of which would make the whole run, in one folder and one ledger; the error says what to set.
-        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, a
-            `StochasticWeightAveraging`, or gradients would be clipped or gathered.
+        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
+            `StochasticWeightAveraging`.
     """
     for callback in callbacks_of(trainer) if averages_itself else ():
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
         if isinstance(callback, StochasticWeightAveraging):
             raise ValueError(f"{type(callback).__name__} adds an epoch of queries that no plan has: leave it out")
-        if isinstance(callback, GradientAccumulationScheduler):
-            raise ValueError(f"{type(callback).__name__} has no effect on steps of this kind: leave it out")
-    if averages_itself:
-        require_effect(trainer)
     strategy = trainer.strategy
     # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
     ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"
@@ -91,17 +81,6 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
         )
 
 
-def require_effect(trainer: Trainer) -> None:
-    """Refuses what a trainer does in automatic optimization alone; Lightning would advise that, which does not apply.
-
-    Raises:
-        ValueError: Gradients would be clipped or gathered.
-    """
-    for name, usual in {"gradient_clip_val": None, "accumulate_grad_batches": 1}.items():
-        if getattr(trainer, name) != usual:
-            raise ValueError(f"trainer.{name} has no effect on steps of this kind: leave it out")
-
-
 def share_of(rows: int, processes: Processes) -> slice:
     """This rank's share of the rows; the last rank's may be smaller."""
     most = -(-rows // processes.size)
@@ -109,27 +88,17 @@ def share_of(rows: int, processes: Processes) -> slice:
 
 
 @torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replaces each gradient by its mean over all processes, in one message; the order of parameters must agree.
 
     A gradient that no process has stays None.
     """
-    if processes.size == 1:
-        return
-    listed = [parameter for parameter in parameters if parameter.requires_grad]
-    if not listed:
-        return
-    first = listed[0]
-    dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in listed) else torch.float32
-    parts = [
-        (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten().to(first.device, dtype)
-        for parameter in listed
-    ]
-    present = torch.tensor([parameter.grad is not None for parameter in listed], device=first.device, dtype=dtype)
-    message = torch.cat([*parts, present])
+    listed = list(parameters)
+    there = torch.tensor([one.grad is not None for one in listed], device=listed[0].device, dtype=listed[0].dtype)
+    parts = [(torch.zeros_like(one) if one.grad is None else one.grad).flatten() for one in listed]
+    message = torch.cat([*parts, there])
     torch.distributed.all_reduce(message)
-    *means, present = message.split([*(parameter.numel() for parameter in listed), len(listed)])
-    for parameter, total, count in zip(listed, means, present.tolist(), strict=True):
-        if count:
-            mean = (total / processes.size).view_as(parameter).to(parameter)
-            parameter.grad = mean if parameter.grad is None else parameter.grad.copy_(mean)
+    *means, there = (message / torch.distributed.get_world_size()).split([*map(len, parts), len(listed)])
+    for parameter, mean, share in zip(listed, means, there.tolist(), strict=True):
+        if share:
+            parameter.grad = torch.empty_like(parameter).copy_(mean.view_as(parameter))

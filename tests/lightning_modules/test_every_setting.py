@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 from lightning.pytorch.cli import ReduceLROnPlateau
 from support.federations import small_network
 from support.golden_guarantees import require_golden
@@ -281,15 +281,6 @@ def test_what_fails_later_is_refused(name: str, settings: Given, words: str, bro
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_gathered_gradients_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if broken:
-        monkeypatch.setattr("lightning_modules.training.processes.GradientAccumulationScheduler", ())
-    with pytest.raises(RuntimeError if broken else ValueError, match="GradientAccumulationScheduler"):
-        fit(made(lightning_modules.DPDFD, FILE), "DPDFD", GradientAccumulationScheduler({1: 2}))
-    assert bool([*Path().rglob("*.jsonl")]) is broken
-
-
-@pytest.mark.parametrize("broken", [False, True])
 def test_an_epoch_of_queries_that_no_plan_has_is_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
         monkeypatch.setattr("lightning_modules.training.processes.StochasticWeightAveraging", ())
@@ -307,24 +298,6 @@ def test_a_teacher_s_schedule_follows_a_metric_that_is_logged() -> None:
         fit(made(lightning_modules.Teacher, plateau("x")), "Teacher")
     with pytest.raises(ValueError, match=METRIC):  # torch's own names no metric
         fit(made(lightning_modules.Teacher, {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}), "Teacher")
-
-
-@pytest.mark.parametrize(
-    ("callback", "trainer", "words"),
-    [
-        (
-            EarlyStopping("test_split/accuracy", check_on_train_epoch_end=True),
-            {"check_val_every_n_epoch": 2},
-            "got 'tes",
-        ),
-        (EarlyStopping("test_split/accuracy", check_on_train_epoch_end=False), {"check_val_every_n_epoch": 2}, ""),
-    ],
-    ids=["sometimes", "at validations"],
-)
-def test_what_is_monitored_is_there_when_it_is_looked_at(callback: Any, trainer: Given, words: str) -> None:
-    with pytest.raises(ValueError, match=f"monitor of EarlyStopping must be .*{words}") if words else nullcontext():
-        fit(made(lightning_modules.DPDFD, FILE), "DPDFD", callback, **trainer)
-    assert charged() is not bool(words)
 
 
 @pytest.mark.parametrize("broken", [False, True])

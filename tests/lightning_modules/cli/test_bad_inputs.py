@@ -46,7 +46,7 @@ BAD: list[Bad] = [
     ("double precision", (*FIT, "--trainer.precision=64"), None,
      "trainer.precision must be one of 32-true, 32, bf16-mixed, got 64"),
     ("clipping, for which Lightning advises automatic optimization", (*FIT, "--trainer.gradient_clip_val=1"), None,
-     "trainer.gradient_clip_val has no effect on steps of this kind: leave it out"),
+     "not supported for manual optimization. Remove `Trainer(gradient_clip_val=1)`. (--debug"),
     ("a method spelt wrong", ("fit", "--model=DPDFDD"), None,
      "model: there is no class DPDFDD that fits here: did you mean DPDFD?"),
     ("a network spelt wrong", (*FIT, "--model.student.network=SmalCNN"), None,

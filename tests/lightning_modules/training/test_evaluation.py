@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Callback
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from sklearn.metrics import roc_auc_score
 from support.runs import distil, result
 
@@ -46,9 +46,8 @@ def test_what_lightning_or_another_callback_knows_may_be_monitored() -> None:
         trainer: Any = SimpleNamespace(callbacks=callbacks, lr_scheduler_configs=[])
         require_monitored(trainer, {"val/accuracy"})
 
-    rates = (LearningRateMonitor(), EarlyStopping("lr-Adam"))
-    check(EarlyStopping("val/accuracy"), *rates, ModelCheckpoint(monitor="epoch"), ModelCheckpoint())
-    for callback in (EarlyStopping("epoch"), EarlyStopping("lr-Adam"), ModelCheckpoint(monitor="val/acuracy")):
+    check(EarlyStopping("val/accuracy"), ModelCheckpoint(monitor="epoch"), ModelCheckpoint())
+    for callback in (EarlyStopping("epoch"), ModelCheckpoint(monitor="val/acuracy")):
         with pytest.raises(ValueError, match=rf"monitor of {type(callback).__name__} must be .*val/accuracy \(a class"):
             check(callback)
         check(callback, OwnCallback())

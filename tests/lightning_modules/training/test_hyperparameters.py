@@ -76,6 +76,6 @@ def test_what_is_not_given_again_is_refused_by_name(of_script: Path) -> None:
 
 def test_without_that_the_noise_is_lost(of_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: Laplace noise of scale 40 in the place of Gaussian 200. A budget is plain and stays."""
-    monkeypatch.setattr("lightning_modules.training.hyperparameters.require_given", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_modules.training.evaluation.require_given", lambda *_, **__: None)
     session = loaded(of_script, images=IMAGES, student=STUDENT).session
     assert session.mechanism == NoisyVotes(kind="laplace", scale=40.0) and session.budget.target_epsilon == 0.5
