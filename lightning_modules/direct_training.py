@@ -218,11 +218,6 @@ class DirectTraining(PrivateFit, Teacher):
     def logged_names(self) -> set[str]:
         return Teacher.logged_names(self)
 
-    @property
-    def uncharged_queries(self) -> list[str]:
-        """Uncharged queries, in words for the guarantee."""
-        return self.session.uncharged_queries
-
     def configure_callbacks(self) -> list[Callback]:
         return [*super().configure_callbacks(), *missing_callbacks(self.trainer, ForwardExceptions)]
 

@@ -75,7 +75,10 @@ class DPSD(DataFreeDistillation):
         generator_loss: GeneratorLoss = GeneratorLoss(),
         **shared: Any,
     ) -> None:
-        super().__init__(num_classes=num_classes, mechanism=_mechanism(mechanism, k=min(3, num_classes)), **shared)
+        mechanism = mechanism or NoisyGradients(top_k=min(3, num_classes))
+        if isinstance(mechanism, NoisyGradients) and mechanism.way.of_ensemble:
+            raise ValueError("mechanism.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
+        super().__init__(num_classes=num_classes, mechanism=mechanism, **shared)
         check_choice("discriminator", discriminator, ("student", "teacher"))
         self.discriminator = discriminator
         self.gradient_targets = settings_of(GradientTargets, gradient_targets, name="gradient_targets")
@@ -172,11 +175,3 @@ class DPSD(DataFreeDistillation):
             of_generator = groups["generator"]
             groups["generator"] = of_generator._replace(parameters=[*of_generator.parameters, self.latents])
         return groups
-
-
-def _mechanism(given: NoisyGradients | NoisyLabels | None, *, k: int) -> NoisyGradients | NoisyLabels:
-    if given is None:
-        return NoisyGradients(top_k=k)
-    if isinstance(given, NoisyGradients) and given.way.of_ensemble:
-        raise ValueError("mechanism.release must not be ensemble for DPSD, which has one teacher; DPDFD takes many")
-    return given

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
@@ -223,11 +222,10 @@ class LabelDP(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Targets (B, c) from the kept labels, for Eq. 3: its KL is the cross-entropy up to a constant."""
-        labels = self.stage_labels[self._rows].to(self.device)
-        if not self.stages.noise_correction:
-            return Annotation(F.one_hot(labels, self.num_classes).float())
-        candidates = self.stage_candidates[self._rows].to(self.device)
-        return annotation_of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon)
+        kept = (self.stage_labels, self.stage_candidates)
+        labels, candidates = (values[self._rows].to(self.device) for values in kept)
+        corrected = self.stages.noise_correction
+        return annotation_of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon, corrected=corrected)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""

@@ -33,7 +33,6 @@ from lightning_modules.training.run import (
     datamodule_of,
     is_dev_run,
     run_folder,
-    state_of_run,
     steps_of_run,
     take_back_unfinished_step,
     write_statement,
@@ -93,6 +92,11 @@ class PrivateFit(LightningModule):
     def spent(self, counts: Mapping[Charge, int] | None = None) -> dict[str, float]:
         """Figures of privacy by their names in logs; see `privacy.statement.epsilons`."""
         return {**epsilons(self.session, counts), "privacy/queries": float(self.session.account.queries())}
+
+    @property
+    def uncharged_queries(self) -> list[str]:
+        """Uncharged queries, in words for the guarantee."""
+        return self.session.uncharged_queries
 
     def guarantee(self) -> Guarantee:
         """Current guarantee for this run's artefacts."""
@@ -199,9 +203,13 @@ class PrivateFit(LightningModule):
             CheckpointError: A fit would resume from a file without the charges of its run.
         """
         super().on_load_checkpoint(checkpoint)
-        if (state := state_of_run(checkpoint, self.section, self._trainer)) is not None:
+        if state := checkpoint.get(self.section):
             self.steps_done = int(state["steps_done"])
             self.session.load(state)
+        elif self._trainer is not None and self._trainer.state.fn == "fit":
+            raise CheckpointError(
+                "the checkpoint does not say what its run was charged: give one of a fit of this method"
+            )
 
 
 class LearnsFromTeacher(PrivateFit, ManualOptimization):

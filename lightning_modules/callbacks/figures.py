@@ -54,31 +54,29 @@ class SyntheticImages(Callback):
         images = pl_module.synthetic_grid()
         if not trainer.is_global_zero or not len(images):
             return  # no images may be shown
-        figure = image_grid(images, title=f"synthetic images after {pl_module.steps_done} steps")
+        # Each is scaled to its own range, since generators may exceed [-1, 1].
+        pixels = images.detach().float().cpu()
+        grid = make_grid(pixels, nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True)
+        figure = image_grid(grid, title=f"synthetic images after {pl_module.steps_done} steps")
         # Next to the guarantee if it covers the images, otherwise in the private folder.
         bounded = math.isfinite(pl_module.session.account.epsilon(counts=pl_module.session.covering()))
         folder = run_folder(trainer) / ("public" if bounded else "private")
         path = save_figure(figure, folder / "figures" / f"synthetic_{pl_module.steps_done:06d}.png")
         if bounded:
-            log_image(trainer, images, path, step=pl_module.steps_done)
+            log_image(trainer, grid, path, step=pl_module.steps_done)
 
 
-def log_image(trainer: Trainer, images: torch.Tensor, path: Path, *, step: int) -> None:
-    """Logs images to loggers that can show them; the PNG at `path` is for all others."""
+def log_image(trainer: Trainer, grid: torch.Tensor, path: Path, *, step: int) -> None:
+    """Logs an image (3, H, W) to loggers that can show it; the PNG at `path` is for all others."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(
-                "synthetic", make_grid(images.float().cpu(), normalize=True, scale_each=True), step
-            )
+            logger.experiment.add_image("synthetic", grid, step)
         elif isinstance(logger, WandbLogger):
             logger.log_image(key="synthetic", images=[str(path)], step=step)
 
 
-def image_grid(images: torch.Tensor, *, title: str) -> Figure:
-    """Draws images (N, C, H, W) in a square grid, each scaled to its own range, since generators may exceed [-1, 1]."""
-    grid = make_grid(
-        images.detach().float().cpu(), nrow=max(1, round(math.sqrt(len(images)))), normalize=True, scale_each=True
-    )
+def image_grid(grid: torch.Tensor, *, title: str) -> Figure:
+    """Draws an image (3, H, W)."""
     figure, axes = plt.subplots(figsize=(4.5, 4.7))
     axes.imshow(grid.permute(1, 2, 0).numpy(), interpolation="nearest")
     axes.set_title(title, fontsize=10)

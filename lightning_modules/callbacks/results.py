@@ -99,11 +99,9 @@ class ResultRecord(Callback):
         }
         data.setup("test")
         loader = data.test_dataloader()  # only this process measures
-        guarantee: Guarantee | None = None
-        uncharged: list[str] | None = None  # whatever is measured of a private model
+        own: Any = pl_module if hasattr(pl_module, "guarantee") else None
         if isinstance(pl_module, LearnsFromTeacher):
             network, seed, steps = pl_module.student, pl_module.draw_seed, pl_module.steps_done
-            guarantee, uncharged = pl_module.guarantee(), pl_module.session.uncharged_queries
             account = pl_module.session.account
             record |= {
                 "scope": account.budget.scope,
@@ -113,9 +111,6 @@ class ResultRecord(Callback):
             }
         else:
             network, seed, steps = pl_module, torch.initial_seed(), trainer.global_step
-            own: Any = pl_module
-            if hasattr(own, "guarantee") and hasattr(own, "uncharged_queries"):  # and may be measured on public images
-                guarantee, uncharged = own.guarantee(), own.uncharged_queries
         home, device = pl_module.device, trainer.strategy.root_device
         # Lightning has moved it to the CPU by now, where thousands of patch filters take minutes.
         measured = measured_on(network.to(device), loader, device, auroc=asks_for_auroc(trainer))
@@ -127,8 +122,8 @@ class ResultRecord(Callback):
         record |= {
             **measured,
             "class_names": names_of(data, len(measured["recall"])),
-            "uncharged_accesses": list(measured if uncharged is None else uncharged),
-            **_stated(guarantee),
+            "uncharged_accesses": list(own.uncharged_queries if own else measured),  # all of a private model
+            **_stated(own.guarantee() if own else None),
             "steps": steps,
             **({"not_finite_between": self._finite} if len(self._finite) > 1 else {}),
             "seed": seed,
@@ -307,7 +302,7 @@ class PredictionWriter(BasePredictionWriter):
 
 def names_of(data: Any, count: int) -> list[str]:
     """Names of the `count` classes of a data module: their numbers, if it has none or names of other ones."""
-    names = getattr(data, "class_names", None) or getattr(getattr(data, "dataset", None), "class_names", None) or ()
+    names = getattr(data, "class_names", None) or ()
     return [*names] if len(names) == count else [*map(str, range(count))]
 
 

@@ -40,11 +40,6 @@ _BATCH = 256
 _KEPT = 40
 
 
-def prior_for(dataset: str) -> dict[str, Any]:
-    """Returns a data set's prior, by its name alone: trying several on the teacher would be unaccounted queries."""
-    return {"class_path": PRIORS.get(dataset, "GeneralPrior")}
-
-
 def configuration(
     options: argparse.Namespace, *, bounded: Training | None, network: Any, shape: tuple[int, int, int] | None = None
 ) -> dict[str, Any]:
@@ -56,12 +51,15 @@ def configuration(
     steps = check_count("--steps", options.steps, minimum=1)
     per_epoch = math.gcd(steps, _STEPS_PER_EPOCH) if steps >= _STEPS_PER_EPOCH else steps
     name, _, place = options.data.partition(":")
+    kind = name.rpartition(".")[2]
     # Named by teacher and data: a second call continues the run and is not charged for another one.
     both = re.sub(r"\W+", "_", f"{options.data}/{Path(options.teacher).with_suffix('')}").strip("_")
     dataset: dict[str, Any] = {"class_path": name, "init_args": {"root": place} if place else {}}
-    if shape is not None and name.rpartition(".")[2] == "ImageFolder":
+    if shape is not None and kind == "ImageFolder":
         dataset["init_args"] |= {"channels": shape[0], "size": shape[1]}
-    images = {"pool": options.pictures} if options.pictures else {"prior": prior_for(name.rpartition(".")[2])}
+    # By the name of the data alone: trying several priors on the teacher would be unaccounted queries.
+    prior = {"class_path": PRIORS.get(kind, "GeneralPrior")}
+    images = {"pool": options.pictures} if options.pictures else {"prior": prior}
     student: dict[str, Any] = {
         "network": named_network("SmallCNN"),
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}},

@@ -308,9 +308,7 @@ class LabelTargets:
 
     def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
         """Targets for detached logits (B, c), from labels (B,), each drawn among candidates (B, c), bool, with ε."""
-        if not self.noise_correction:
-            return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
-        return annotation_of_labels(outputs, labels, candidates, epsilon=epsilon)
+        return annotation_of_labels(outputs, labels, candidates, epsilon=epsilon, corrected=self.noise_correction)
 
 
 def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
@@ -354,7 +352,11 @@ def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tens
     return (counted - other) / (math.expm1(epsilon) * other)
 
 
-def annotation_of_labels(outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
-    """Targets from noisy labels by `label_evidence`; `outputs` are detached logits (B, c)."""
+def annotation_of_labels(
+    outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float, corrected: bool = True
+) -> Annotation:
+    """Targets from noisy labels: by `label_evidence`, or the labels; `outputs` are detached logits (B, c)."""
+    if not corrected:
+        return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
     evidence = label_evidence(labels, candidates, epsilon=epsilon)
     return Annotation(label_posterior(outputs.float(), evidence), evidence=evidence)

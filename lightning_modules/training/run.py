@@ -30,7 +30,6 @@ from torch import nn
 
 from privacy.checks import round_up
 from privacy.guarantee import Guarantee
-from privacy.identity import CheckpointError
 from privacy.journal import write_atomically
 
 _Data = TypeVar("_Data")
@@ -266,18 +265,6 @@ def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
 
 
 # --- its checkpoints ---
-
-
-def state_of_run(checkpoint: Mapping[str, Any], name: str, trainer: Trainer | None) -> Mapping[str, Any] | None:
-    """Section `name` of a checkpoint, which includes a session's `state`; None in a file without it.
-
-    Raises:
-        CheckpointError: A fit would resume from a file without the charges of its run.
-    """
-    state: Mapping[str, Any] | None = checkpoint.get(name)
-    if state is None and trainer is not None and trainer.state.fn == "fit":
-        raise CheckpointError("the checkpoint does not say what its run was charged: give one of a fit of this method")
-    return state
 
 
 def take_back_unfinished_step(checkpoint: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images import Images
 from lightning_modules.losses.functional import decoupled_kd, output_gradients
-from lightning_modules.losses.targets import GradientTargets
+from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian
-from privacy.mechanisms import NoisyGradients, Shape
+from privacy.mechanisms import NoisyGradients
 from privacy.published import published_dpdfd_epsilon
 
 PRIOR = Images(source="prior")
@@ -89,37 +88,30 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
     assert not any("reserve" in file.read_text() for file in Path().rglob("*.jsonl"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watching(NoisyGradients):
-    """Keeps what it is given and what it gives."""
+def script(teachers: list[nn.Module], *, kind: type[DPDFD]) -> list[torch.Tensor]:
+    """The images of a step without noise on these teachers, what its mechanism is given, and what it gives."""
+    seen: list[torch.Tensor] = []
 
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+            seen.extend([images, super().output_gradients(outputs, images)])
+            return seen[-1].clone()
 
-    def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
-        released = super().answer(shape, *tensors, **settings)
-        self.seen.append((tensors[0].clone(), released.clone()))
-        return released
-
-
-def script(teachers: list[nn.Module], *, kind: type[DPDFD]) -> tuple[Watching, torch.Tensor]:
-    """The mechanism of a step without noise on these teachers, and the images of it."""
-    images: list[torch.Tensor] = []
-
-    class Looking(kind):  # type: ignore[misc, valid-type]
-        def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
-            images.append(super().draw_images(step, latents))
-            return images[-1]
+        def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+            made = super().annotate(outputs, images)
+            assert made.step is not None
+            seen.append(self.mechanism.norm_bound * made.step)
+            return made
 
     seed_everything(5, verbose=False)
-    module = Looking(
+    module = Watched(
         num_classes=10, image_shape=SHAPE, batch_size=BATCH_SIZE, images=PRIOR,
         teacher=TeacherConfig(path=nn.ModuleList(teachers)),
-        mechanism=Watching(release="ensemble", noise_multiplier=0.0),
+        mechanism=NoisyGradients(release="ensemble", noise_multiplier=0.0),
         gradient_targets=GradientTargets(dkd_beta=3.0),
     )  # fmt: skip
     fit_script(module, steps=1)
-    assert isinstance(module.mechanism, Watching)
-    return module.mechanism, images[0]
+    return seen
 
 
 class MeanOfTeachers(DPDFD):
@@ -137,12 +129,11 @@ class MeanOfTeachers(DPDFD):
 def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kind: type[DPDFD]) -> None:
     """What the price is computed for, on the run itself; later images follow from what was released."""
     networks = small_networks(5)
-    (first, images), (second, others) = (script([*networks[:3], last], kind=kind) for last in networks[3:])
+    (images, one, first), (others, other, second) = (script([*networks[:3], last], kind=kind) for last in networks[3:])
     assert torch.equal(images, others)
-    one, other = first.seen[0][0], second.seen[0][0]
     changed = [not torch.equal(one[number], other[number]) for number in range(4)]
     assert changed == ([False] * 3 + [True] if kind is DPDFD else [True] * 4)
-    farthest = float((first.seen[0][1] - second.seen[0][1]).norm(dim=1).max())
+    farthest = float((first - second).norm(dim=1).max())
     assert farthest > 0
     if kind is DPDFD:
         assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)
