@@ -25,7 +25,7 @@ from lightning_modules.training.evaluation import (
     require_public_fit,
     validation_names,
 )
-from lightning_modules.training.manual_optimization import ManualOptimization
+from lightning_modules.training.manual_optimization import CosineSchedule, ManualOptimization
 from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import (
@@ -361,6 +361,9 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
         by_all(self.processes, lambda: self.require_unlike(self.teacher))
         super().on_train_start()
         steps = steps_of_run(self.trainer, done=self.steps_done)
+        for name, schedule in self._schedules.items():
+            if steps and isinstance(schedule, CosineSchedule):  # epochs before may have had another length
+                schedule.lengthen(max(1, self.schedule_steps(name, steps)))
         if steps and self.schedule_steps("student", steps) <= 0:
             rank_zero_warn(
                 f"this run has {steps} steps, none of them the student's, which will learn nothing: raise "

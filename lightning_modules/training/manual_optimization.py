@@ -106,8 +106,12 @@ class CosineSchedule(CosineAnnealingLR):
         """Restores the schedule of a fit that may have been of another length."""
         length = self.T_max
         super().load_state_dict(state_dict)
-        self.lengthened |= self.T_max != length
-        self.T_max = length
+        self.lengthen(length)
+
+    def lengthen(self, steps: float) -> None:
+        """Sets the length of the whole fit, of which steps may have been made."""
+        self.lengthened |= self.T_max != steps
+        self.T_max = int(steps)
 
 
 def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

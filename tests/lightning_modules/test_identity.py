@@ -251,11 +251,13 @@ def test_a_teacher_that_stopped_early_costs_its_whole_plan(monkeypatch: pytest.M
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_student_whose_epochs_got_shorter_has_a_plan_that_grew(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings = {"teacher": f"private/{LAST}", "images": "prior"}, {"release": "per_sample_full", "scope": "run"}
+    model["student_lr_scheduler"] = "CosineSchedule"
     distil("run", model=model, mechanism=settings, steps=4)
     if broken:  # as if all epochs had had today's length
         monkeypatch.setattr(private_fit, "steps_of_run", lambda trainer, *, done: 4)
-    plan = distil("run", RESUME, model=model, mechanism=settings, steps=1, epochs=4).model.session.plan
-    assert (plan.changed, plan.calls) == ((False, 4) if broken else (True, 7))
+    cli = distil("run", RESUME, model=model, mechanism=settings, steps=1, epochs=4)
+    plan, rate = cli.model.session.plan, cli.trainer.optimizers[0].param_groups[0]["lr"]
+    assert (plan.changed, plan.calls, rate == 0) == ((False, 4, False) if broken else (True, 7, True))
 
 
 # What the command line says on resuming is applied or refused.
