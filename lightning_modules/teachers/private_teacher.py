@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ from torch import nn
 
 from datamodules.records import Partition, same_data
 from lightning_modules.networks import check_network
-from lightning_modules.networks.feature_cache import bytes_of, same_module
+from lightning_modules.networks.feature_cache import digest_of
+from lightning_modules.networks.network import bytes_of
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
@@ -25,8 +25,6 @@ from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.session import PrivacySession
-
-_is_training = attrgetter("training")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -224,7 +222,7 @@ class PrivateTeacher(PrivateModel):
         own = getattr(self._held(), "feature_extractor", None)
         if extractor is None or own is None or not hasattr(self._held(), "forward_extracted"):
             return False
-        return same_module(own, extractor)
+        return digest_of(own) == digest_of(extractor)
 
     def shares_features(self, other: PrivateTeacher) -> bool:
         """Whether another teacher's `features` equal its own."""
@@ -257,7 +255,7 @@ class PrivateTeacher(PrivateModel):
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
-        return network.eval() if any(map(_is_training, network.modules())) else network
+        return network.eval() if any(part.training for part in network.modules()) else network
 
 
 class PrivateEnsemble(PrivateModel):
