@@ -86,13 +86,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         return self._normalise(self.images[rows]), self.labels[rows]
 
     def select(self, mask: Tensor) -> ImageDataset:
-        """Returns a copy of the records where `mask` (N,) bool holds, ids kept.
-
-        Raises:
-            ValueError: `mask` is not (N,) bool.
-        """
-        if mask.shape != (len(self),) or mask.dtype != torch.bool:
-            raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
+        """Returns a copy of the records where `mask` (N,) bool holds, ids kept."""
         return self.at(torch.nonzero(mask).flatten())
 
     def at(self, rows: Tensor) -> ImageDataset:
