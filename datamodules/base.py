@@ -188,8 +188,8 @@ class ImageDataModule(LightningDataModule, ABC):
         settings = {name: getattr(self, name, None) for name in sorted(taken - _NOT_OF_PARTITION)}
         settings["classes"] = None if self.kept_classes is None else sorted(self.class_names)
         plain = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
-        classes = list(self.class_names)
-        return {"data": self._private_name, "place": None, "class_names": classes, "settings": plain, "share": None}
+        of_data = {"data": self._private_name, "place": None, "class_names": list(self.class_names)}
+        return {**of_data, "settings": plain, "share": None}
 
     @property
     def home(self) -> DataHome | None:

@@ -273,11 +273,11 @@ LABELS = torch.arange(11) % 10
 class Plain(nn.Module):
     """A network that treats each image by itself."""
 
-    def __init__(self, *, padding_mode: Any = "zeros", features: int = 8 * 64) -> None:
+    def __init__(self, *, padding_mode: Any = "zeros") -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode)
         self.norm: nn.Module = nn.GroupNorm(2, 8)
-        self.head = nn.Linear(features, 10)
+        self.head = nn.Linear(8 * 64, 10)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.norm(self.conv(images))).flatten(1)
