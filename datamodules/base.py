@@ -349,8 +349,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def train_dataloader(self) -> Batches:
         """Returns shuffled training batches: images (B, C, H, W), labels (B,).
 
-        The last, smaller batch is kept, so that every epoch has every record and small data sets are not skipped; only
-        a last batch of a single image is dropped, because BatchNorm refuses it.
+        The last, smaller batch is kept, so that every epoch has every record, unless BatchNorm would refuse it: of 1.
 
         Raises:
             ValueError: There are fewer records than a batch has.
