@@ -189,7 +189,8 @@ class WhitenedFeatures(nn.Module):
         views = [images, *moved_each_way(images, self.whitening.shifts)]
         if self.whitening.mirrored:
             views += [view.flip(-1) for view in views]
-        return reduce(torch.add, (self.plain(view).flatten(1) for view in views)) / len(views)
+        total: Tensor = reduce(torch.add, (self.plain(view).flatten(1) for view in views))
+        return total / len(views)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:

@@ -415,8 +415,10 @@ class Dropped(Plain):
 
 
 class Draws(Plain):
+    drawing = True
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(images * float(np.random.rand()))
+        return super().forward(images * float(np.random.rand()) if self.drawing else images)
 
 
 class OfAGlobal(Plain):
@@ -566,19 +568,9 @@ def test_fixed_features_are_those_of_each_image_by_itself(remembered: bool) -> N
     assert not torch.allclose(network.eval().feature_extractor(images), alone, rtol=1e-1)  # negative control
 
 
-class DrawsLater(Plain):
-    drawing = False
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        drawn = float(np.random.rand()) if self.drawing else 1.0
-        return super().forward(images * drawn)
-
-
-def test_draws_that_begin_later_are_refused() -> None:
-    clipped = made(DrawsLater())
-    DrawsLater.drawing = True
-    try:
-        with pytest.raises(ValueError, match="draws at random, which depends"):
-            clipped.sums(IMAGES, LABELS)
-    finally:
-        DrawsLater.drawing = False
+def test_draws_that_begin_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Draws, "drawing", False)
+        clipped = made(Draws())
+    with pytest.raises(ValueError, match="draws at random, which depends"):
+        clipped.sums(IMAGES, LABELS)
