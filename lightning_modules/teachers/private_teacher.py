@@ -144,15 +144,15 @@ class PrivateModel(ABC):
         begun = [(kind, *one) for kind, network in networks.items() for one in _varied(network)]
         shapes = {value.shape for *_, value in begun}
         theirs = (value for index in range(self.num_teachers) for value in self._network_of(index).parameters())
-        own = {_digest(value) for value in theirs if value.shape in shapes}
-        common = [(f"model.{kind}: {name!r}", value) for kind, name, value in begun if _digest(value) in own]
-        for name, value in common:
+        own = {tensors_digest({"": value}) for value in theirs if value.shape in shapes}
+        common = [one for one in begun if tensors_digest({"": one[2]}) in own]
+        for kind, name, value in common:
             if value.requires_grad:
                 raise TeacherError(
-                    f"{name} begins as a weight of {self.name()}, which would be published and which no noise of this "
-                    "run covers: begin with new weights. Public ones that both have must be frozen"
+                    f"model.{kind}: {name!r} begins as a weight of {self.name()}, which would be published and which "
+                    "no noise of this run covers: begin with new weights. Public ones that both have must be frozen"
                 )
-        return [name for name, _ in common]
+        return [f"model.{kind}: {name!r}" for kind, name, _ in common]
 
     @property
     def is_external(self) -> bool:
@@ -342,7 +342,7 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
     owners: dict[bytes, int] = {}
     frozen: dict[str, None] = {}
     for index, network in enumerate(networks):
-        weights = [(name, value.requires_grad, _digest(value)) for name, value in _varied(network)]
+        weights = [(name, value.requires_grad, tensors_digest({"": value})) for name, value in _varied(network)]
         common = [one for one in weights if owners.setdefault(one[2], index) != index]
         for name, trained, digest in common:
             if trained or len(common) == len(weights):
@@ -359,10 +359,6 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
 def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Weights by name, except constant ones, such as those of a normalisation before training."""
     return [(name, value) for name, value in network.named_parameters() if bool((value != value.flatten()[:1]).any())]
-
-
-def _digest(value: torch.Tensor) -> bytes:
-    return tensors_digest({"": value.detach()})
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
