@@ -26,25 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     torch.set_num_threads(1)
-    _write_yaml_by_libyaml()
-    # A process that dies loses nothing that it wrote; only a machine does. Tests of what is synced have their own.
-    os.fsync = lambda descriptor: None
     # The same examples each time, and no deadline: a contended machine is slow, not wrong.
     hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("project")
-
-
-def _write_yaml_by_libyaml() -> None:
-    """The same text as by PyYAML's own emitter and parser, which take a tenth of the time of a tiny fit."""
-    import yaml
-
-    if not yaml.__with_libyaml__:
-        return
-    fast = {yaml.Dumper: yaml.CDumper, yaml.SafeDumper: yaml.CSafeDumper, yaml.SafeLoader: yaml.CSafeLoader}
-    for slow, by_libyaml in fast.items():
-        setattr(yaml, slow.__name__, by_libyaml)
-    for function in (yaml.dump, yaml.dump_all):
-        function.__defaults__ = tuple(fast.get(value, value) for value in function.__defaults__)
 
 
 @pytest.fixture(autouse=True)
