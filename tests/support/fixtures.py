@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.runs import QUIET, shelve
+from support.runs import QUIET, shelve, working_in
 
 from lightning_modules.cli import main
 from lightning_modules.networks import feature_cache
@@ -27,22 +27,11 @@ def trained_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
         if not (folder / "done").exists():
-            _train_teacher(folder)
+            with working_in(folder):
+                main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=5", *QUIET])
+            shelve(folder)
             (folder / "done").touch()
     return folder / "teachers" / "digits.ckpt"
-
-
-def _train_teacher(folder: Path) -> None:
-    before = Path.cwd()
-    os.chdir(folder)
-    others = os.environ.pop("TRANSCRIPTION_LEDGERS", None)
-    try:
-        main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=5", *QUIET])
-        shelve(folder)
-    finally:
-        os.chdir(before)
-        if others is not None:
-            os.environ["TRANSCRIPTION_LEDGERS"] = others
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -71,35 +71,13 @@ class Forked:
 
     def __init__(self, act: Callable[[], Any], *, log: Path) -> None:
         self.log = log.resolve()
-        self._ended: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 1
-        try:
-            os.setpgrp()  # so that one signal ends whatever this starts
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with log.open("w", encoding="utf-8") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-            for logger in (logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")):
-                for handler in list(logger.handlers):
-                    if type(handler) is logging.StreamHandler:
-                        handler.setStream(sys.stderr)
-                    else:  # pytest's
-                        logger.removeHandler(handler)
-            act()
-            code = 0
-        except SystemExit as ended:
-            if isinstance(ended.code, str):
-                print(ended.code, file=sys.stderr)
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
+        self._process = multiprocessing.get_context("fork").Process(target=_logged, args=(act, self.log))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is that of its group as well."""
+        return self._process.pid or 0
 
     @property
     def said(self) -> str:
@@ -108,10 +86,7 @@ class Forked:
 
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        if self._ended is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._ended = os.waitstatus_to_exitcode(status) if pid else None
-        return self._ended is None
+        return self._process.is_alive()
 
     def status(self, *, seconds: float = 120) -> int:
         """Its exit status, negative where a signal has ended it; after a time it is killed.
@@ -123,18 +98,17 @@ class Forked:
         while self.running():
             if time.monotonic() > end:
                 _end_group(self.pid)
-                os.waitpid(self.pid, 0)
                 raise TimeoutError(f"still running after {seconds} s: {self.said}")
             time.sleep(0.01)
-        assert self._ended is not None
-        return self._ended
+        assert self._process.exitcode is not None
+        return self._process.exitcode
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 120) -> None:
         """Waits for something that it does."""
         end = time.monotonic() + seconds
         while not condition():
             if not self.running() or time.monotonic() > end:
-                raise AssertionError(f"it ended ({self._ended}) or took too long: {self.said}")
+                raise AssertionError(f"it ended ({self._process.exitcode}) or took too long: {self.said}")
             time.sleep(0.001)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
@@ -142,6 +116,23 @@ class Forked:
         if self.running():
             os.kill(self.pid, number)
         return self.status()
+
+
+def _logged(act: Callable[[], Any], log: Path) -> None:
+    """Calls `act` in a group of its own, so that one signal ends whatever it starts; what it prints goes to a file."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with log.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    for logger in (logging.getLogger(name) for name in ("lightning", "lightning.pytorch", "lightning.fabric")):
+        for handler in list(logger.handlers):
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)
+            else:  # pytest's
+                logger.removeHandler(handler)
+    act()
 
 
 class Ended(NamedTuple):
