@@ -36,9 +36,8 @@ _HARMLESS: list[Any] = [
     argparse.Namespace,
     encode,
     np.dtype,
-    *map(type, map(np.dtype, "?bBhHiIlLqQefd")),
-    (_SCALAR, "numpy.core.multiarray.scalar"),
-    (_SCALAR, "numpy._core.multiarray.scalar"),
+    *{type(np.dtype(letter)) for letter in "?bBhHiIlLqQefd"},
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
 ]
 
 #: How files begin that are no weights.

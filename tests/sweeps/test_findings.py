@@ -19,17 +19,14 @@ VALUES = {"a": [90.0], "b": [91.5], "k 2": [88.0, 95.0], "c": [float("inf")]}
     [
         ("a < b", True),
         ("b < a", False),
-        ("b > a", True),
         ("a = b", False),
         ("a <= b", True),
         ("b <= a", False),
         ("a = 90.9", True),
-        ("a < 90.9", False),
         ("a <= 89.5", True),  # within the margin
         ("a > 50 < b; a < b", True),
         ("a > 50 < b; b < a", False),
         ("k 2 > a", None),  # above it by 1.5, and its own seeds differ by more
-        ("k 2 >= b", None),
         ("k 2 > a; b < a", False),
         ("c <= 10", False),
         ("c > a", True),

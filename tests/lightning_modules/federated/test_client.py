@@ -17,7 +17,7 @@ from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose, fully_adaptive_epsilon
-from privacy.events import Gaussian, RandomizedResponse, Repeated
+from privacy.events import Gaussian
 from privacy.identity import Training
 from privacy.ledger import Ledger
 from privacy.mechanisms import NoisyGradients, NoisyLabels
@@ -26,22 +26,6 @@ from privacy.plan import Charge
 DELTA = 1e-5
 MU = math.sqrt(BATCH_SIZE) * 2 / 20.0
 LABELS = NoisyLabels(epsilon=1.0, smallest=3)
-
-
-def candidates(size: int) -> torch.Tensor:
-    chosen = torch.zeros(BATCH_SIZE, 10, dtype=torch.bool)
-    chosen[:, :size] = True
-    return chosen
-
-
-def test_classes_are_charged_as_so_many_responses_over_the_smallest_set() -> None:
-    """Whatever their size: a server may choose it by what it was answered."""
-    asked = client()
-    asked.begin(terms(LABELS))
-    answer = asked.answer(question(candidates=candidates(4)))
-    assert answer.shape == (BATCH_SIZE,) and int(answer.max()) < 4
-    ((charge, _),) = asked.session.account.counts().items()
-    assert charge.release == Repeated(RandomizedResponse(1.0, 3), BATCH_SIZE)
 
 
 def test_without_noise_nothing_is_bounded_and_the_server_s_guarantee_is_named() -> None:

@@ -87,7 +87,8 @@ def test_server_and_clients_charge_each_round(release: str) -> None:
 def test_labels_are_charged_by_each_client_for_its_own_responses() -> None:
     reached = LocalClients(teachers=small_networks(3))
     module = federated(reached, mechanism=NoisyLabels(epsilon=1.0, smallest=3))
-    # The server knows its own schedule, which begins with all classes; clients charge for the smallest set.
+    # The server knows its own schedule, which begins with all classes; clients charge for the smallest set, whatever
+    # its size, as a server may choose it by what it was answered.
     charged = [(module.session.account, 10), *((client.session.account, 3) for client in reached.clients)]
     for account, size in charged:
         wanted = Repeated(RandomizedResponse(1.0, size), BATCH_SIZE)
