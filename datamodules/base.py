@@ -183,15 +183,13 @@ class ImageDataModule(LightningDataModule, ABC):
         the chosen classes and every setting of a derived class that is not known to have no effect on the partition;
         `share`, for a client's data: the partition into clients and this client's number.
         """
-        taken: set[str] = set()
-        for kind in type(self).__mro__:
-            if issubclass(kind, ImageDataModule):
-                taken |= inspect.signature(kind.__init__).parameters.keys()
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ImageDataModule)]
+        taken = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
         settings = {name: getattr(self, name, None) for name in sorted(taken - _NOT_OF_PARTITION)}
         settings["classes"] = None if self.kept_classes is None else sorted(self.class_names)
         plain = json.loads(json.dumps(settings, default=lambda value: type(value).__qualname__))
-        classes = list(self.class_names)
-        return {"data": self._private_name, "place": None, "class_names": classes, "settings": plain, "share": None}
+        of_data = {"data": self._private_name, "place": None, "class_names": list(self.class_names)}
+        return {**of_data, "settings": plain, "share": None}
 
     @property
     def home(self) -> DataHome | None:
@@ -218,27 +216,17 @@ class ImageDataModule(LightningDataModule, ABC):
 
         Raises:
             MissingDataError: Its files are not there.
-            ValueError: It has no record of the chosen classes.
+            ValueError: It has no record of the chosen classes, or the private part has more records than stated.
         """
         records = self.read(part)
-        if self.kept_classes is None:
-            return records
-        labels = torch.full_like(records.labels, -1)
-        for new, old in enumerate(self.kept_classes):
-            labels[records.labels == old] = new
-        if not (mask := labels >= 0).any():
-            raise ValueError(f"classes={list(self.class_names)} leaves the {part} part of {self.name} empty")
-        return records.select(mask).relabelled(labels[mask])
-
-    def read_private(self) -> ImageDataset:
-        """Reads the official training part, on whose size a guarantee relies.
-
-        Raises:
-            MissingDataError: Its files are not there.
-            ValueError: It holds more records than stated.
-        """
-        records = self.records("train")
-        if self.num_records is not None and len(records) > self.num_records:
+        if self.kept_classes is not None:
+            labels = torch.full_like(records.labels, -1)
+            for new, old in enumerate(self.kept_classes):
+                labels[records.labels == old] = new
+            if not (mask := labels >= 0).any():
+                raise ValueError(f"classes={list(self.class_names)} leaves the {part} part of {self.name} empty")
+            records = records.select(mask).relabelled(labels[mask])
+        if part == "train" and self.num_records is not None and len(records) > self.num_records:
             raise ValueError(
                 f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
                 "records: delta would be compared with too few. State the true number"
@@ -315,7 +303,7 @@ class ImageDataModule(LightningDataModule, ABC):
         """
         needed = [split for split in _STAGE_SPLITS[stage] if split not in self._splits]
         for part in self._parts(needed):
-            records = self.read_private() if part == "train" else self.records(part)
+            records = self.records(part)
             if part != "train" or self.official_validation:
                 self._splits[part] = records
                 continue
@@ -361,8 +349,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def train_dataloader(self) -> Batches:
         """Returns shuffled training batches: images (B, C, H, W), labels (B,).
 
-        The last, smaller batch is kept, so that every epoch has every record and small data sets are not skipped; only
-        a last batch of a single image is dropped, because BatchNorm refuses it.
+        The last, smaller batch is kept, so that every epoch has every record, unless BatchNorm would refuse it: of 1.
 
         Raises:
             ValueError: There are fewer records than a batch has.

@@ -81,20 +81,14 @@ class CIFAR100(CIFAR10):
     label_key = "fine_labels"
 
 
+_ALLOWED = ("numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode")
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickles NumPy arrays only: other pickles may call any function."""
 
-    _ALLOWED: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
+        module = module.replace("numpy.core", "numpy._core")  # its name before NumPy 2
+        if f"{module}.{name}" not in _ALLOWED:
             raise pickle.UnpicklingError(f"it would call {module}.{name}, which no file of CIFAR does")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return super().find_class(module, name)

@@ -15,7 +15,7 @@ from datamodules.image_folder import ImageFolder
 from datamodules.records import ImageDataset, id_fraction
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.wrapped import DerivedDataset
-from privacy.checks import check_count
+from privacy.checks import check_count, check_number
 from privacy.ledger_place import DataHome
 
 MIN_RECORDS = 100
@@ -57,8 +57,7 @@ class ClientPartition:
             ValueError: A setting is outside its range, or no draw of 1000 gives every client its share.
         """
         # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
-        if isinstance(self.alpha, bool) or not 1e-3 <= self.alpha <= 1e6:
-            raise ValueError(f"alpha must lie between 0.001 and 1000000, got {self.alpha!r}")
+        check_number("alpha", self.alpha, least=1e-3, most=1e6)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= _LARGEST_SEED:
             raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {self.seed!r}")
         self.proportions  # noqa: B018 - raises if no draw is accepted
@@ -137,9 +136,6 @@ class Clients(Shards):
         ValueError: A setting is outside its range, or leaves a client too few records.
     """
 
-    shard_noun = "client"
-    remedy = "lower data.batch_size, or take another data.partition_seed"
-
     def __init__(
         self,
         *,
@@ -171,7 +167,7 @@ class Clients(Shards):
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         owners = self._clients.client_of(records.ids, records.labels)
-        return ShardedRecords.by(records, owners, num_shards=self.num_clients)
+        return ShardedRecords.of(records, owners, num_shards=self.num_clients)
 
 
 class ClientRecords(DerivedDataset):

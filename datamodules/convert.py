@@ -21,9 +21,6 @@ from PIL import Image
 
 from datamodules.files import MissingExtraError
 
-TABLES = (".csv", ".tsv", ".npz", ".parquet", ".arrow")
-"""Endings of files that can be converted."""
-
 _PARTS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
 _LABELS = ("label", "labels", "class", "category", "target", "diagnosis")
 
@@ -35,17 +32,6 @@ class Row(NamedTuple):
     label: Any
     name: str
     content: Any
-
-
-def rows_of(source: Path, *, label: str | None = None) -> Iterator[Row]:
-    """Reads a table; `label` names the column of labels where that is not clear.
-
-    Raises:
-        ValueError: Its pictures or its labels are not found.
-        MissingExtraError: The package `pyarrow` is needed and not installed.
-    """
-    read = {".csv": _of_csv, ".tsv": _of_csv, ".npz": _of_arrays}.get(source.suffix, _of_arrow)
-    yield from read(source, label)
 
 
 def _part_of(name: str) -> str:
@@ -127,17 +113,28 @@ def _of_arrow(source: Path, label: str | None) -> Iterator[Row]:
             yield Row(part, names[one] if names else one, f"{source.stem}_{name}", picture["bytes"])
 
 
+TABLES = {".csv": _of_csv, ".tsv": _of_csv, ".npz": _of_arrays, ".parquet": _of_arrow, ".arrow": _of_arrow}
+"""What reads the rows of a table, by the ending of its file."""
+
+
 def convert(source: Path, to: Path, *, label: str | None = None) -> int:
     """Writes the pictures of a table, or of those in a folder, and returns their number.
 
+    Args:
+        source: The table or folder.
+        to: New folder.
+        label: Column of labels, where that is not clear.
+
     Raises:
-        ValueError: There are none, or `to` exists.
+        ValueError: There are no pictures or labels, or `to` exists.
+        MissingExtraError: The package `pyarrow` is needed and not installed.
     """
-    tables = [source] if source.is_file() else [file for file in sorted(source.rglob("*")) if file.suffix in TABLES]
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    tables = [file for file in files if file.suffix in TABLES]
     if to.exists():
         raise ValueError(f"TO must be a new folder, and {to} exists")
     count = 0
-    for row in (row for table in tables for row in rows_of(table, label=label)):
+    for row in (row for table in tables for row in TABLES[table.suffix](table, label)):
         count += 1
         kind = str(row.label).zfill(3) if str(row.label).isdecimal() else re.sub(r"[^\w. -]|^\.+", "_", str(row.label))
         file = to / row.part / kind / row.name

@@ -119,22 +119,17 @@ class ImageFolder(PictureDataModule):
         allowed = f"a private picture that is also in the public test part of {self.name} may be known"
         self.assumptions = look_up("duplicates", duplicates, {"refuse": (), "allow": (allowed,)})
         try:
-            self._layout = self._layout_of(place)
-            apart = self._layout == "parts"
-            folders = [place / part for part in _PARTS if (place / part).is_dir()] if apart else [place]
+            self._require_layout(place)
+            parts = [part for part in _PARTS if test_fraction is None and (place / part).is_dir()]
+            folders = [place / part for part in parts] or [place]
             self.class_names = self._official = class_folders(folders)
         except ValueError as error:
             raise ValueError(f"{error}{_conversion(place)}") from None
         self.num_classes = len(self.class_names)
+        listed = [pictures_in(folder, self.class_names) for folder in folders]
+        first = listed[0]
         #: Pictures of all classes, whichever are chosen, by part.
-        self._listed: dict[Part, list[Picture]]
-        if self._layout == "classes":
-            first = pictures_in(place, self.class_names)
-            self._listed = self._divided(first)
-        else:
-            parts = [part for part in _PARTS if place / part in folders]
-            self._listed = {part: pictures_in(place / part, self.class_names) for part in parts}
-            first = self._listed[parts[0]]
+        self._listed: dict[Part, list[Picture]] = dict(zip(parts, listed, strict=False)) or self._divided(first)
         empty = sorted({*range(self.num_classes)} - {picture.label for picture in first})
         if empty:
             place = folders[0] / self.class_names[empty[0]]
@@ -142,7 +137,7 @@ class ImageFolder(PictureDataModule):
             raise ValueError(f"{place} holds no pictures ({', '.join(sorted(SUFFIXES))}){other and f', but {other}'}")
         self._warn_of_skipped(place)
         self.states_bound = num_records is not None
-        bound = None if folders[0].name == "test" and self._layout == "parts" else len(first)
+        bound = None if parts == ["test"] else len(first)
         self.num_records = bound if num_records is None else check_count("num_records", num_records, minimum=1)
         if size is None or channels is None:
             size, channels = self._size_and_channels(place, size, channels)
@@ -152,8 +147,8 @@ class ImageFolder(PictureDataModule):
     @property
     def home(self) -> DataHome:
         """The folder, and those below it or elsewhere that hold private pictures; equal names are equal data."""
-        private = [part for part in self._listed if part == "train" or self._layout == "classes"]
-        files = [picture.file for part in private for picture in self._listed[part]]
+        private = [one for part, one in self._listed.items() if part == "train" or self.test_fraction is not None]
+        files = [picture.file for pictures in private for picture in pictures]
         held = {(file.resolve() if file.is_symlink() else file).parent for file in files}
         return DataHome((self.root, *sorted(held)), name=f"{self._named}/train" if self._named else "")
 
@@ -166,7 +161,7 @@ class ImageFolder(PictureDataModule):
         if not pictures:
             raise ValueError(f"{self.root} has no pictures for its {part} part: add some, or change test_fraction")
         other = (self.root / ("test" if part == "train" else "train")).resolve()
-        for picture in pictures if self._layout == "parts" else ():
+        for picture in pictures if self.test_fraction is None else ():
             if os.path.realpath(picture.file).startswith(f"{other}{os.sep}"):
                 raise ValueError(f"{picture.file} is a link into {other.name}: a picture is either private or public")
         identities = self._identities(pictures)
@@ -200,7 +195,7 @@ class ImageFolder(PictureDataModule):
     def _warn_of_skipped(self, place: Path) -> None:
         """One line about files and folders that a user may take for pictures and that are not read."""
         said = [f"{count} files {ending}" for ending, count in sorted(skipped_below(place).items())]
-        if self._layout == "parts":
+        if self.test_fraction is None:
             said += [f"folder {name}" for name in subfolders(place) if name not in _PARTS]
         if said:
             made = "Files become pictures by: magick mogrify -format png FILE..."
@@ -246,7 +241,7 @@ class ImageFolder(PictureDataModule):
         self, place: Path, size: int | None, channels: Literal[1, 3] | None
     ) -> tuple[int, Literal[1, 3]]:
         """Fill in size and channels from the test pictures: opening private ones would be an unaccounted query."""
-        if self._layout == "classes":
+        if self.test_fraction is not None:
             raise ValueError(
                 "size and channels must be given with test_fraction: a teacher may have used another fraction, so that "
                 "no picture is known to be public (--data.size 64 --data.channels 3)"
@@ -266,24 +261,23 @@ class ImageFolder(PictureDataModule):
             )
         return min(next(iter(sizes))) if size is None else size, channels or found
 
-    def _layout_of(self, place: Path) -> Literal["parts", "classes"]:
+    def _require_layout(self, place: Path) -> None:
         if not place.is_dir():
             raise ValueError(f"root {place} is not a folder: give the one that holds your pictures")
         found = subfolders(place)
         has_parts = any(part in found for part in _PARTS)
         if self.test_fraction is None:
-            if has_parts:
-                return "parts"
-            raise ValueError(
-                f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, "
-                "which are private, and test/CLASS, which are public. To train a teacher, test_fraction divides them "
-                "(--data.test_fraction 0.2)"
-            )
+            if not has_parts:
+                raise ValueError(
+                    f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, "
+                    "which are private, and test/CLASS, which are public. To train a teacher, test_fraction divides "
+                    "them (--data.test_fraction 0.2)"
+                )
+            return
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")
         if set(found) <= {*_PARTS, *_VALIDATION} and has_parts:
             raise ValueError(f"{place} has folders for its parts ({_some(found)}): leave test_fraction out")
-        return "classes"
 
 
 def _val_as_test(place: Path) -> list[str]:

@@ -116,14 +116,9 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Returns inputs (B, ...) float32 and labels (B,) int64 of many positions."""
+        """Returns inputs (B, ...), of the type in which they are kept, and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
-        return self.inputs[rows].float(), self.labels[rows]
-
-    def into(self, held: Tensor, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Like `__getitems__` of B positions, but writes the inputs to `held` (at least B, ...), of their type."""
-        rows = torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
-        return torch.index_select(self.inputs, 0, rows, out=held[: len(rows)]), self.labels[rows]
+        return self.inputs[rows], self.labels[rows]
 
     def clear(self) -> None:
         """Frees the memory, even if this object is still referenced: a trainer keeps its last fit's loaders."""

@@ -14,6 +14,7 @@ from datamodules.base import Part
 from datamodules.files import missing_data, reading
 from datamodules.pictures import PictureDataModule, Preparation, class_folders, pictures_in, read_pictures
 from datamodules.records import ImageDataset, id_fraction, ids_of_names
+from privacy.checks import check_choice
 
 _PARTS: dict[Part, int] = {"train": 0, "validation": 1, "test": 2}
 _ATTRIBUTES, _PARTITION, _IDENTITIES = "list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"
@@ -51,8 +52,7 @@ class CelebA(PictureDataModule):
             size: Height and width of the images.
             settings: See `ImageDataModule`.
         """
-        if task not in ("gender", "hair"):
-            raise ValueError(f"task must be 'gender' or 'hair', got {task!r}")
+        check_choice("task", task, ("gender", "hair"))
         self.task = task
         self.class_names = ("female", "male") if task == "gender" else ("black", "blonde", "brown")
         self.num_classes = len(self.class_names)
@@ -195,7 +195,7 @@ def _names(place: Path) -> dict[str, str]:
 
 
 _COVIDX_TEST_FRACTION = 0.2
-_COVIDX_FOLDERS = [f"{name}/images/" for name in ("COVID", "Lung_Opacity", "Normal", "Viral Pneumonia")]
+_COVIDX_FOLDERS = ("COVID/images/", "Lung_Opacity/images/", "Normal/images/", "Viral Pneumonia/images/")
 
 
 class COVIDx(PictureDataModule):

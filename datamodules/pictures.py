@@ -26,7 +26,7 @@ from datamodules.base import ImageDataModule
 from datamodules.files import MissingExtraError
 from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
-from privacy.checks import check_count
+from privacy.checks import check_choice, check_count, check_number
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jp2", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
@@ -73,10 +73,8 @@ class Preparation:
         check_count("size", self.size, minimum=1)
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {self.channels!r}")
-        if self.resize not in ("crop", "stretch"):
-            raise ValueError(f"resize must be 'crop' or 'stretch', got {self.resize!r}")
-        if not 8 <= self.bits <= 16:
-            raise ValueError(f"bits must lie between 8 and 16, got {self.bits}")
+        check_choice("resize", self.resize, ("crop", "stretch"))
+        check_number("bits", self.bits, least=8, most=16)
 
     @property
     def shape(self) -> tuple[int, int, int]:

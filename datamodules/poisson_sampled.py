@@ -102,24 +102,17 @@ class PoissonLoader:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """Yields inputs (B, ...) and labels (B,); B may be 0. The inputs are overwritten two batches later.
+        """Yields inputs (B, ...) and labels (B,); B may be 0.
 
         For persons, also yields the number of records of each (P,), which are adjacent.
         """
-        # Allocating memory for each batch costs four times as much as copying into it. Two buffers alternate, for a
-        # caller that fetches a batch ahead.
-        records, held = self.records, [self.records.__getitems__([])[0]] * 2
-        for number, drawn in enumerate(self.batches):
-            parts = None if self._of_person is None else [self._of_person[person] for person in drawn]
-            positions = drawn if parts is None else [row for part in parts for row in part]
-            if not isinstance(records, MappedRecords) or records.inputs.dtype not in (torch.float32, torch.float16):
-                batch = records.__getitems__(positions)
-            else:
-                turn = number % 2
-                if len(held[turn]) < len(positions):
-                    held[turn] = records.inputs.new_empty(len(positions) * 9 // 8 + 1, *records.inputs.shape[1:])
-                batch = records.into(held[turn], positions)
-            yield batch if parts is None else (*batch, torch.tensor([len(part) for part in parts], dtype=torch.int64))
+        for drawn in self.batches:
+            if self._of_person is None:
+                yield self.records.__getitems__(drawn)
+                continue
+            parts = [self._of_person[person] for person in drawn]
+            counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+            yield *self.records.__getitems__([row for part in parts for row in part]), counts
 
 
 def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
@@ -201,10 +194,6 @@ class PoissonSampled(WrappedDataset):
         self.noise = noise
         self._mapped: dict[str, MappedRecords] = {}
         self._num_persons: int | None = None
-
-    def prepare_data(self) -> None:
-        self.dataset.trainer = self.trainer
-        self.dataset.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Opens the splits that `stage` needs; a fit begins with images, whatever an earlier one precomputed.

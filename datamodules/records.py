@@ -78,21 +78,17 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns image (C, H, W) float32 in [-1, 1] and label () int64 of one position."""
-        return self._normalise(self.images[index]), self.labels[index]
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Returns images (B, C, H, W) float32 in [-1, 1] and labels (B,) int64 of many positions."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return self._normalise(self.images[rows]), self.labels[rows]
+        # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.
+        return self.images[rows].to(torch.float32).div_(self.peak / 2).sub_(1), self.labels[rows]
 
     def select(self, mask: Tensor) -> ImageDataset:
-        """Returns a copy of the records where `mask` (N,) bool holds, ids kept.
-
-        Raises:
-            ValueError: `mask` is not (N,) bool.
-        """
-        if mask.shape != (len(self),) or mask.dtype != torch.bool:
-            raise ValueError(f"mask must be ({len(self)},) bool, got {tuple(mask.shape)} of {mask.dtype}")
+        """Returns a copy of the records where `mask` (N,) bool holds, ids kept."""
         return self.at(torch.nonzero(mask).flatten())
 
     def at(self, rows: Tensor) -> ImageDataset:
@@ -112,10 +108,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             return self
         moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **moved)
-
-    def _normalise(self, pixels: Tensor) -> Tensor:
-        # Dividing by half the peak is exact at both ends: 0 becomes -1 and the peak becomes 1, to the last bit.
-        return pixels.to(torch.float32).div_(self.peak / 2).sub_(1)
 
 
 def keep_batch(batch: Batch) -> Batch:

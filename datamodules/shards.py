@@ -42,12 +42,7 @@ class ShardedRecords:
     starts: Tensor
 
     @classmethod
-    def of(cls, records: ImageDataset, *, num_shards: int) -> ShardedRecords:
-        """Sorts records into `num_shards` shards by their ids."""
-        return cls.by(records, shard_of(records.ids, num_shards=num_shards), num_shards=num_shards)
-
-    @classmethod
-    def by(cls, records: ImageDataset, shards: Tensor, *, num_shards: int) -> ShardedRecords:
+    def of(cls, records: ImageDataset, shards: Tensor, *, num_shards: int) -> ShardedRecords:
         """Sorts records into `num_shards` shards, given each record's shard in `shards` (N,) int64."""
         by_id = torch.argsort(records.ids)
         order = by_id[torch.argsort(shards[by_id], stable=True)]
@@ -89,9 +84,6 @@ class Shards(WrappedDataset):
     access to them, like everything that their owner does before the teachers are used.
     """
 
-    shard_noun = "shard"
-    remedy = "lower data.batch_size or data.num_teachers"
-
     def __init__(
         self,
         *,
@@ -123,7 +115,8 @@ class Shards(WrappedDataset):
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         """Sorts records into shards, each only by its own id."""
-        return ShardedRecords.of(records, num_shards=self.num_teachers)
+        shards = shard_of(records.ids, num_shards=self.num_teachers)
+        return ShardedRecords.of(records, shards, num_shards=self.num_teachers)
 
     @property
     def shards(self) -> ShardedRecords:
@@ -132,12 +125,6 @@ class Shards(WrappedDataset):
             raise RuntimeError(f"the shards of {self.name} are not open: call setup('fit') first")
         return self._shards
 
-    def prepare_data(self) -> None:
-        """Downloads what is missing, if the data set's `download` is set."""
-        if self.dataset.download:
-            self.dataset.fetch("train")
-            self.dataset.fetch("test")
-
     def setup(self, stage: str) -> None:
         """Opens what `stage` needs; before a fit, checks every shard.
 
@@ -145,7 +132,7 @@ class Shards(WrappedDataset):
             ValueError: A shard has fewer records than a batch, or lacks a class.
         """
         if stage == "fit" and self._shards is None:
-            shards = self.sharded(self.dataset.read_private())
+            shards = self.sharded(self.dataset.records("train"))
             self._check(shards)
             self._shards = shards
         self.dataset.setup("test")
@@ -159,8 +146,9 @@ class Shards(WrappedDataset):
         smallest = int(sizes.argmin())
         if int(sizes[smallest]) < self.batch_size:
             raise ValueError(
-                f"{self.shard_noun} {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than "
-                f"batch_size={self.batch_size} ({len(shards.records)} records on {len(shards)}): {self.remedy}"
+                f"shard {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than "
+                f"batch_size={self.batch_size} ({len(shards.records)} records on {len(shards)}): lower it, or "
+                "their number"
             )
         if not self.require_all_classes:
             return

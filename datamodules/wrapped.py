@@ -9,12 +9,12 @@ from lightning import LightningDataModule
 
 from datamodules.base import Batches, ImageDataModule, Part
 from datamodules.records import ImageDataset, selection_halves
-from privacy.checks import check_count
+from privacy.checks import check_choice, check_count
 from privacy.ledger_place import DataHome
 
 _FACTS = ("name", "num_classes", "image_shape", "num_records", "class_names", "metrics", "label_decides", "assumptions")
 _OF_EVALUATION = ("val_dataloader", "test_dataloader", "evaluated")
-_OF_DATASETS = ("class_aliases", "official_validation", "states_bound", *_FACTS)
+_OF_DATASETS = ("official_validation", "states_bound", *_FACTS)
 
 
 def _take_facts(module: Any, dataset: Any) -> None:
@@ -85,8 +85,7 @@ class WrappedDataset(LightningDataModule):
                     "a charge. Return public records from read('test') of dataset"
                 )
         _take_facts(self, dataset)
-        if evaluation not in ("test", "selection"):
-            raise ValueError(f"evaluation must be 'test' or 'selection', got {evaluation!r}")
+        check_choice("evaluation", evaluation, ("test", "selection"))
         self.batch_size = check_count("batch_size", batch_size, minimum=1)
         self.evaluation = evaluation
         self.private_data = dataset.private_data
@@ -95,6 +94,10 @@ class WrappedDataset(LightningDataModule):
     @property
     def home(self) -> DataHome | None:
         return self.dataset.home
+
+    def prepare_data(self) -> None:
+        """Downloads what is missing, if the data set's `download` is set."""
+        self.dataset.prepare_data()
 
     @property
     def evaluated(self) -> ImageDataset:

@@ -11,7 +11,8 @@ import torch
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, annotation_of_labels
-from lightning_modules.networks.batchnorm import distance_to_statistics, evaluating
+from lightning_modules.networks.batchnorm import distance_to_statistics
+from lightning_modules.networks.network import evaluating
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.processes import share_of
 from privacy.account import BudgetExceeded

@@ -20,9 +20,9 @@ from lightning_modules.dgd.queries import QuerySet, balanced_quotas, confident_s
 from lightning_modules.dgd.tangent_normal import TangentNormalLoss, distort
 from lightning_modules.images import PoolSource
 from lightning_modules.networks import ConvVAE
-from lightning_modules.networks.batchnorm import evaluating, frozen_statistics
+from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.networks.network import VAECallable, built, network_of
+from lightning_modules.networks.network import VAECallable, built, evaluating, network_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.manual_optimization import OptimizedGroup

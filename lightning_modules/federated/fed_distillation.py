@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss, kd
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import evaluating, logits_and_statistics
+from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.networks.classifiers import logits_and_features
+from lightning_modules.networks.network import evaluating
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy.checks import check_choice, check_number, check_whole_number, settings_of
 from privacy.mechanisms import RawResponses

@@ -28,17 +28,6 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Puts a network into evaluation mode within the block and restores its previous mode afterwards."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
-
-
-@contextmanager
 def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """Measures how far the inputs of a network's BatchNorm layers are from the running statistics.
 

@@ -16,46 +16,29 @@ import torch
 from torch import Tensor, nn
 from torch.func import debug_unwrap
 
+from lightning_modules.networks.network import bytes_of
 from lightning_modules.priors import ImagePrior
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
 
-def same_module(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules have the same class, parts, settings (see `settings_of_parts`), weights and buffers.
-
-    Non-persistent buffers count as well.
-    """
-    return digest_of(one) == digest_of(other)
-
-
-def bytes_of(values: Tensor) -> memoryview:
-    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
-    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def digest_of(module: nn.Module, *, trained: bool = True) -> str:
-    """SHA-256 of a module's settings, weights (those to be trained if `trained`) and buffers: 64 hexadecimal digits."""
-    state = hashlib.sha256("\n".join(settings_of_parts(module)).encode())
+    """SHA-256 of a module's class, parts, settings, weights (those to be trained if `trained`) and all its buffers.
+
+    Settings are the `extra_repr` and the attributes of the module and each submodule. Attributes other than numbers,
+    text and tensors count by a hash of their pickled bytes; one that cannot be pickled never equals another.
+    """
+    state = hashlib.sha256()
+    for name, part in module.named_modules():
+        state.update(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()}".encode())
+        for key, value in sorted(vars(part).items()):
+            if key not in _OF_EVERY_MODULE:
+                state.update(f"\n{key} = {_said(value)}\n".encode())
     for name, value in chain(module.named_parameters(), module.named_buffers()):
         if trained or not value.requires_grad:
             state.update(f"\n{name} {value.dtype} {tuple(value.shape)} ".encode())
             state.update(bytes_of(value))
     return state.hexdigest()
-
-
-def settings_of_parts(module: nn.Module) -> list[str]:
-    """Describes a module and each submodule by class, `extra_repr` and attributes.
-
-    Attributes other than numbers, text and tensors are described by a hash of their pickled bytes. One that cannot be
-    pickled never equals another.
-    """
-    return [
-        f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} {key} = {_said(value)}"
-        for name, part in module.named_modules()
-        for key, value in [("", None), *sorted(vars(part).items())]
-        if key not in _OF_EVERY_MODULE
-    ]
 
 
 def _said(value: object) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -165,32 +165,22 @@ class WhitenedFeatures(nn.Module):
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Computes the buffers, on a GPU if there is one: thousands of patch filters take a CPU many minutes."""
-        size = self.output_shape[0]
-        rank_zero_info(f"{size:,} features are whitened by {count:,} images of {type(prior).__name__}, found once.")
-        if torch.cuda.is_available():
-            with suppress(RuntimeError):  # out of memory
-                device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-                return self._statistics_on(device, prior, image_shape, count)
-        return self._statistics_on(torch.device("cpu"), prior, image_shape, count)
-
-    def _statistics_on(
-        self, device: torch.device, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        size, source = self.output_shape[0], type(prior).__name__
+        rank_zero_info(f"{size:,} features are whitened by {count:,} images of {source}, found once.")
+        gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = gpu if torch.cuda.is_available() else torch.device("cpu")
         draw = torch.Generator().manual_seed(0)
         pieces = [min(500, count - start) for start in range(0, count, 500)]
-        size = (image_shape[0], image_shape[1], image_shape[2])
-        drawn = [prior.sample(n, image_shape=size, generator=draw, device=torch.device("cpu")) for n in pieces]
-        try:
-            self.plain.to(device)
-            with full_float32():
-                features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
-                mean, directions, gains = whitening_of(features, power=self.whitening.power)
-                # Scattering features keep their mean norm.
-                own = isinstance(self.plain, Scattering)
-                wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
-                scale = wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
-        finally:
-            self.plain.cpu()
+        drawn = [prior.sample(n, image_shape=image_shape, generator=draw, device=torch.device("cpu")) for n in pieces]
+        self.plain.to(device)
+        with full_float32():
+            features = torch.cat([self.before_whitening(images.to(device)) for images in drawn])
+            mean, directions, gains = whitening_of(features, power=self.whitening.power)
+            # Scattering features keep their mean norm.
+            own = isinstance(self.plain, Scattering)
+            wanted = features.norm(dim=1).mean() if own else features.new_tensor(_LENGTH)
+            scale = wanted / _whitened(features, mean, directions, gains).norm(dim=1).mean()
+        self.plain.cpu()
         return mean.cpu(), directions.cpu(), gains.cpu(), scale.cpu()
 
     @torch.no_grad()
@@ -199,10 +189,8 @@ class WhitenedFeatures(nn.Module):
         views = [images, *moved_each_way(images, self.whitening.shifts)]
         if self.whitening.mirrored:
             views += [view.flip(-1) for view in views]
-        features: Tensor = self.plain(views[0]).flatten(1)
-        for view in views[1:]:
-            features = features + self.plain(view).flatten(1)
-        return features / len(views) if len(views) > 1 else features
+        total: Tensor = reduce(torch.add, (self.plain(view).flatten(1) for view in views))
+        return total / len(views)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:

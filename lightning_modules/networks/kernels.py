@@ -16,6 +16,7 @@ from privacy.checks import check_whole_number
 _PIECE = 8
 _SAMPLED_IMAGES = 1000
 _PATCHES_PER_IMAGE = 60
+#: Rounds of assigning each row to the anchor of largest cosine similarity and averaging directions.
 _ROUNDS = 15
 #: Side of either layer's patches, in pixels of the map below.
 _SIDE = 3
@@ -31,7 +32,7 @@ _DEGENERATE = 0.1
 _LEAST = 1e-6
 
 
-def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tensor:
+def spherical_kmeans(rows: Tensor, *, count: int) -> Tensor:
     """Cluster the directions of rows into anchors (K, D) of unit norm by spherical k-means.
 
     It starts from the first K rows, so the result is deterministic and depends on the order of rows.
@@ -39,7 +40,6 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     Args:
         rows: (N, D), of any norm; those much shorter than the others are left out.
         count: K.
-        rounds: rounds of assigning each row to the anchor of largest cosine similarity and averaging directions.
 
     Raises:
         ValueError: fewer than `count` rows have enough contrast.
@@ -50,7 +50,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     if len(directions) < count:
         raise ValueError(f"anchors must be at most {len(directions)} of {len(rows)} patches with contrast, got {count}")
     anchors: Tensor = directions[:count].clone()
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         nearest = torch.cat([(piece @ anchors.T).argmax(dim=1) for piece in directions.split(8192)])
         sums = torch.zeros_like(anchors).index_add_(0, nearest, directions)
         size = sums.norm(dim=1, keepdim=True)
@@ -59,9 +59,7 @@ def spherical_kmeans(rows: Tensor, *, count: int, rounds: int = _ROUNDS) -> Tens
     return anchors
 
 
-def nystrom_factor(
-    anchors: Tensor, *, bandwidth: float = _BANDWIDTH, regularisation: float = _REGULARISATION
-) -> Tensor:
+def nystrom_factor(anchors: Tensor) -> Tensor:
     """(κ(Z Zᵀ) + λI)^(-1/2): maps kernel values at the anchors to vectors whose scalar products approximate the kernel.
 
     κ(u) = exp((u - 1)/σ²) is exp(-|x - y|²/(2σ²)) for unit vectors with u = x·y (Mairal 2016, "End-to-End Kernel
@@ -69,17 +67,15 @@ def nystrom_factor(
 
     Args:
         anchors: (K, D), each of length 1.
-        bandwidth: σ.
-        regularisation: λ.
     """
     rows = anchors.double()
-    values, vectors = torch.linalg.eigh(_kappa(rows @ rows.T, bandwidth))
-    factor: Tensor = vectors @ torch.diag((values.clamp_min(0) + regularisation).rsqrt()) @ vectors.T
+    values, vectors = torch.linalg.eigh(_kappa(rows @ rows.T))
+    factor: Tensor = vectors @ torch.diag((values.clamp_min(0) + _REGULARISATION).rsqrt()) @ vectors.T
     return factor.float()
 
 
-def _kappa(cosines: Tensor, bandwidth: float) -> Tensor:
-    values: Tensor = ((cosines - 1) / bandwidth**2).exp()
+def _kappa(cosines: Tensor) -> Tensor:
+    values: Tensor = ((cosines - 1) / _BANDWIDTH**2).exp()
     return values
 
 
@@ -199,7 +195,7 @@ class Kernels(nn.Module):
 
 def _compared(products: Tensor, length: Tensor, weight: Tensor) -> Tensor:
     """weight · κ(products / length), from scalar products (N, K, H, W) with anchors and norms (N, 1, H, W)."""
-    return _kappa(products / length.clamp_min(_LEAST), _BANDWIDTH) * weight
+    return _kappa(products / length.clamp_min(_LEAST)) * weight
 
 
 def _smoothing(side: int) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -122,22 +123,15 @@ def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name} must build a torch.nn.Module, got {type(network).__name__}")
-    _refuse_shared(network, name)
-    return network
-
-
-def _refuse_shared(network: nn.Module, what: str) -> None:
-    """Refuses a network that shares a weight or buffer with another: loading a teacher would write into a student.
-
-    Raises:
-        ValueError: naming the shared tensor.
-    """
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    # Loading a teacher would write into a student that shares a weight or buffer.
     taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is the address of empty tensors
-    for name, tensor in tensors.items():
+    for weight, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if _address(tensor) in taken:
-            raise ValueError(f"{what} must build a new network, and {name!r} belongs to another as well: return a copy")
+            raise ValueError(
+                f"{name} must build a new network, and {weight!r} belongs to another as well: return a copy"
+            )
     hand_out(network)
+    return network
 
 
 def hand_out(network: nn.Module) -> None:
@@ -147,6 +141,23 @@ def hand_out(network: nn.Module) -> None:
 
 def _address(tensor: Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Puts a network into evaluation mode within the block, and each part back into its own mode afterwards."""
+    modes = {part: part.training for part in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def check_network(
@@ -159,18 +170,14 @@ def check_network(
             `any_outputs`, returns probabilities.
     """
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    modes = {module: module.training for module in network.modules()}
     try:
-        with torch.no_grad():
-            outputs = network.eval()(torch.zeros(2, *image_shape, device=device))
+        with torch.no_grad(), evaluating(network):
+            outputs = network(torch.zeros(2, *image_shape, device=device))
     except DRY_RUN_ERRORS as error:
         raise ValueError(
             f"{name}: {type(network).__name__} cannot take images of shape {image_shape} (channels, height, width):"
             f" {error}"
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
     logits = logits_of(outputs) if any_outputs else outputs
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

@@ -22,9 +22,7 @@ _THRESHOLD = 0.25
 _REGULARISATION = 0.1
 
 
-def patch_filters(
-    patches: Tensor, *, count: int, contrast: float, regularisation: float = _REGULARISATION
-) -> tuple[Tensor, Tensor]:
+def patch_filters(patches: Tensor, *, count: int, contrast: float) -> tuple[Tensor, Tensor]:
     """Makes linear filters whose response to a patch is its scalar product with another patch, both whitened.
 
     Patches are normalised to mean 0 and a standard deviation of about 1 and whitened by their covariance S; K of them,
@@ -35,7 +33,6 @@ def patch_filters(
         patches: (N, D), of public images.
         count: K; the filters are the first K patches with enough contrast.
         contrast: Standard deviation whose square is added to a patch's variance before normalisation.
-        regularisation: Added to the eigenvalues of S.
 
     Returns:
         Filters (D, K), each of mean 0, and offsets (K,): the responses to a *normalised* patch p are p @ filters +
@@ -50,7 +47,7 @@ def patch_filters(
     middle = rows.mean(dim=0)
     covariance = torch.cov(rows.T)
     values, vectors = torch.linalg.eigh(covariance)
-    whitener = vectors @ torch.diag((values.clamp_min(0) + regularisation).rsqrt()) @ vectors.T
+    whitener = vectors @ torch.diag((values.clamp_min(0) + _REGULARISATION).rsqrt()) @ vectors.T
     whitened = (rows - middle) @ whitener
     lengths = whitened.norm(dim=1)
     chosen = (lengths > 1).nonzero()[:count, 0]
@@ -169,11 +166,10 @@ class Patches(nn.Module):
         return averages.clamp_min(1e-6).pow(self.power)
 
 
-def first_images(prior: ImagePrior, image_shape: tuple[int, ...], count: int) -> tuple[Tensor, torch.Generator]:
+def first_images(prior: ImagePrior, image_shape: tuple[int, int, int], count: int) -> tuple[Tensor, torch.Generator]:
     """Returns the prior's first `count` images, always the same, and the generator that drew them."""
     draw = torch.Generator().manual_seed(0)
-    size = (image_shape[0], image_shape[1], image_shape[2])
-    return prior.sample(count, image_shape=size, generator=draw, device=torch.device("cpu")), draw
+    return prior.sample(count, image_shape=image_shape, generator=draw, device=torch.device("cpu")), draw
 
 
 def random_patches(images: Tensor, side: int, *, count: int, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,6 @@ SciPy.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +63,14 @@ class Scattering(nn.Module):
     def _transform(self, images: Tensor) -> Tensor:
         (top, bottom), (left, right) = self.margins
         padded = nn.functional.pad(images, (left, right, top, bottom), mode="reflect")
-        spectrum = self._spectrum(padded)
+        spectrum = torch.fft.fft2(padded)
         # A wavelet's band is narrow enough to keep only every 2**scale-th sample.
         fine, coarse = (self._filtered(spectrum, scale) for scale in range(2))
-        second = self._filtered(self._spectrum(fine), 1)
+        second = self._filtered(torch.fft.fft2(fine), 1)
         maps = ((padded[:, :, None], 0), (fine, 0), (coarse, 1), (second.flatten(2, 3), 1))
         return torch.cat([self._average(*one) for one in maps], dim=2).flatten(1, 2)
 
-    def _spectrum(self, maps: Tensor) -> Any:
-        """Fourier transform of maps (..., H, W)."""
-        return torch.fft.fft2(maps)
-
-    def _filtered(self, spectra: Any, scale: int) -> Tensor:
+    def _filtered(self, spectra: Tensor, scale: int) -> Tensor:
         """Moduli of maps filtered by the wavelets of a scale and subsampled by 2**`scale`."""
         maps = torch.fft.ifft2(_filtered(spectra, self.get_buffer(f"wavelets{scale}"), 2**scale))
         # `abs` guards against overflow, which images cannot cause, and takes twice as long.

@@ -169,7 +169,16 @@ class TeacherConfig:
         return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
 
     def _read_ensemble(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateEnsemble:
-        weights = _finished_ensemble(content, file)
+        ensemble = content.get("ensemble") if isinstance(content, dict) else None
+        if not isinstance(ensemble, dict) or "weights" not in ensemble:
+            raise TeacherError(
+                f"{file} holds no ensemble: give a checkpoint of `LightningCLI fit` of a TeacherEnsemble"
+            )
+        weights, done, wanted = ensemble["weights"], ensemble["done"], ensemble["settings"]["num_teachers"]
+        if done < wanted:
+            raise TeacherError(
+                f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: resume its fit (--ckpt_path)"
+            )
         template, extractor = without_feature_extractor(self._architecture(content, file, of_data))
         with _fits(file, template, of_data):
             stack = NetworkStack(restored(template, weights), feature_extractor=extractor)
@@ -216,19 +225,6 @@ class TeacherConfig:
             "path": file,
             "assumptions": tuple(dict.fromkeys(assumptions)),
         }
-
-
-def _finished_ensemble(content: Any, file: Path) -> Mapping[str, torch.Tensor]:
-    ensemble = content.get("ensemble") if isinstance(content, dict) else None
-    if not isinstance(ensemble, dict) or "weights" not in ensemble:
-        raise TeacherError(f"{file} holds no ensemble: give a checkpoint of `LightningCLI fit` with a TeacherEnsemble")
-    done, wanted = int(ensemble["done"]), int(ensemble["settings"]["num_teachers"])
-    if done < wanted:
-        raise TeacherError(
-            f"{file} holds an unfinished ensemble, {done} of {wanted} teachers: resume its fit (--ckpt_path)"
-        )
-    weights: Mapping[str, torch.Tensor] = ensemble["weights"]
-    return weights
 
 
 def _training_of(

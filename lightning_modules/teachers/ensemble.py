@@ -314,7 +314,7 @@ class TeacherEnsemble(Evaluated):
         for teacher in self.own_chunk:
             inputs, labels = self._records.records.__getitems__(torch.as_tensor(self._records.positions(teacher)))
             network = self.networks.fresh(seed=self.draw_seed, teacher=teacher)
-            solved.append(solve_head(network, inputs.cpu(), labels.cpu(), penalty=self.ridge))
+            solved.append(solve_head(network, inputs.float().cpu(), labels.cpu(), penalty=self.ridge))
         return solved
 
     def _end_chunk(self, own: list[nn.Module]) -> None:

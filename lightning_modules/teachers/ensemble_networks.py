@@ -112,7 +112,6 @@ class NetworkStack:
             raise ValueError("networks must hold at least one network, got none")
         self._networks = [network.eval().requires_grad_(False) for network in networks]
         self._feature_extractor = feature_extractor
-        self._moved: tuple[torch.device, nn.Module] | None = None
 
     def __len__(self) -> int:
         return len(self._networks)
@@ -131,12 +130,8 @@ class NetworkStack:
         pieces = list(images.split(_IMAGES_AT_ONCE))
         with torch.autocast(images.device.type, enabled=False):
             if self._feature_extractor is not None:
-                extractor = self._feature_extractor
-                if images.device.type != "cpu":
-                    # A copy, since the feature extractor itself belongs to whole networks on the CPU.
-                    if self._moved is None or self._moved[0] != images.device:
-                        self._moved = (images.device, copy.deepcopy(extractor).to(images.device))
-                    extractor = self._moved[1]
+                # A copy, since the feature extractor itself belongs to whole networks on the CPU.
+                extractor = copy.deepcopy(self._feature_extractor).to(images.device)
                 pieces = [extractor(piece).float() for piece in pieces]
 
             def ask(index: int) -> Tensor:

@@ -10,8 +10,7 @@ import copy
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -118,12 +117,8 @@ def giving_logits(network: nn.Module, *, probabilities: bool) -> nn.Module:
     """Returns a network of the same class and weights that gives `logits_of` its outputs, by a hook of its own."""
     copied = copy.copy(network)
     copied._forward_hooks = OrderedDict(network._forward_hooks)
-    copied.register_forward_hook(partial(_logits, probabilities=probabilities))
+    copied.register_forward_hook(lambda _, __, outputs: logits_of(outputs, probabilities=probabilities))
     return copied
-
-
-def _logits(network: nn.Module, inputs: Any, outputs: Any, *, probabilities: bool) -> Any:
-    return logits_of(outputs, probabilities=probabilities)
 
 
 class AdaptedTeacher(nn.Module):

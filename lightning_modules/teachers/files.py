@@ -36,8 +36,9 @@ _HARMLESS: list[Any] = [
     argparse.Namespace,
     encode,
     np.dtype,
-    *{type(np.dtype(letter)) for letter in "?bBhHiIlLqQefd"},
-    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    *map(type, map(np.dtype, "?bBhHiIlLqQefd")),
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
 ]
 
 #: How files begin that are no weights.

@@ -120,7 +120,7 @@ class JointTraining:
             self._planned = (step // _BLOCK, *self._plan(step // _BLOCK * _BLOCK))
         chosen, moves = (drawn[step % _BLOCK] for drawn in self._planned[1:])
         drawn = self.records.records.__getitems__(chosen.flatten())
-        images, labels = (values.to(chosen.device) for values in drawn)
+        images, labels = drawn[0].to(chosen.device).float(), drawn[1].to(chosen.device)
         if self.shift:
             images = shifted(images, moves.flatten(0, 1))
         return images.unflatten(0, chosen.shape), labels.unflatten(0, chosen.shape)

@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ from torch import nn
 
 from datamodules.records import Partition, same_data
 from lightning_modules.networks import check_network
-from lightning_modules.networks.feature_cache import bytes_of, same_module
+from lightning_modules.networks.feature_cache import digest_of
+from lightning_modules.networks.network import bytes_of
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
@@ -25,8 +25,6 @@ from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import DataHome, LedgerPlace, place_of
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.session import PrivacySession
-
-_is_training = attrgetter("training")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -146,15 +144,15 @@ class PrivateModel(ABC):
         begun = [(kind, *one) for kind, network in networks.items() for one in _varied(network)]
         shapes = {value.shape for *_, value in begun}
         theirs = (value for index in range(self.num_teachers) for value in self._network_of(index).parameters())
-        own = {_digest(value) for value in theirs if value.shape in shapes}
-        common = [(f"model.{kind}: {name!r}", value) for kind, name, value in begun if _digest(value) in own]
-        for name, value in common:
+        own = {tensors_digest({"": value}) for value in theirs if value.shape in shapes}
+        common = [one for one in begun if tensors_digest({"": one[2]}) in own]
+        for kind, name, value in common:
             if value.requires_grad:
                 raise TeacherError(
-                    f"{name} begins as a weight of {self.name()}, which would be published and which no noise of this "
-                    "run covers: begin with new weights. Public ones that both have must be frozen"
+                    f"model.{kind}: {name!r} begins as a weight of {self.name()}, which would be published and which "
+                    "no noise of this run covers: begin with new weights. Public ones that both have must be frozen"
                 )
-        return [name for name, _ in common]
+        return [f"model.{kind}: {name!r}" for kind, name, _ in common]
 
     @property
     def is_external(self) -> bool:
@@ -224,7 +222,7 @@ class PrivateTeacher(PrivateModel):
         own = getattr(self._held(), "feature_extractor", None)
         if extractor is None or own is None or not hasattr(self._held(), "forward_extracted"):
             return False
-        return same_module(own, extractor)
+        return digest_of(own) == digest_of(extractor)
 
     def shares_features(self, other: PrivateTeacher) -> bool:
         """Whether another teacher's `features` equal its own."""
@@ -257,7 +255,7 @@ class PrivateTeacher(PrivateModel):
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
-        return network.eval() if any(map(_is_training, network.modules())) else network
+        return network.eval() if any(part.training for part in network.modules()) else network
 
 
 class PrivateEnsemble(PrivateModel):
@@ -344,7 +342,7 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
     owners: dict[bytes, int] = {}
     frozen: dict[str, None] = {}
     for index, network in enumerate(networks):
-        weights = [(name, value.requires_grad, _digest(value)) for name, value in _varied(network)]
+        weights = [(name, value.requires_grad, tensors_digest({"": value})) for name, value in _varied(network)]
         common = [one for one in weights if owners.setdefault(one[2], index) != index]
         for name, trained, digest in common:
             if trained or len(common) == len(weights):
@@ -361,10 +359,6 @@ def require_own_weights(networks: Iterable[nn.Module]) -> tuple[str, ...]:
 def _varied(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Weights by name, except constant ones, such as those of a normalisation before training."""
     return [(name, value) for name, value in network.named_parameters() if bool((value != value.flatten()[:1]).any())]
-
-
-def _digest(value: torch.Tensor) -> bytes:
-    return tensors_digest({"": value.detach()})
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -198,7 +198,7 @@ class ClippedNetwork:
 
     def logits(self, inputs: Tensor, *, extracted: bool) -> Tensor:
         """Logits of images, or of their fixed features, in the network's mode."""
-        logits: Tensor = self._copy(extracted=extracted)(inputs)
+        logits: Tensor = self._copy(extracted=extracted)(inputs.float())
         return logits
 
     def sums(self, inputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> list[Tensor]:

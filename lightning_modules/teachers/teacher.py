@@ -153,15 +153,11 @@ def log_prior_of(class_prior: Sequence[float], *, num_classes: int) -> Tensor:
     >>> log_prior_of([0.5, 0.5], num_classes=2)
     tensor([-0.6931, -0.6931])
     """
-    try:
-        shares = [float(share) for share in class_prior]
-    except (TypeError, ValueError):
-        shares = []
-    usable = len(shares) == num_classes and all(share > 0 for share in shares)
-    if not usable or not abs(sum(shares) - 1) <= _ROUNDING:
-        raise ValueError(f"class_prior must be {num_classes} numbers above 0 that add up to 1, got {class_prior}")
     # In float64: the smallest frequencies underflow in float32, and a logit of minus infinity has no finite loss.
-    return torch.tensor(shares, dtype=torch.float64).log().float()
+    shares = torch.tensor(class_prior, dtype=torch.float64)
+    if shares.shape != (num_classes,) or not (shares > 0).all() or not abs(float(shares.sum()) - 1) <= _ROUNDING:
+        raise ValueError(f"class_prior must be {num_classes} numbers above 0 that add up to 1, got {class_prior}")
+    return shares.log().float()
 
 
 class PriorCrossEntropy(nn.CrossEntropyLoss):

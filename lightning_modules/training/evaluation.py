@@ -26,7 +26,7 @@ from torchmetrics.utilities import dim_zero_cat
 from datamodules.pictures import PictureDataModule, pictures_below, require_outside
 from datamodules.records import Partition, require_classes, require_partition, same_data
 from datamodules.wrapped import SyntheticSteps
-from lightning_modules.networks.batchnorm import evaluating
+from lightning_modules.networks.network import evaluating
 from lightning_modules.training.hyperparameters import require_given, require_known_checkpoint
 from lightning_modules.training.run import callbacks_of, datamodule_of, innermost, is_dev_run
 

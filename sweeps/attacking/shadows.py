@@ -28,7 +28,7 @@ from datamodules.shadowed import Shadowed
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import find_config, flat
 from lightning_modules.cli.resuming import differences
-from lightning_modules.networks.feature_cache import bytes_of
+from lightning_modules.networks.network import bytes_of
 from lightning_modules.training.run import folder_of_checkpoint, provenance
 from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.identity import CheckpointError

@@ -8,13 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.data_files import write_mnist
-
-
-@pytest.fixture
-def mnist_root(tmp_path: Path) -> Path:
-    """A folder with 200 training and 50 test images in MNIST's format."""
-    return write_mnist(tmp_path / "data")
 
 
 @pytest.fixture

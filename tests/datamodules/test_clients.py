@@ -94,7 +94,7 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 0.0}, "alpha must lie between 0.001 and 1000000, got 0.0"),
+        ({"alpha": 0.0}, "alpha must be a number between 0.001 and 1e.06, got 0.0"),
         ({"num_clients": 15}, "lower num_clients"),
         ({"dataset": Digits(classes=[0, 1])}, "dataset.classes must be null"),
         ({"client": 5}, "client must be below num_clients=5, got 5"),

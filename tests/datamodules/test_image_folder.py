@@ -66,15 +66,6 @@ def test_the_shape_is_that_of_the_test_pictures(parted: Path) -> None:
         ImageFolder(root=parted, size=8)
 
 
-def test_folders_for_training_and_testing(parted: Path) -> None:
-    data = opened(parted)
-    assert data.num_records == 80 == len(data.train_records) + len(data.validation_records)
-    assert data.test_records.labels.tolist() == [0] * 10 + [1] * 10
-    assert data.train_records.images.shape[1:] == (1, 16, 16)
-    image, _ = data.test_records[0]
-    assert image.min() >= -1 and image.max() <= 1 and image.max() > 0.5
-
-
 def test_a_share_for_testing_is_drawn_by_the_path(place: Path) -> None:
     data = opened(place, test_fraction=0.3)
     test, private = data.test_records.ids, data.read("train").ids

@@ -31,13 +31,6 @@ def test_a_batch_is_its_records_from_minus_one_to_one(peak: int) -> None:
     assert [part.shape for part in data.__getitems__([])] == [(0, 1, 8, 8), (0,)]
 
 
-def test_a_selection_keeps_ids() -> None:
-    chosen = records().select(torch.tensor([True, False, True, False]))
-    assert chosen.ids.tolist() == [3, 8] and chosen.labels.tolist() == [0, 2] and chosen.peak == 255
-    with pytest.raises(ValueError, match="mask must be"):
-        records().select(torch.tensor([0, 1, 2, 3]))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

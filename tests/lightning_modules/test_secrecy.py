@@ -206,7 +206,7 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         return nn.Sequential(own, nn.Linear(8, 10))
 
     if broken:
-        monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
+        monkeypatch.setattr("lightning_modules.networks.network._address", lambda _: 0)
         monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: None)
 
     def begun() -> torch.Tensor:

@@ -15,7 +15,7 @@ from support.runs import watched
 from torch import nn
 
 from lightning_modules.networks import LinearOnFeatures, Patches, SmallCNN, feature_cache as module
-from lightning_modules.networks.feature_cache import digest_of, feature_memory, same_module
+from lightning_modules.networks.feature_cache import digest_of, feature_memory
 from lightning_modules.networks.fixed_features import WhitenedFeatures
 from lightning_modules.priors import StrokePrior
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -49,18 +49,6 @@ def test_equal_extractors_compute_features_of_equal_images_once(computed: list[i
     assert computed == [5, 5]  # nothing is kept outside
 
 
-def wrong_images(one: WhitenedFeatures) -> torch.Tensor:
-    return one(-IMAGES)
-
-
-def turned_images(one: WhitenedFeatures) -> torch.Tensor:
-    return one(IMAGES.transpose(2, 3))
-
-
-def other_settings(one: WhitenedFeatures) -> torch.Tensor:
-    return extractor(power=0.5)(IMAGES)
-
-
 def other_buffers(one: WhitenedFeatures) -> torch.Tensor:
     state = one.state_dict()
     state["mean"] = state["mean"] + 1
@@ -68,7 +56,15 @@ def other_buffers(one: WhitenedFeatures) -> torch.Tensor:
     return one(IMAGES)
 
 
-@pytest.mark.parametrize("other", [wrong_images, turned_images, other_settings, other_buffers])
+OTHER: dict[str, Callable[[WhitenedFeatures], torch.Tensor]] = {
+    "images": lambda one: one(-IMAGES),
+    "turned images": lambda one: one(IMAGES.transpose(2, 3)),
+    "settings": lambda _: extractor(power=0.5)(IMAGES),
+    "buffers": other_buffers,
+}
+
+
+@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_what_differs_is_computed_anew(computed: list[int], other: Callable[[WhitenedFeatures], torch.Tensor]) -> None:
     with feature_memory():
         one = extractor()
@@ -144,6 +140,6 @@ def test_features_are_shared_where_they_are_the_same() -> None:
 
 def test_one_changed_buffer_is_noticed() -> None:
     one, other = on_wavelets(0).feature_extractor, on_wavelets(0).feature_extractor
-    assert same_module(one, other)
+    assert digest_of(one) == digest_of(other)
     other.plain.get_buffer("wavelets0")[0, 0, 0] += 1e-3  # which no state_dict holds
-    assert not same_module(one, other)
+    assert digest_of(one) != digest_of(other)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_modules.networks import kernels
 from lightning_modules.networks.kernels import Kernels
@@ -30,23 +31,18 @@ def kappa(cosines: Tensor, bandwidth: float) -> Tensor:
 
 
 def one_by_one(network: Kernels, picture: Tensor) -> Tensor:
-    """The same by its definition: each patch by itself, in float64."""
+    """The same patch by patch, in float64."""
     side, step, cells = 3, 2, network.cells
     first, second = (anchors.double().flatten(1) for anchors in (network.first, network.second))
     factors = network.first_factor.double(), network.second_factor.double()
 
     def layer(maps: Tensor, anchors: Tensor, factor: Tensor, *, centred: bool) -> Tensor:
-        rows, columns = (length - side + 1 for length in maps.shape[1:])
-        found = torch.zeros(len(anchors), rows, columns, dtype=torch.float64)
-        for row in range(rows):
-            for column in range(columns):
-                patch = maps[:, row : row + side, column : column + side].flatten()
-                if centred:
-                    patch = patch - patch.mean()
-                    patch = patch / (patch.square().sum() + len(patch) * 0.1**2).sqrt()
-                length = patch.norm()
-                found[:, row, column] = length * factor @ kappa(anchors @ patch / length, 0.6)
-        return found
+        patches = F.unfold(maps[None], side)[0]
+        if centred:
+            patches = patches - patches.mean(dim=0)
+            patches = patches / (patches.square().sum(dim=0) + len(patches) * 0.1**2).sqrt()
+        lengths = patches.norm(dim=0)
+        return (factor @ kappa(anchors @ patches / lengths, 0.6) * lengths).unflatten(1, (maps.shape[1] - side + 1, -1))
 
     maps = layer(picture.double(), first, factors[0], centred=True)
     kept = []

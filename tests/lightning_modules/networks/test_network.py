@@ -123,7 +123,7 @@ def test_a_function_that_hands_out_what_it_keeps_is_refused_the_second_time(monk
     twice(lambda: nn.Linear(64, 5))
     with pytest.raises(ValueError, match="must build a new network, and 'weight' belongs to another"):
         twice(lambda: kept)
-    monkeypatch.setattr("lightning_modules.networks.network._refuse_shared", lambda *_: None)
+    monkeypatch.setattr("lightning_modules.networks.network._address", lambda _: 0)
     assert twice(lambda: kept) == [kept, kept]
 
 

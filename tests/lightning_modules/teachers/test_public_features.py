@@ -38,8 +38,8 @@ def before_the_first_step(network: str, monkeypatch: pytest.MonkeyPatch, *, swap
         patch.setattr(DPSGDTeacher, "on_train_start", keep)
         patch.setattr(feature_cache, "_cache", {})  # nothing is taken over from another private set
         if swap:
-            normalise = ImageDataset._normalise
-            patch.setattr(ImageDataset, "_normalise", lambda self, pixels: -normalise(self, pixels))
+            fetch = ImageDataset.__getitems__
+            patch.setattr(ImageDataset, "__getitems__", lambda *given: (-fetch(*given)[0], fetch(*given)[1]))
         data = {"batch_size": 64, "steps_per_epoch": 1}
         fit(dp_sgd(data=data, network=NETWORKS[network], noise_multiplier=1.0))
     return kept

@@ -10,16 +10,13 @@ import torch
 from support.dp_teachers import teacher_by_dp_sgd
 from support.runs import distil, guarantee
 from torch import nn
-from torch.nn import functional as F
 
 from lightning_modules import Teacher
-from lightning_modules.teachers.record_clipping import linear_sums
-from lightning_modules.teachers.teacher import log_prior_of
 
 FREQUENCIES = (0.75, 0.2, 0.05)
 
 
-@pytest.mark.parametrize("given", [[0.5, 0.5], [0.5, 0.5, 0.0], [0.5, 0.3, math.nan], [0.5, 0.5, 0.5], 0.5, ["a"] * 3])
+@pytest.mark.parametrize("given", [[0.5, 0.5], [0.5, 0.5, 0.0], [0.5, 0.3, math.nan], [0.5, 0.5, 0.5], 0.5])
 def test_what_is_no_frequency_is_refused_by_name(given: Any) -> None:
     with pytest.raises(ValueError, match="class_prior must be 3 numbers above 0"):
         Teacher(num_classes=3, image_shape=(1, 8, 8), class_prior=given)
@@ -50,27 +47,6 @@ def test_of_uninformative_images_no_class_is_likelier() -> None:
     plain = fitted_bias(None)
     expected = torch.tensor(FREQUENCIES).log()
     assert torch.allclose(plain - plain.mean(), expected - expected.mean(), atol=0.02)
-
-
-def test_clipped_sums_are_those_of_the_adjusted_loss() -> None:
-    draw = torch.Generator().manual_seed(0)
-    head = nn.Linear(6, 3)
-    features, labels = torch.randn(300, 6, generator=draw), torch.randint(3, (300,), generator=draw)
-    log_prior = log_prior_of(FREQUENCIES, num_classes=3)
-    with torch.no_grad():
-        head.weight.copy_(torch.randn(3, 6, generator=draw))
-        head.bias.zero_()
-    total = torch.zeros(21)
-    for row, label in zip(features, labels, strict=True):
-        loss = F.cross_entropy(head(row[None]) + log_prior, label[None])
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(head.parameters()))])
-        total += gradient * (0.3 / gradient.norm()).clamp(max=1.0)
-    found, without = (
-        torch.cat([part.flatten() for part in linear_sums(features, labels, head, norm=0.3, log_prior=given)])
-        for given in (log_prior, None)
-    )
-    assert torch.allclose(found.float(), total, atol=1e-3)
-    assert not torch.allclose(without.float(), total, atol=1e-1)
 
 
 def test_a_student_states_what_its_teachers_guarantee_rests_on() -> None:
