@@ -176,6 +176,7 @@ class DirectTraining(PrivateFit, Teacher):
         Raises:
             BudgetExceeded: Not one step fits.
         """
+        self.own_training.chosen = self.session.budget.ledger
         self.own_training.begin(self)
         self.own_training.register(None)
         data, session, own = datamodule_of(self.trainer), self.session, self.own_training

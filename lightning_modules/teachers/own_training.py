@@ -33,6 +33,8 @@ class OwnTraining(SharedLedger):
         self.kind = kind
         self.id: str | None = None
         self.private_data: str | None = None
+        #: The ledger's file, if a setting names one.
+        self.chosen: str | None = None
         #: Which records are private in this training, if its data say so.
         self.partition: Partition | None = None
         #: Whether some fit of this training was resumed from a checkpoint.
@@ -91,7 +93,9 @@ class OwnTraining(SharedLedger):
             return
         if self._ledger is not None:
             self._token = None  # of the ledger in memory that this one replaces
-        self._ledger = self.place().open(private_data=self.private_data or "data without a name", run=self.id or "")
+        self._ledger = self.place().open(
+            private_data=self.private_data or "data without a name", run=self.id or "", chosen=self.chosen
+        )
         same = self._ledger.verify_head(None if self._previous is None else self._previous.head, whose="the checkpoint")
         self.ledger_was_replaced |= not same
         say_ledger(self)
