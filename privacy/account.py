@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
-from privacy.checks import check_count, check_delta
+from privacy.checks import check_choice, check_count, check_delta, check_number
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
@@ -63,12 +63,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        if self.target_epsilon is not None and not self.target_epsilon > 0:
-            raise ValueError(f"target_epsilon must be above 0 or null, got {self.target_epsilon}")
-        if self.accounting not in get_args(Accounting):
-            raise ValueError(f"accounting must be 'record' or 'published', got {self.accounting!r}")
-        if self.scope not in get_args(Scope):
-            raise ValueError(f"scope must be 'private_data' or 'run', got {self.scope!r}")
+        check_number("target_epsilon", self.target_epsilon, above=0, infinite=True, null="no limit")
+        check_choice("accounting", self.accounting, get_args(Accounting))
+        check_choice("scope", self.scope, get_args(Scope))
         if self.ledger in ("", "None", "null"):  # what a command line makes of null: a new, empty ledger
             raise ValueError(f"ledger must be a file, got {self.ledger!r}: leave it out for the private data's own")
         fixed = self.target_epsilon is not None and (self.accounting, self.scope) == ("record", "private_data")

@@ -390,11 +390,12 @@ class Ledger:
                 "keep that one, or set fully_adaptive to false"
             )
 
-    def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
-        """Counts one release. When this returns, the release is on disk and its noise may be drawn.
+    def charge(self, charge: Charge, times: int = 1, *, afford: Callable[[Charge], int] | None = None) -> None:
+        """Counts a release. When this returns, the release is on disk and its noise may be drawn.
 
         Args:
             charge: The release.
+            times: How often it is made.
             afford: Called before a block is reserved; returns how many releases of this kind it may hold, at least 1,
                 or raises to refuse. It is called with the file locked and all of it read, so that no other process can
                 spend what it grants; it may only read this ledger.
@@ -402,14 +403,15 @@ class Ledger:
         Raises:
             LedgerError: The line could not be written: nothing may be released.
         """
-        block = self._open_block()
-        if block is None or block[1] != charge or self._used >= block[2]:
-            with self._locked() as write:
-                count = self.block if afford is None else min(self.block, afford(charge))
-                line = _reserve_line(secrets.token_hex(8), charge, count, run=self.run)
-                write(line)
-                self._open = line["block"], charge, count
-        self._used += 1
+        for _ in range(times):
+            block = self._open_block()
+            if block is None or block[1] != charge or self._used >= block[2]:
+                with self._locked() as write:
+                    count = self.block if afford is None else min(self.block, afford(charge))
+                    line = _reserve_line(secrets.token_hex(8), charge, count, run=self.run)
+                    write(line)
+                    self._open = line["block"], charge, count
+            self._used += 1
 
     def sync(self) -> None:
         """Closes the open block for what it used, as at a proper end, and reads what other runs have appended.

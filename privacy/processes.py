@@ -226,7 +226,7 @@ class LedgerReplica(Ledger):
     def head(self) -> Head | None:
         return self._followed_head
 
-    def charge(self, charge: Charge, *, afford: Callable[[Charge], int] | None = None) -> None:
+    def charge(self, charge: Charge, times: int = 1, *, afford: Callable[[Charge], int] | None = None) -> None:
         """Refuses.
 
         Raises:
@@ -239,7 +239,7 @@ class LedgerReplica(Ledger):
         """Does nothing: process 0 does it."""
 
     @contextlib.contextmanager
-    def _locked(self, *, follow: bool = True) -> Iterator[Write]:
+    def _locked(self) -> Iterator[Write]:
         if not self._following:
             yield lambda line: None
             return

@@ -113,7 +113,7 @@ class PrivacySession(SharedLedger):
         if not tensors:
             raise ValueError("release needs the private tensors that are to be released, got none")
         if self.processes.size == 1:
-            self.charge(mechanism, *tensors, **settings)
+            self.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)
             return mechanism.answer(self.shape, *tensors, **settings)
         gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
         released: torch.Tensor | None = None
@@ -133,6 +133,12 @@ class PrivacySession(SharedLedger):
             ValueError: The tensors are not what is charged for: nothing is charged.
             BudgetExceeded: The target does not allow all of it: nothing is charged.
         """
+        self.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)
+
+    def _priced(
+        self, mechanism: Mechanism, tensors: Sequence[torch.Tensor], settings: Mapping[str, Any]
+    ) -> tuple[Charge, int]:
+        """What a call is charged, and how many times; all of it fits the target."""
         if tensors:
             cost, calls = mechanism.cost_of_call(self.shape, *tensors, **settings)
         else:
@@ -142,8 +148,7 @@ class PrivacySession(SharedLedger):
         if calls > 1 and self.account.affordable(charge, limit=calls) < calls:
             raise BudgetExceeded(self.account.refusal(charge))
         self._left = (self._left[0], self._left[1] - calls)
-        for _ in range(calls):
-            self.ledger.charge(charge, afford=self.account.grant)
+        return charge, calls
 
     def charge_nonprivate_access(self, reason: str, *, training: str | None = OWN) -> None:
         """Charges, once per run, a use of a teacher that only the bound of its own training covers, before it is made.

@@ -107,10 +107,6 @@ def laplace(noise: NoiseSource, shape: Sequence[int]) -> torch.Tensor:
     The tails end at 45 scales, beyond which the distribution has mass below 3e-20. Floating-point Laplace noise is not
     hardened against attacks on its low bits (Mironov 2012); votes release only the class.
     """
-    first, second = _exponentials(noise, shape), _exponentials(noise, shape)
-    return torch.from_numpy(first - second).reshape(tuple(shape))
-
-
-def _exponentials(noise: NoiseSource, shape: Sequence[int]) -> NDArray[np.float64]:
-    count = math.prod(shape)
-    return np.asarray(-np.log((noise.words(count).astype(np.float64) + 0.5) * 2.0**-64), dtype=np.float64)
+    words = noise.words(2 * math.prod(shape)).reshape(2, *shape)
+    first, second = -np.log((words.astype(np.float64) + 0.5) * 2.0**-64)
+    return torch.from_numpy(first - second)

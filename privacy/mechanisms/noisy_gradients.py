@@ -182,14 +182,12 @@ class NoisyGradients(Mechanism):
         if self.top_k is not None:
             check_count("top_k", self.top_k, minimum=1)
         # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
-        if not _SMALLEST <= self.norm_bound <= _LARGEST:
-            raise ValueError(f"norm_bound must lie between {_SMALLEST:g} and {_LARGEST:g}, got {self.norm_bound}")
+        check_number("norm_bound", self.norm_bound, least=_SMALLEST, most=_LARGEST)
         if self.noise_multiplier != 0 and not _SMALLEST <= self.noise_multiplier <= _LARGEST:
             raise ValueError(
                 f"noise_multiplier must be 0 or lie between {_SMALLEST:g} and {_LARGEST:g}, got {self.noise_multiplier}"
             )
-        if not 0 <= self.stability <= _LARGEST:
-            raise ValueError(f"stability must lie between 0 and {_LARGEST:g}, got {self.stability}")
+        check_number("stability", self.stability, least=0, most=_LARGEST)
 
     @cached_property
     def way(self) -> GradientRelease:

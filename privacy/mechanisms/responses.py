@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from privacy.checks import check_number
 from privacy.events import Gaussian, Unbounded
 from privacy.mechanisms.base import Description, Mechanism, Shape, of_shards, require_shape
 from privacy.mechanisms.bounding import normalize_per_sample, zero_non_finite_samples
@@ -69,8 +70,7 @@ class NoisyMeanResponse(Mechanism):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 1e-30 <= self.noise_multiplier <= 1e30:
-            raise ValueError(f"noise_multiplier must lie between 1e-30 and 1e30, got {self.noise_multiplier}")
+        check_number("noise_multiplier", self.noise_multiplier, least=1e-30, most=1e30)
 
     def cost(self, shape: Shape) -> Charge:
         mu = output_gradient_mu("ensemble", shape.batch_size, self.noise_multiplier)

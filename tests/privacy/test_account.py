@@ -101,9 +101,9 @@ def test_scope_of_figures_and_target(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"delta": 0.0}, "delta must be in"),
-        ({"target_epsilon": 0.0}, "target_epsilon must be above 0 or null, got 0.0"),
-        ({"accounting": "both"}, "accounting must be 'record' or 'published', got 'both'"),
-        ({"scope": "teacher"}, "scope must be 'private_data' or 'run', got 'teacher'"),
+        ({"target_epsilon": 0.0}, "target_epsilon must be above 0, or null for no limit, got 0.0"),
+        ({"accounting": "both"}, "accounting must be record or published, got 'both'"),
+        ({"scope": "teacher"}, "scope must be private_data or run, got 'teacher'"),
         ({"ledger": "None"}, "ledger must be a file, got 'None': leave it out"),
         ({"fully_adaptive": True}, "fully_adaptive needs a target_epsilon, .* got None, record and private_data"),
         ({"fully_adaptive": True, "target_epsilon": 1.0, "scope": "run"}, "got 1.0, record and run"),
