@@ -133,6 +133,9 @@ def test_a_second_ledger_of_the_same_data_is_refused(pictures: Path, monkeypatch
         assert used(place_of("faces", beside=weights), name="faces").counts()[ANSWER] == 2
     training = Training("ab" * 16)
     first = used(of_data)
+    with pytest.raises(LedgerError, match="another process has begun another ledger of these data"):
+        ledger_place._lead(of_data.signs[0], Ledger(path="mine.jsonl", private_data="p", run="run"))
+    Path("mine.jsonl").unlink()
     first.register(training)
     copied = Path(shutil.copy(first.path or "", user_folder() / "copied.jsonl"))
     both = place_of("faces", home=data(pictures).home, beside=weights)
@@ -287,6 +290,7 @@ def test_nothing_is_released_where_the_ledger_is_not_there(pictures: Path) -> No
             used(place_of("p", home=data(pictures).home))
         Ledger(path=there, private_data="pictures/train", run="another")
     away.rename(there)
+    (pictures / ".ledger.jsonl").write_text("")  # of a process that was killed before it wrote
     assert total(place_of("p", home=data(pictures).home)) == 1
     (pictures / ".ledger.jsonl").write_text("{}\n")
     with pytest.raises(LedgerError, match="must be a privacy ledger or lead to one"):
