@@ -58,8 +58,7 @@ class ClientPartition:
         """
         # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
         check_number("alpha", self.alpha, least=1e-3, most=1e6)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= _LARGEST_SEED:
-            raise ValueError(f"seed must be an integer from 0 to {_LARGEST_SEED}, got {self.seed!r}")
+        check_number("seed", self.seed, least=0, most=_LARGEST_SEED)
         self.proportions  # noqa: B018 - raises if no draw is accepted
 
     @classmethod
@@ -69,21 +68,16 @@ class ClientPartition:
         Raises:
             ValueError: A setting is outside its range, or leaves a client too few records.
         """
-        if not isinstance(dataset, ImageDataModule):
-            raise ValueError(f"dataset must be an ImageDataModule, got {type(dataset).__name__}")
         if dataset.kept_classes is not None:
             raise ValueError(
                 f"dataset.classes must be null for clients, whose records depend on classes, got {dataset.name}: "
                 "a client would have other records for each choice of classes"
             )
-        if isinstance(dataset, ImageFolder) and not dataset.states_bound:
+        counted = isinstance(dataset, ImageFolder) and not dataset.states_bound
+        if dataset.num_records is None or counted:
             raise ValueError(
                 f"dataset.num_records must be given for clients of {dataset.name}, as a bound independent of its "
-                "pictures: with their number, one more picture could move others to other clients"
-            )
-        if dataset.num_records is None:
-            raise ValueError(
-                f"dataset.num_records must be given for clients, and {dataset.name} has no private records"
+                "records: with their number, one more record could move others to other clients"
             )
         return cls(
             num_classes=dataset.num_classes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from datamodules.files import MissingExtraError
+from datamodules.files import imported
 
 _PARTS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
 _LABELS = ("label", "labels", "class", "category", "target", "diagnosis")
@@ -91,10 +90,7 @@ def _of_arrays(source: Path, label: str | None) -> Iterator[Row]:
 
 
 def _of_arrow(source: Path, label: str | None) -> Iterator[Row]:
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError(f"{source} needs the package pyarrow: pip install pyarrow") from error
+    arrow, parquet = imported("pyarrow", "pyarrow.parquet", needed_by=source)
     if source.suffix == ".parquet":
         table = parquet.read_table(source)
     else:

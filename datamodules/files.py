@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -53,6 +54,19 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 class MissingExtraError(ImportError):
     """A data set needs a package that is only installed by an extra."""
+
+
+def imported(*modules: str, needed_by: object, extra: str = "") -> list[Any]:
+    """Imports modules of one package, of which the first has its name.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        return [importlib.import_module(module) for module in modules]
+    except ImportError as error:
+        install = f"'private-model-transcription[{extra}]'" if extra else modules[0]
+        raise MissingExtraError(f"{needed_by} needs the package {modules[0]}: pip install {install}") from error
 
 
 class MissingDataError(FileNotFoundError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import numpy as np
 from torchvision.datasets.utils import download_url
 
 from datamodules.base import ImageDataModule, Part
-from datamodules.files import MissingExtraError, reading, records_of_file
+from datamodules.files import imported, reading, records_of_file
 from datamodules.records import ImageDataset
 
 _KEYS: dict[Part, str] = {"train": "train", "validation": "val", "test": "test"}
@@ -50,11 +49,7 @@ class MedMNIST(ImageDataModule):
             MissingExtraError: The package `medmnist` is not installed.
             ValueError: The subset or size does not exist, or is not supported.
         """
-        try:
-            known = importlib.import_module("medmnist").INFO
-        except ImportError as error:
-            install = "pip install 'private-model-transcription[medmnist]'"
-            raise MissingExtraError(f"MedMNIST needs the package medmnist, not installed: {install}") from error
+        known = imported("medmnist", needed_by="MedMNIST", extra="medmnist")[0].INFO
         supported = [name for name in known if not name.endswith("3d") and known[name]["task"] in _SINGLE_LABEL]
         if subset not in supported:
             raise ValueError(f"subset must be 2D with one label per image: {', '.join(supported)}; got {subset!r}")

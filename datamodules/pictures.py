@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import os
 import warnings
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from datamodules.base import ImageDataModule
-from datamodules.files import MissingExtraError
+from datamodules.files import imported
 from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
 from privacy.checks import check_choice, check_count, check_number
@@ -178,13 +177,9 @@ def _dicom(path: Path) -> Image.Image:
         MissingExtraError: The package `pydicom` is not installed.
         ValueError: It is no DICOM file, or has no pixels.
     """
+    reader, pixels = imported("pydicom", "pydicom.pixels", needed_by=path, extra="dicom")
     try:
-        dcmread, pixels = importlib.import_module("pydicom").dcmread, importlib.import_module("pydicom.pixels")
-    except ImportError as error:
-        install = "pip install 'private-model-transcription[dicom]'"
-        raise MissingExtraError(f"{path} is a DICOM file, which needs the package pydicom: {install}") from error
-    try:
-        data = dcmread(path)
+        data = reader.dcmread(path)
         frames = data.pixel_array
         frame = frames[0] if int(data.get("NumberOfFrames", 1)) > 1 else frames
         if frame.ndim == 3:

@@ -41,16 +41,11 @@ def palette(rows: RandomRows, at: Tensor, *, channels: int) -> Tensor:
     return (mean[:, None] + curves[..., :1] + curves[..., 1:]).clamp(0, 1)
 
 
-def tone_numbers(channels: int) -> int:
-    """Number of random numbers per image in `tone`."""
-    return channels * channels + channels + 3
-
-
 def tone(rows: RandomRows, fields: Tensor) -> Tensor:
     """Turns fields into images (B, C, H, W) in [0, 1] with random tints, mean and contrast and correlated channels.
 
     Args:
-        rows: random numbers of each image, see `tone_numbers`.
+        rows: random numbers of each image, of which C² + C + 3 are taken.
         fields: (B, C + 1, H, W), independent, with mean 0 and standard deviation 1; the first is brightness.
     """
     channels = fields.shape[1] - 1
@@ -117,7 +112,9 @@ class DeadLeavesPrior(RowPrior):
         """Mask of one leaf per image, with edges one pixel wide, and its shading, both (B, H, W)."""
         columns = numbers[:, :, None, None].unbind(1)
         kind, center_x, center_y, turn, size, aspect, slope, striped, pitch, phase, strength = columns
-        radius = self._radius(size)
+        # By the inverse CDF of their density r^-power between the two sizes.
+        low, high = (one ** (1 - self.power) for one in self.size)
+        radius = (low + size * (high - low)) ** (1 / (1 - self.power))
         far_x = x - (room[0] + 2 * radius) * (center_x - 0.5)
         far_y = y - (room[1] + 2 * radius) * (center_y - 0.5)
         cosine, sine = torch.cos(2 * math.pi * turn), torch.sin(2 * math.pi * turn)
@@ -131,13 +128,6 @@ class DeadLeavesPrior(RowPrior):
         stripes = torch.sin((4 + 14 * pitch) * along + 2 * math.pi * phase)
         amount = torch.where(striped < self.texture, 0.1 + 0.3 * strength, 0.0)
         return mask, 1 + 0.5 * (slope - 0.5) * along.clamp(-1, 1) + amount * stripes
-
-    def _radius(self, uniform: Tensor) -> Tensor:
-        """Radii with density r^-power between the two sizes, by the inverse CDF."""
-        low, high = self.size
-        slope = 1 - self.power
-        radius: Tensor = (low**slope + uniform * (high**slope - low**slope)) ** (1 / slope)
-        return radius
 
 
 _MAPS = 4  # most affine maps of one fractal
@@ -168,7 +158,7 @@ class FractalPrior(RowPrior):
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:
         channels, height, width = image_shape
-        noise_numbers = (channels + 1) * height * width + tone_numbers(channels) + 2
+        noise_numbers = (channels + 1) * height * width + channels**2 + channels + 5
         walk_numbers = _MAPS * 7 + 1 + _WALKERS * _STEPS
         return noise_numbers + walk_numbers + palette_numbers(channels) + 2
 

@@ -159,15 +159,12 @@ def test_the_comparison_notices_what_couples_teachers(coupled: type[TeacherEnsem
     assert len(differ(first, second)) > 1
 
 
-@pytest.mark.parametrize(("teachers_at_once", "threads"), [(6, 1), (3, 2)])
 @pytest.mark.parametrize("way", WAYS)
-def test_neither_chunks_nor_threads_change_a_bit(
-    before: dict[str, TeacherEnsemble], way: str, teachers_at_once: int, threads: int
-) -> None:
+def test_neither_chunks_nor_threads_change_a_bit(before: dict[str, TeacherEnsemble], way: str) -> None:
     usual = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     try:
-        assert differ(before[way], train(way=way, teachers_at_once=teachers_at_once)) == []
+        assert differ(before[way], train(way=way, teachers_at_once=3)) == []
     finally:
         torch.set_num_threads(usual)
 
