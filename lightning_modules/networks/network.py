@@ -245,8 +245,6 @@ class External(ImageClassifier):
         cls, num_classes: int, image_shape: tuple[int, int, int], *, name: str, arguments: dict[str, Any] | None = None
     ) -> Any:
         target, given = named_object(name), arguments or {}
-        if not callable(target):
-            raise ValueError(f"{name} must be a class or a function, got {type(target).__name__}")
         types, parameters = _types(target), inspect.signature(target).parameters
         given = {
             key: _meant(value, types.get(key), parameters[key].default if key in parameters else None)

@@ -42,18 +42,13 @@ class MixturePrior(RowPrior):
         blend_probability: float = 0.0,
         jitter: float = 0.0,
     ) -> None:
-        priors = list(priors)
-        wrong = [type(prior).__name__ for prior in priors if not isinstance(prior, ImagePrior)]
-        if not priors or wrong:
-            raise ValueError(f"priors must be one or more image priors, got {wrong or 'none'}")
         chosen = [1.0] * len(priors) if weights is None else [float(weight) for weight in weights]
-        if len(chosen) != len(priors):
-            raise ValueError(f"weights must be one per prior, {len(priors)}, got {len(chosen)}")
-        if not all(math.isfinite(weight) and weight >= 0 for weight in chosen) or sum(chosen) <= 0:
-            raise ValueError(f"weights must be numbers of at least 0, not all 0, got {chosen!r}")
+        if len(chosen) != len(priors) or not min(chosen, default=-1) >= 0 or not 0 < sum(chosen) < math.inf:
+            said = f"got {len(priors)} priors and weights {chosen}"
+            raise ValueError(f"priors must be one or more, with a weight of at least 0 each, not all 0, {said}")
         check_number("blend_probability", blend_probability, least=0, most=1)
         check_number("jitter", jitter, least=0, most=1)
-        self.priors = priors
+        self.priors = list(priors)
         self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)
         self.jitter = float(jitter)

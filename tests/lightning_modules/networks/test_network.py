@@ -41,11 +41,6 @@ class Net(nn.Module):
 
 def make(num_classes, scale=1.0):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
-
-def number():
-    return 3
-
-THREE = 3
 """
 
 
