@@ -137,8 +137,6 @@ class ImageDataModule(LightningDataModule, ABC):
                 in the given order. The private data keep their name and ledger, which counts the runs of every choice.
         """
         super().__init__()
-        if not os.fspath(root):
-            raise ValueError("root must name a folder, got an empty path")
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction must lie between 0 and 1, both excluded, got {val_fraction}")
         self.root = Path(root).expanduser()

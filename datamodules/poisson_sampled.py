@@ -199,7 +199,7 @@ class PoissonSampled(WrappedDataset):
         """Opens the splits that `stage` needs; a fit begins with images, whatever an earlier one precomputed.
 
         Raises:
-            ValueError: The expected batch is larger than the training split, or records may be changed when fetched.
+            ValueError: Records may be changed when fetched.
         """
         if stage == "fit":
             self._forget_precomputed()
@@ -213,11 +213,6 @@ class PoissonSampled(WrappedDataset):
                     "mix records. Move operations on single images into the network"
                 )
         self.dataset.setup("test")
-        if stage == "fit" and self.batch_size > len(self.dataset.train_records):
-            raise ValueError(
-                f"batch_size must not exceed the {len(self.dataset.train_records)} training records of {self.name}, "
-                f"got {self.batch_size}"
-            )
 
     @property
     def secure(self) -> bool:
@@ -230,10 +225,16 @@ class PoissonSampled(WrappedDataset):
 
         It is published, and ε reveals many of its digits. If a bound on N is stated, the rate is based on that bound,
         which also holds for persons, and batches are smaller than `batch_size`.
+
+        Raises:
+            ValueError: The expected batch is larger than what it is drawn from.
         """
         dataset = self.dataset
-        bound = dataset.num_records if dataset.states_bound else None
-        return self.batch_size / (bound or self._num_units)
+        units = (dataset.num_records if dataset.states_bound else None) or self._num_units
+        if self.batch_size > units:
+            counted = "training records" if self._num_persons is None else "persons (with unit=person)"
+            raise ValueError(f"batch_size must not exceed the {units} {counted} of {self.name}, got {self.batch_size}")
+        return self.batch_size / units
 
     @property
     def _num_units(self) -> int:
@@ -246,7 +247,7 @@ class PoissonSampled(WrappedDataset):
         """Samples each person, with all records, by one coin until the next `setup("fit")`.
 
         Raises:
-            ValueError: The records' persons are not known, or fewer than the expected batch.
+            ValueError: The records' persons are not known.
         """
         own = self.train_records.identities
         if own is None:
@@ -255,11 +256,6 @@ class PoissonSampled(WrappedDataset):
                 "data.dataset.person_pattern of ImageFolder, or take unit=record"
             )
         self._num_persons = len(torch.unique(own))
-        if self.batch_size > self._num_persons:
-            raise ValueError(
-                f"batch_size counts persons with unit=person, and must not exceed the {self._num_persons} of "
-                f"{self.name}, got {self.batch_size}"
-            )
 
     @property
     def train_records(self) -> ImageDataset:

@@ -68,8 +68,6 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
         if len(torch.unique(self.ids)) != len(self.ids):
             raise ValueError("ids must be distinct: an id names one record")
-        if not 1 <= peak <= 255:
-            raise ValueError(f"peak must be 1 to 255, got {peak}")
         if peak < 255 and isinstance(images, Tensor) and images.numel() and int(images.max()) > peak:
             raise ValueError(f"images must not exceed peak={peak}, got a pixel of {int(images.max())}")
 

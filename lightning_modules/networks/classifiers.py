@@ -37,18 +37,12 @@ class ImageClassifier(nn.Module):
         return logits
 
 
-def checked_shape(
-    network: str, *, num_classes: int = 1, image_shape: tuple[int, int, int], least: int = 1
-) -> tuple[int, int, int]:
-    """Checks the data's number of classes and image shape and returns (channels, height, width).
+def checked_shape(network: str, image_shape: tuple[int, int, int], *, least: int) -> tuple[int, int, int]:
+    """Returns (channels, height, width) of images that are large enough.
 
     Raises:
-        ValueError: There are no classes, a size is not positive, or a side of the image is below `least` pixels.
+        ValueError: A side of the image is below `least` pixels.
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, got {num_classes!r}")
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be three positive sizes (channels, height, width), got {image_shape!r}")
     channels, height, width = image_shape
     if min(height, width) < least:
         raise ValueError(f"image_shape: {network} needs at least {least}x{least} pixels, got {height}x{width}")
@@ -104,9 +98,7 @@ class DataLensClassifier(ImageClassifier):
 
     def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
-        channels, height, width = checked_shape(
-            "DataLensClassifier", num_classes=num_classes, image_shape=image_shape, least=8
-        )
+        channels, height, width = checked_shape("DataLensClassifier", image_shape, least=8)
         self.features = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.MaxPool2d(2),
@@ -149,7 +141,7 @@ class TwoConvNet(ImageClassifier):
         self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28), *, hidden: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        channels, height, width = checked_shape("TwoConvNet", num_classes=num_classes, image_shape=image_shape, least=4)
+        channels, height, width = checked_shape("TwoConvNet", image_shape, least=4)
         layers: list[nn.Module] = []
         for inputs, outputs in ((channels, 64), (64, 128)):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
@@ -202,9 +194,7 @@ class SmallCNN(ImageClassifier):
             check_whole_number(name, value, least=1)
         check_choice("norm", norm, ("batch", "group", "none"))
         check_choice("activation", activation, ("relu", "tanh"))
-        channels, height, columns = checked_shape(
-            f"SmallCNN of depth {depth}", num_classes=num_classes, image_shape=image_shape, least=2**depth
-        )
+        channels, height, columns = checked_shape(f"SmallCNN of depth {depth}", image_shape, least=2**depth)
         act = nn.ReLU if activation == "relu" else nn.Tanh
         layers: list[nn.Module] = []
         for block in range(depth):
@@ -237,7 +227,7 @@ class TanhCNN(ImageClassifier):
 
     def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
-        channels, height, width = checked_shape("TanhCNN", num_classes=num_classes, image_shape=image_shape, least=16)
+        channels, height, width = checked_shape("TanhCNN", image_shape, least=16)
         rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
         self.features = nn.Sequential(
             nn.Conv2d(channels, 16, 8, stride=2, padding=3),
@@ -268,7 +258,7 @@ class ResNet18(ImageClassifier):
 
     def __init__(self, num_classes: int = 10, image_shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
-        channels, _, _ = checked_shape(type(self).__name__, num_classes=num_classes, image_shape=image_shape, least=4)
+        channels, _, _ = checked_shape(type(self).__name__, image_shape, least=4)
         self.body = ResNet(BasicBlock, list(self.blocks))
         self.body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.body.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -319,13 +309,10 @@ class MeanEmbedding(ImageClassifier):
         length: float = 20.5,
     ) -> None:
         super().__init__()
-        pixels = math.prod(checked_shape("MeanEmbedding", num_classes=num_classes, image_shape=image_shape))
         check_whole_number("features", features, least=2)
-        if features % 2:
-            raise ValueError(f"features must be an even number, got {features}")
         check_number("length", length, above=0)
         draw = torch.Generator().manual_seed(0)  # public; a student must have the same frequencies
-        self.register_buffer("frequencies", torch.randn(pixels, features // 2, generator=draw) / length)
+        self.register_buffer("frequencies", torch.randn(math.prod(image_shape), features // 2, generator=draw) / length)
         self.head = nn.Linear(features, num_classes, bias=False)
         nn.init.zeros_(self.head.weight)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_modules.networks.classifiers import checked_shape
 from privacy.checks import check_whole_number
 
 
@@ -40,7 +39,7 @@ class DAFLGenerator(ImageGenerator):
         width: channels of the first stage. With DAFL's 128, a batch of 256 takes seconds on two cores.
 
     Raises:
-        ValueError: A size is not positive or `width` is odd.
+        ValueError: `latent_dim` is below 1, or `width` below 2.
     """
 
     standardised = True
@@ -49,10 +48,9 @@ class DAFLGenerator(ImageGenerator):
         self, image_shape: tuple[int, int, int] = (1, 28, 28), *, latent_dim: int = 100, width: int = 128
     ) -> None:
         super().__init__()
-        channels, height, columns = checked_shape("DAFLGenerator", image_shape=image_shape)
+        channels, height, columns = image_shape
         check_whole_number("latent_dim", latent_dim, least=1)
-        if width < 2 or width % 2:
-            raise ValueError(f"width must be an even number from 2 on, got {width!r}")
+        check_whole_number("width", width, least=2)
         self.latent_dim = latent_dim
         self.image_shape = (channels, height, columns)
         self._start = (width, -(-height // 4), -(-columns // 4))
@@ -133,7 +131,7 @@ class ConvVAE(nn.Module):
         self, image_shape: tuple[int, int, int] = (1, 28, 28), *, latent_dim: int = 32, width: int = 32
     ) -> None:
         super().__init__()
-        channels, height, columns = checked_shape("ConvVAE", image_shape=image_shape)
+        channels, height, columns = image_shape
         for name, value in (("latent_dim", latent_dim), ("width", width)):
             check_whole_number(name, value, least=1)
         self.latent_dim = latent_dim

@@ -125,9 +125,7 @@ class Kernels(nn.Module):
             check_whole_number(f"Kernels.{name}", value, least=1)
         # The second layer's maps must have at least `cells` rows and columns.
         least = _SUBSAMPLING * (cells + _SIDE - 2) + _SIDE
-        channels, height, width = checked_shape(
-            f"Kernels of {cells}x{cells} cells", image_shape=image_shape, least=least
-        )
+        channels, height, width = checked_shape(f"Kernels of {cells}x{cells} cells", image_shape, least=least)
         self.cells = cells
         self.output_shape = (anchors * cells**2,)
         size = channels * _SIDE**2

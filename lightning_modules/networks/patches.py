@@ -110,9 +110,8 @@ class Patches(nn.Module):
             check_whole_number(f"Patches.{name}", value, least=2 if name == "patch" else 1)
         check_number("Patches.contrast", contrast, above=0)
         check_number("Patches.power", power, above=0)
-        channels, height, width = checked_shape(
-            f"Patches of {cells}x{cells} cells", image_shape=image_shape, least=patch + stride * (cells - 1)
-        )
+        least = patch + stride * (cells - 1)
+        channels, height, width = checked_shape(f"Patches of {cells}x{cells} cells", image_shape, least=least)
         self.patch, self.stride, self.cells = patch, stride, cells
         rows, columns = ((side - patch) // stride + 1 for side in (height, width))
         self.output_shape = (2 * filters * cells**2,)

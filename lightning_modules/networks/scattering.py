@@ -35,7 +35,7 @@ class Scattering(nn.Module):
 
     def __init__(self, image_shape: tuple[int, int, int], prior: ImagePrior | None = None) -> None:
         super().__init__()
-        channels, height, width = checked_shape("Scattering", image_shape=image_shape, least=_STEP)
+        channels, height, width = checked_shape("Scattering", image_shape, least=_STEP)
         self.margins = _margin(height), _margin(width)
         size = (height + sum(self.margins[0]), width + sum(self.margins[1]))
         paths = 1 + 2 * _ANGLES + _ANGLES**2

@@ -49,8 +49,10 @@ def test_rates_without_meaning_are_refused() -> None:
     for rate in (0.0, 1.1, float("nan")):
         with pytest.raises(ValueError, match="sample_rate"):
             PoissonBatches(records=10, sample_rate=rate, steps=1)
-    with pytest.raises(ValueError, match="batch_size must not exceed"):
-        PoissonSampled(dataset=Digits(), batch_size=5000).setup("fit")
+    data = PoissonSampled(dataset=Digits(), batch_size=1276)
+    data.setup("fit")
+    with pytest.raises(ValueError, match="batch_size must not exceed the 1275 training records of Digits, got 1276"):
+        data.train_dataloader()
 
 
 class Mixing(ImageDataset):
@@ -191,11 +193,15 @@ def test_a_person_is_sampled_whole_and_by_one_coin(world: int) -> None:
 
 
 def test_what_cannot_be_sampled_by_person() -> None:
-    for dataset, message in ((Digits(), "data.dataset.person_pattern"), (People(), "batch_size counts persons")):
+    for dataset, message in (
+        (Digits(), "data.dataset.person_pattern"),
+        (People(), r"the 1\d\d persons .with unit=person"),
+    ):
         data = PoissonSampled(dataset=dataset, batch_size=151)
         data.setup("fit")
         with pytest.raises(ValueError, match=message):
             data.sample_persons()
+            data.train_dataloader()
 
 
 @pytest.mark.parametrize("end", ["teardown", "on_exception", "setup", "nothing"])
