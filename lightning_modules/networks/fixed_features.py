@@ -131,9 +131,6 @@ class WhitenedFeatures(nn.Module):
         whitening: The settings.
         image_shape: channels, height, width.
         prior: images similar to those to be classified.
-
-    Raises:
-        ValueError: `whitening.shifts` is not below the shorter side of the image.
     """
 
     mean: Tensor
@@ -147,8 +144,6 @@ class WhitenedFeatures(nn.Module):
         super().__init__()
         self.plain = plain
         self.whitening = whitening
-        if whitening.shifts >= min(image_shape[1:]):
-            raise ValueError(f"whitening.shifts must be below {min(image_shape[1:])} pixels, got {whitening.shifts}")
         self.output_shape = (math.prod(cast(tuple[int, ...], plain.output_shape)),)
         statistics = compute_once(
             prior,

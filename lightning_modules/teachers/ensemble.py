@@ -205,7 +205,7 @@ class TeacherEnsemble(Evaluated):
         """Checks before a fit that the data have shards.
 
         Raises:
-            ValueError: There are no shards, or precision is below float32.
+            ValueError: There are no shards.
             ProcessesError: The strategy is not supported.
         """
         if stage != "fit":
@@ -214,8 +214,6 @@ class TeacherEnsemble(Evaluated):
         if self.trainer.world_size > 1 and self.anchor is None:
             # DDP needs a module with parameters; this one is neither used nor saved.
             self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
-        if self.trainer.precision != "32-true":
-            raise ValueError(f"trainer.precision must be 32-true for an ensemble, got {self.trainer.precision}")
         self.shards  # noqa: B018 - raises without shards
 
     @property
