@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -255,7 +256,7 @@ class PrivateTeacher(PrivateModel):
         weight = next(network.parameters(), None)
         if weight is None or weight.device != device:
             network.to(device)
-        return network.eval() if any(part.training for part in network.modules()) else network
+        return network.eval() if any(map(attrgetter("training"), network.modules())) else network
 
 
 class PrivateEnsemble(PrivateModel):
