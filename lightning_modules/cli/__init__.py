@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.configs import check_files
-from lightning_modules.cli.errors import expected, message_of
+from lightning_modules.cli.errors import exit_status, expected, message_of
 from privacy.checks import did_you_mean
 
 if TYPE_CHECKING:
@@ -106,8 +106,6 @@ def _of_process() -> None:
     except (KeyboardInterrupt, SystemExit) as error:
         if type(error) is SystemExit and error.__context__ is None:
             raise
-        from lightning_modules.cli.outcome import exit_status
-
         sys.exit(exit_status(error))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -125,3 +126,18 @@ def explain(message: str) -> str:
         said.append(f"{setting} {text}" if text.startswith("must ") else text)
     whole = "; ".join(said) or " ".join(message.split())
     return f"{setting}: {whole}" if setting and "there is no" in whole else whole
+
+
+def exit_status(error: BaseException) -> int | str | None:
+    """Exit status of a process: 128 plus the signal's number if a signal ended it, as in shells.
+
+    Lightning ends with 0 after SIGTERM and with 1 after SIGINT, once callbacks have saved.
+
+    >>> exit_status(KeyboardInterrupt()), exit_status(SystemExit(2))
+    (130, 2)
+    """
+    if type(error).__name__ == "SIGTERMException":  # Lightning's, which takes seconds to import
+        return 128 + signal.SIGTERM
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.code if isinstance(error, SystemExit) else 1

@@ -63,7 +63,7 @@ def export_and_say(run: str | Path, **settings: Any) -> None:
         print(f"student.onnx was not written: {done.without_onnx}")
     if done.run.record is None:
         print("No record of a finished fit matches this checkpoint: the model card states no accuracy.")
-    if found := useless(done.run.record or {}):
+    elif found := useless(done.run.record):
         print(found)
     if not settings.get("license_name"):
         print("The card states no licence, without which nobody may use it: --license apache-2.0 --force adds one.")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,16 +34,16 @@ import lightning_modules
 from datamodules import ImageDataModule
 from datamodules.files import missing_data
 from lightning_modules.callbacks.progress import ProgressLines
-from lightning_modules.callbacks.results import ResultRecord
+from lightning_modules.callbacks.results import ResultRecord, epsilon_of, judged, percent, role
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
 from lightning_modules.cli.configs import find_configs, flat, given_in
 from lightning_modules.cli.errors import explain, unknown_setting
-from lightning_modules.cli.outcome import outcome, say_how_to_resume
 from lightning_modules.cli.resuming import require_same
 from lightning_modules.cli.wandb_runs import describe_runs
-from lightning_modules.named_code import find_named, require_known_run, texts_in
+from lightning_modules.named_code import code_named_in, find_named, require_known_run, texts_in, unknown_code
 from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.run import LAST, first_process, own_folder, run_folder
+from privacy.account import BudgetExceeded
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism
 
@@ -54,6 +56,10 @@ _GROUPS = {
     "model.teacher": "path", "model.student": "network", "model.images": "source", "model.budget": "target_epsilon",
 }  # fmt: skip
 """Groups of settings, and the one of each that is most often meant by a text."""
+
+#: Methods whose networks no command publishes.
+_NEVER_PUBLISHED = ("Teacher", "TeacherEnsemble", "FedAvg", "DirectTraining")
+_PRIVATE = "record-level ε: inf: nothing bounds what it reveals about a training record; it must stay private"
 
 
 class UsageParser(LightningArgumentParser):
@@ -378,3 +384,58 @@ def show_settings(args: Sequence[str]) -> bool:
         with suppress(SystemExit):
             copy_context().run(TranscriptionCLI, [args[0], *options])
     return True
+
+
+# --- what is said after a fit ---
+
+
+def outcome(record: Mapping[str, Any], *, folder: Path, checkpoint: Path | None) -> str:
+    """Summarises a finished fit for the user, from its `result.json`."""
+    accuracy = f"{percent(record['accuracy'])} of the test split"
+    lines = [f"{role(record)}, {record['dataset']}: {accuracy} after {record['steps']:,} steps"]
+    if between := record.get("not_finite_between"):
+        first, last = between
+        lines.append(f"NOT FINITE: weights became NaN or infinite between steps {first:,} and {last:,}: it is useless")
+    elif (share := record["largest_share"]) >= 0.99:
+        lines.append(f"COLLAPSED: it predicts one class for {100 * share:.1f} % of the test images")
+    lines += judged(record)
+    if "statement" not in record:  # a guarantee has been printed already
+        lines.append(_PRIVATE)
+    if checkpoint is not None:
+        lines += [f"checkpoint: {checkpoint}", f"test:    {_of_run('test', folder)}"]
+        if record["method"] != "DPSGDTeacher":  # its noise was chosen for these epochs
+            lines.append(f"resume:  {_of_run('fit', folder)} --trainer.max_epochs N")
+        if record["method"] not in _NEVER_PUBLISHED:
+            unbounded = ["--unprotected"] if math.isinf(epsilon_of(record)) else []
+            settings = record["config"]["model"]["init_args"]
+            code = unknown_code((settings.get("student") or settings).get("network"))
+            own = [] if code is None else ["--network", code]
+            lines.append(f"publish: {_command('export', folder, '--to', 'DIR', *own, *unbounded)}")
+    return "\n".join(lines)
+
+
+def _of_run(command: str, folder: Path) -> str:
+    """A command about a run; with its files if they name code of the user's, which no folder may."""
+    if code_named_in(folder / "config.yaml") is not None:
+        return _command(command, "--config", folder / "config.yaml", "--ckpt_path", folder / LAST)
+    return _command(command, *(["--resume"] if command == "fit" else []), folder)
+
+
+def _command(*words: object) -> str:
+    return shlex.join(["LightningCLI", *map(str, words)])
+
+
+def say_how_to_resume(error: BaseException, *, folder: Path, checkpoint: str) -> None:
+    """Prints the command that resumes a fit last, below the traceback if there is one.
+
+    Nothing is said of what would end the same fit again: a setting that is refused, or a budget that is spent.
+    """
+    if isinstance(error, (ValueError, TypeError, BudgetExceeded)) or not Path(checkpoint).is_file():
+        return
+    line = f"To resume: {_of_run('fit', folder)}"
+    if Path(checkpoint).resolve() != (folder / LAST).resolve():
+        line = f"To resume: the same command with --ckpt_path {shlex.quote(checkpoint)}"
+    if isinstance(error, (SystemExit, KeyboardInterrupt)) or not hasattr(error, "add_note"):
+        rank_zero_info(line)
+    else:
+        error.add_note(line)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
@@ -21,8 +22,9 @@ from support.runs import configuration, fit
 
 from datamodules import ImageFolder
 from lightning_modules.cli import main
-from lightning_modules.cli.outcome import outcome
+from lightning_modules.cli.fit import outcome
 from lightning_modules.cli.wandb_runs import describe_runs
+from lightning_modules.training.evaluation import measured_on
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
@@ -90,8 +92,9 @@ def test_weights_that_are_not_finite_are_said_to_be_and_not_to_have_collapsed(
 
 
 def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -> None:
-    private = {"method": "Teacher", "dataset": "Digits", "accuracy": 0.5, "steps": 3, "epsilon_record": "inf"}
-    private["config"] = {"model": {"init_args": {"network": SMALL}}}
+    measured = measured_on(torch.nn.Identity(), [(torch.eye(2), torch.tensor([0, 0]))], torch.device("cpu"))
+    private = {**measured, "method": "Teacher", "dataset": "Digits", "steps": 3, "epsilon_record": "inf"}
+    private |= {"class_names": ["a", "b"], "config": {"model": {"init_args": {"network": SMALL}}}}
     bounded = {**private, "method": "DPSGDTeacher", "epsilon_record": 2.0, "statement": "Record-level ε = 2."}
     checkpoint = tmp_path / "last.ckpt"
     unbounded = outcome({**private, "method": "DPDFD"}, folder=tmp_path, checkpoint=checkpoint)
@@ -101,7 +104,7 @@ def test_what_must_stay_private_is_not_offered_for_publication(tmp_path: Path) -
     assert "COLLAPSED" not in text
     assert "must stay private" in text and "export" not in text
     text = outcome(bounded, folder=tmp_path, checkpoint=checkpoint)
-    assert bounded["statement"] in text and "export" in text and "stay private" not in text
+    assert "export" in text and "stay private" not in text
 
 
 def test_what_is_said_on_the_console_is_not_sent_to_wandb(tmp_path: Path) -> None:
