@@ -369,6 +369,9 @@ class ImageDataModule(LightningDataModule, ABC):
     def test_dataloader(self) -> Batches:
         return self.loader(self.test_records)
 
+    def predict_dataloader(self) -> Batches:
+        return self.test_dataloader()
+
     def loader(
         self, records: ImageDataset, batch_size: int | None = None, *, shuffle: bool = False, drop_last: bool = False
     ) -> Batches:

@@ -114,6 +114,9 @@ class WrappedDataset(LightningDataModule):
         reported = selection_halves(records)[1] if self.evaluation == "selection" else records
         return self.dataset.loader(reported)
 
+    def predict_dataloader(self) -> Batches:
+        return self.test_dataloader()
+
 
 class StepIndices:
     """Counts the steps of an epoch: 0 to `steps - 1`, and continues where a checkpoint stopped.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -33,7 +33,6 @@ from privacy.checks import json_number
 from privacy.guarantee import Guarantee
 from privacy.journal import write_atomically
 
-_UNDEFINED = LightningDataModule.predict_dataloader
 _PRIVATE = (
     "PRIVATE: these are responses of a teacher that nothing bounds. No ledger counts them, and they must neither be "
     "published nor be used to choose anything"
@@ -183,8 +182,6 @@ def useless(record: Mapping[str, Any]) -> str:
     rare class raises as much as a frequent one, that of chance: by 95 % intervals. It hardly is if balanced accuracy is
     below twice that of chance, and a tenth of the way from chance to 1.
     """
-    if "recall" not in record:
-        return ""
     majority, balanced = record["majority_share"], record["balanced_accuracy"]
     known = [(value, count) for value, count in zip(record["recall"], record["class_images"], strict=True) if count]
     chance = 1 / len(known)
@@ -201,9 +198,7 @@ def useless(record: Mapping[str, Any]) -> str:
 
 
 def judged(record: Mapping[str, Any]) -> list[str]:
-    """Describes what a record's accuracy alone hides, in lines; those of earlier versions have no such figures."""
-    if "recall" not in record:
-        return []
+    """Describes what a record's accuracy alone hides, in lines."""
     names, found = record["class_names"], useless(record)
     recalls = sorted((value, name) for value, name in zip(record["recall"], names, strict=True) if value is not None)
     low, high = map(percent, record["accuracy_interval"])
@@ -249,15 +244,6 @@ class PredictionWriter(BasePredictionWriter):
         super().__init__(write_interval="batch")
         self._rows: list[tuple[int, str, list[float]]] = []
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lets data without a `predict_dataloader` use their test batches."""
-        super().setup(trainer, pl_module, stage)
-        data = datamodule_of(trainer)
-        # Lightning checks whether the method is overridden.
-        if stage == "predict" and getattr(type(data), "predict_dataloader", None) is _UNDEFINED:
-            assert data is not None
-            data.predict_dataloader = data.test_dataloader
-
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rows = []
 
@@ -285,7 +271,6 @@ class PredictionWriter(BasePredictionWriter):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rows = [row for given in processes_of(trainer).gather(self._rows) for row in given]
-        self._rows = []
         if not trainer.is_global_zero:
             return
         # Predictions of students, and of teachers by DP-SGD, are covered by a guarantee.

@@ -169,11 +169,10 @@ def _accuracy(run: FinishedRun) -> str:
     part = "one half of the test split; the other half may have been selected by" if half else "the whole test split"
     text = (
         f"**{percent(run.record['accuracy'])}** of the images of {run.data}, on {part}, at the last step of "
-        "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption."
+        "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption. Expected "
+        f"calibration error: {100 * run.record['calibration_error']:.1f} points."
     )
-    if "calibration_error" in run.record:
-        text += f" Expected calibration error: {100 * run.record['calibration_error']:.1f} points."
-    if run.record.get("largest_share", 0) >= 0.99:
+    if run.record["largest_share"] >= 0.99:
         text += " **It has collapsed: it assigns nearly all images to one class.**"
     lines = [inline(line) for line in judged(run.record)]
     lines[:1] = [f"**{lines[0]}**"] if useless(run.record) else lines[:1]

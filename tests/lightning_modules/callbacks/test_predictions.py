@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -12,16 +11,11 @@ import pytest
 import torch
 from support.dp_teachers import teacher_by_dp_sgd
 from support.ensembles import ensemble_file
-from support.runs import configuration, distil
+from support.runs import configuration, csv_rows, distil
 
 from datamodules import Digits
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
-
-
-def table(file: str | Path) -> list[dict[str, str]]:
-    with Path(file).open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def predict(config: Any, checkpoint: str) -> None:
@@ -34,7 +28,7 @@ def test_a_students_predictions_are_what_the_student_says(folder: Path) -> None:
     distil(model={"images": "prior"})
     shutil.move("teachers", "elsewhere")  # the teacher plays no part
     predict(configuration(model={"images": "prior"}), "run/checkpoints/last.ckpt")
-    rows = table("run/predictions.csv")
+    rows = csv_rows("run/predictions.csv")
     data = Digits()
     data.setup("test")
     assert [int(row["id"]) for row in rows] == data.test_records.ids.tolist()
@@ -62,7 +56,7 @@ def test_a_private_teachers_predictions_are_private(folder: Path) -> None:
     shutil.copyfile("teachers/digits.ckpt", "teacher/checkpoints/last.ckpt")
     Path("teacher/config.yaml").touch()
     predict(config, "teacher/checkpoints/last.ckpt")
-    assert len(table("teacher/private/predictions.csv")) == 362
+    assert len(csv_rows("teacher/private/predictions.csv")) == 362
     assert not Path("teacher/predictions.csv").exists()
 
 
@@ -70,7 +64,7 @@ def test_predictions_of_a_teacher_by_dp_sgd_are_covered_by_its_guarantee(folder:
     teacher_by_dp_sgd("dp", target_epsilon=3.0, epochs=1)
     config = json.loads(Path("given.json").read_text())
     predict(config, "dp/checkpoints/last.ckpt")  # of data that offer no batches to predict
-    assert len(table("dp/predictions.csv")) == 362
+    assert len(csv_rows("dp/predictions.csv")) == 362
     assert not Path("dp/private").exists()
 
 
@@ -78,7 +72,7 @@ def test_an_ensembles_predictions_are_shares_of_votes_and_private(folder: Path) 
     network = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4}}
     file = ensemble_file(folder, network=network, num_teachers=4, steps=2)
     predict(json.loads((folder / "given.json").read_text()), str(file))
-    rows = table("run/private/predictions.csv")
+    rows = csv_rows("run/private/predictions.csv")
     shares = [float(value) for name, value in rows[0].items() if name.startswith("p(")]
     assert sum(shares) == pytest.approx(1.0) and all(share * 4 == int(share * 4) for share in shares)
     assert not Path("run/predictions.csv").exists()
