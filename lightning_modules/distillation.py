@@ -209,8 +209,6 @@ class Distillation(DataFreeDistillation):
             LinearOnFeatures, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
         answers, parts = [], []
-        if self.noisy_answers is None:
-            rank_zero_info(f"The ensemble is asked about {self.charged_calls * self.batch_size:,} images.")
         for call in self._tracked(self.charged_calls, "queries"):
             # Negative steps, which no image of the pool has.
             images = self._own_images(-1 - call)
@@ -222,7 +220,6 @@ class Distillation(DataFreeDistillation):
             self.answer_deviation = mechanism.std(teacher.num_teachers)
         features = torch.cat(parts)
         fitted = fit_noisy_responses(features, self.noisy_answers, std=self.answer_deviation)
-        rank_zero_info(f"Fitted to noisy answers: noise over signal variance {fitted.ratio:.3g}.")
         if not fitted.learnt:
             rank_zero_warn(
                 f"Nothing could be learnt from {len(self.noisy_answers):,} answers with noise of deviation "
@@ -248,10 +245,6 @@ class Distillation(DataFreeDistillation):
         """Also drops the features that an earlier fit has evaluated: this fit may have other images."""
         self._evaluated.clear()
         super().on_fit_start()
-
-    def teardown(self, stage: str) -> None:
-        self._evaluated.clear()
-        super().teardown(stage)
 
     def _tracked(self, calls: int, description: str) -> Any:
         return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
