@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.dp_teachers import train
-from support.runs import checkpoint, fit, interrupted, tensors, trainer_settings
+from support.runs import checkpoint, csv_rows, fit, interrupted, tensors, trainer_settings
 from support.short_names import budgeted
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
@@ -68,8 +67,7 @@ def written(folder: str, name: str) -> Any:
 
 def logged(folder: str, name: str) -> list[float]:
     (file,) = Path(folder).rglob("metrics.csv")
-    with file.open(encoding="utf-8") as opened:
-        return [float(row[name]) for row in csv.DictReader(opened) if row.get(name)]
+    return [float(row[name]) for row in csv_rows(file) if row.get(name)]
 
 
 def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

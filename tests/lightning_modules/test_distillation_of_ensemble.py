@@ -12,6 +12,7 @@ import torch
 from support.federations import small_networks
 from support.runs import (
     BATCH_SIZE,
+    RESUME,
     checkpoint,
     distil,
     equal,
@@ -32,7 +33,6 @@ from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, Shape
 
 SHAPE = (1, 8, 8)
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 #: 20 images are three batches of 8.
 QUERIES, CALLS, STEPS = 20, 3, 4
 
@@ -74,7 +74,7 @@ def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.Monke
     assert released.shape == (CALLS * BATCH_SIZE, 10)
     if forgetful:
         forget_the_answers(monkeypatch)
-    model = run("run", LAST, epochs=2).model
+    model = run("run", RESUME, epochs=2).model
     times = 2 if forgetful else 1
     assert model.session.account.counts() == {model.session.cost: times * CALLS}
     assert model.session.account.epsilon() == pytest.approx(bound(times * CALLS, sigma=SIGMA))
@@ -135,7 +135,7 @@ def test_other_teachers_change_nothing_once_the_answers_are_out(
         content["ensemble"]["weights"]["head.weight"] *= factor
         torch.save(content, "teachers/ensemble.ckpt")
         Path("run/checkpoints/last.ckpt").write_bytes(before)
-        ends.append(networks(run("run", LAST, epochs=2)))
+        ends.append(networks(run("run", RESUME, epochs=2)))
     assert equal(*ends) is not peeking
 
 

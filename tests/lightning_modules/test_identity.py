@@ -19,7 +19,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
+from support.runs import RESUME, checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
@@ -72,7 +72,6 @@ def trained(tmp_path: Path, trained_once: Path) -> None:
 #: Of the steps that a teacher by DP-SGD takes.
 STEP = SampledGaussian(1.0, 128 / 1275)
 BOUND = compose({STEP: 6}, 1e-5).epsilon
-RESUME = "--ckpt_path=run/checkpoints/last.ckpt"
 
 
 # Which teacher a bound is about.

@@ -12,6 +12,7 @@ from lightning import seed_everything
 from support.label_variants import FixedLabels, WellInformedLabelDP
 from support.runs import (
     BATCH_SIZE,
+    RESUME,
     checkpoint,
     distil,
     equal,
@@ -30,7 +31,6 @@ from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse
 
 STEPS, STAGES = 4, 2
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 QUIET: dict[str, Any] = {"student": "DataLensClassifier", "images": "prior"}
 
 
@@ -85,7 +85,7 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path
     interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
     saved = checkpoint()["stage"]
     assert (saved["begin"], saved["end"]) == (STEPS, 2 * STEPS)
-    resumed = run("run", LAST, **settings)
+    resumed = run("run", RESUME, **settings)
     assert resumed.model.steps_done == STEPS * STAGES
     assert resumed.model.session.calls_made() == STEPS * (STAGES if kind == "LabelDP" else STAGES + 1)
     if kind != "LabelDP":
@@ -101,7 +101,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
     settings = {**QUIET, "mechanism": {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}}
     whole = run("whole", epochs=1, **settings)
     interrupted(LabelDP, 2, lambda: run("run", epochs=1, **settings))
-    assert equal(_kept(whole), _kept(run("run", LAST, epochs=1, **settings)))
+    assert equal(_kept(whole), _kept(run("run", RESUME, epochs=1, **settings)))
 
 
 def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(folder
     """Stages of 4 steps become ones of 6 in the midst of the second: the last is cut off, and paid for."""
     settings: dict[str, Any] = {**QUIET, "epochs": 3}
     interrupted(LabelDP, STEPS + 1, lambda: run("run", **settings))
-    model = run("run", LAST, "--data.steps_per_epoch=6", **settings).model
+    model = run("run", RESUME, "--data.steps_per_epoch=6", **settings).model
     assert model.steps_done < model.stage_end
     assert model.session.calls_made() == model.session.plan.calls == 2 * STEPS + 2 * 6
     assert model.session.plan.calls > model.steps_done  # counted by the steps that are made, it would fall short

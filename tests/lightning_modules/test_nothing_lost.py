@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.kills import forked, released
-from support.runs import checkpoint, configuration, guarantee, result, working_in
+from support.runs import checkpoint, configuration, csv_rows, guarantee, result, working_in
 
 from lightning_modules.cli import main
 from privacy.accounting.composition import compose
@@ -106,9 +106,7 @@ def test_kills_forget_no_release_and_change_no_weight(given: Path, whole: dict[s
     with pytest.raises(AssertionError):
         require_nothing_forgotten(Counter({next(iter(counts)): STEPS * EPOCHS}), kills=kills)
     # Each step stands once in the curves.
-    lines = Path("run/metrics.csv").read_text().splitlines()
-    losses = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
-    steps = [int(row["step"]) for row in losses if row["train/student_loss"]]
+    steps = [int(row["step"]) for row in csv_rows("run/metrics.csv") if row["train/student_loss"]]
     assert sorted(steps) == sorted(set(steps)) and steps[-1] == STEPS * EPOCHS - 1
 
 

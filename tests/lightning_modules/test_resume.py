@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import checkpoint, distil, equal, interrupted, networks
+from support.runs import RESUME, checkpoint, distil, equal, interrupted, networks
 
 from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
 
 STEPS, EPOCHS = 3, 2
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 # No noise and dropout in the student: what is left is all that a resumed run has to draw again.
 QUIET_MODEL: dict[str, Any] = {
     **{"images": "both", "student": "DataLensClassifier"},
@@ -49,7 +48,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path, hook: str, ste
     whole = networks(_quiet("whole"))
     interrupted(DPDFD, step, lambda: _quiet("run"), hook=hook)
     assert checkpoint()["distillation"]["steps_done"] == step
-    resumed = _quiet("run", LAST)
+    resumed = _quiet("run", RESUME)
     assert resumed.model.steps_done == STEPS * EPOCHS
     assert equal(whole, networks(resumed))
 
@@ -69,7 +68,7 @@ def test_a_generator_that_begins_anew_does_so_in_a_resumed_run(folder: Path, mon
     whole = networks(_quiet("whole", anew))
     assert len(seen) == 2 and not torch.equal(*seen)
     interrupted(DPDFD, 2, lambda: _quiet("run", anew))
-    assert equal(whole, networks(_quiet("run", anew, LAST)))
+    assert equal(whole, networks(_quiet("run", anew, RESUME)))
     assert torch.equal(seen[0], seen[2]) and torch.equal(seen[1], seen[3])
     assert not equal(whole, networks(_quiet("never")))
 
@@ -79,7 +78,7 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path) -> None:
         return distil("run", *arguments, steps=STEPS, epochs=EPOCHS)
 
     interrupted(DPDFD, 2, run, hook="update_generator")
-    resumed = run(LAST).model
+    resumed = run(RESUME).model
     assert resumed.steps_done == STEPS * EPOCHS
     assert sum(resumed.session.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
     # Accuracy was measured after each epoch, that of the interruption too.
@@ -107,7 +106,7 @@ def test_no_log_of_an_earlier_fit_is_deleted(folder: Path) -> None:
 
 def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:
     interrupted(DPDFD, 2, _noisy)
-    shorter = _noisy(LAST, epochs=1)
+    shorter = _noisy(RESUME, epochs=1)
     assert (_calls(shorter), shorter.session.plan.calls) == (STEPS, 2 * STEPS)
     guarantee = shorter.guarantee()
     assert guarantee.epsilon > guarantee.epsilon_spent

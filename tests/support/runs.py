@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -29,6 +30,7 @@ QUIET = [
     "--trainer.num_sanity_val_steps=0",
 ]
 BATCH_SIZE = 8
+RESUME = "--ckpt_path=run/checkpoints/last.ckpt"
 SMALL = {"class_path": "SmallCNN", "init_args": {"width": 4, "hidden": 16}}
 
 
@@ -154,6 +156,11 @@ def checkpoint(folder: str = "run") -> dict[str, Any]:
     """The last checkpoint of a run, read without unpickling code."""
     content: dict[str, Any] = torch.load(f"{folder}/checkpoints/last.ckpt", map_location="cpu", weights_only=True)
     return content
+
+
+def csv_rows(path: str | Path) -> list[dict[str, str]]:
+    """Rows of a table, by their columns' names."""
+    return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
 
 
 def charged() -> int:

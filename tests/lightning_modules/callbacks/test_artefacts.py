@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import Trainer
-from support.runs import configuration, distil, fit, result
+from support.runs import RESUME, configuration, csv_rows, distil, fit, result
 
 from privacy.checks import round_up
 
@@ -19,11 +18,6 @@ RESULT_FIELDS = {
     "paper", "method", "dataset", "accuracy", "epsilon_record", "epsilon_published", "delta",
     "unit", "seed", "steps", "wall_seconds", "hardware", "versions", "commit", "config",
 }  # fmt: skip
-
-
-def _rows(path: str) -> list[dict[str, str]]:
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_each_fit_of_one_object_counts_its_own_steps(folder: Path) -> None:
@@ -57,7 +51,7 @@ def test_result_guarantee_metrics_and_figures(folder: Path) -> None:
     page = Path("run/public/guarantee.md").read_text()
     assert "# Privacy guarantee" in page and round_up(account.epsilon()) in page
 
-    rows = _rows("run/metrics.csv")
+    rows = csv_rows("run/metrics.csv")
     assert set(rows[0]) >= {"privacy/epsilon", "privacy/epsilon_published", "privacy/queries", "test_split/accuracy"}
     judged = [row for row in rows if row["test_split/accuracy"]]
     assert len(judged) == 2 and float(judged[-1]["privacy/epsilon"]) == pytest.approx(account.epsilon(), rel=1e-6)
@@ -97,7 +91,7 @@ def test_no_page_of_an_earlier_fit_lies_beside_images_of_a_later_one(
     monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", note)
     if broken:
         monkeypatch.setattr("lightning_modules.private_fit.run_folder", lambda trainer: Path("elsewhere"))
-    distil("run", "--ckpt_path=run/checkpoints/last.ckpt", steps=3, epochs=3)
+    distil("run", RESUME, steps=3, epochs=3)
     assert len(beside) == 2 and all((stated == of_first < spent) is broken for stated, spent in beside)
     assert json.loads(page.read_text())["guarantee"]["epsilon"] == pytest.approx(beside[-1][1])
 

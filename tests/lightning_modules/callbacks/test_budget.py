@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.runs import BATCH_SIZE, checkpoint, distil, guarantee, result
+from support.runs import BATCH_SIZE, RESUME, checkpoint, distil, guarantee, result
 
 from lightning_modules.callbacks import PrivacyCallback
 from privacy import Budget
@@ -50,7 +50,7 @@ def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Pat
     }
     distil(**settings)
     before = guarantee()
-    again = distil("run", "--ckpt_path=run/checkpoints/last.ckpt", **settings)
+    again = distil("run", RESUME, **settings)
     assert again.model.steps_done == 5
     assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
     assert guarantee() == before

@@ -16,7 +16,7 @@ import torch
 from lightning import Callback
 from support.data_files import picture, write_folders
 from support.offered import OF_DATA as LINKED, offered
-from support.runs import QUIET, charged, checkpoint, configuration, fit, interrupted
+from support.runs import QUIET, RESUME, charged, checkpoint, configuration, fit, interrupted
 
 import datamodules
 import lightning_modules
@@ -29,7 +29,6 @@ from lightning_modules.federated.connection import LocalClients
 from lightning_modules.networks import SmallCNN
 from privacy.identity import CheckpointError
 
-LAST = "--ckpt_path=run/checkpoints/last.ckpt"
 INSIDE = "model.init_args."
 
 
@@ -71,9 +70,9 @@ def test_a_setting_is_applied_or_refused_by_name(place: Path) -> None:
         ways = [(config, f"--{short(name)}={value}"), (config, "--config=more.yaml"), (changed(config, {name: value}),)]
         given, *arguments = ways[number % 3]
         with pytest.raises(CheckpointError, match=rf"{short(name)} was .* and is .*{str(value).rpartition('.')[2]}"):
-            fit(given, LAST, *arguments)
+            fit(given, RESUME, *arguments)
     assert Path("run/checkpoints/last.ckpt").read_bytes() == held
-    again = fit(changed(config, {**APPLIED, "trainer.max_epochs": 2}), LAST).model
+    again = fit(changed(config, {**APPLIED, "trainer.max_epochs": 2}), RESUME).model
     assert (again.mechanism.noise_multiplier, again.session.budget.target_epsilon) == (50.0, 1e9)
 
 
@@ -86,12 +85,12 @@ def test_a_fit_that_is_done_takes_no_other_noise(
     files = [Path("run/config.yaml"), Path("run/checkpoints/last.ckpt")]
     held = [file.read_bytes() for file in files]
     with pytest.raises(CheckpointError, match=r"noise_multiplier was .* and is 7.*the fit is done"):
-        fit(config, LAST, noise)
+        fit(config, RESUME, noise)
     with pytest.raises(CheckpointError, match=r"max_epochs must be at least the 2 of .*last\.ckpt, got 1"):
-        fit(config, LAST, noise, "--trainer.max_epochs=1")
+        fit(config, RESUME, noise, "--trainer.max_epochs=1")
     assert [file.read_bytes() for file in files] == held
     monkeypatch.setattr("lightning_modules.cli.resuming.refuse", lambda *_, **__: None)
-    assert fit(config, LAST, noise).model.steps_done == 2
+    assert fit(config, RESUME, noise).model.steps_done == 2
     # A student of hours was lost without a word to a second fit into its folder.
     said = "Replaces run/checkpoints/last.ckpt of an earlier fit"
     assert said not in caplog.text
@@ -182,7 +181,7 @@ def test_what_is_measured_is_named_and_is_what_was_trained(tested: Path) -> None
         with pytest.raises(CheckpointError, match=message):
             main(["test", *GIVEN, f"--ckpt_path={given}"])
     with pytest.raises(CheckpointError, match=r"network\.width was 4 and is 8: test measures what was trained"):
-        main(["test", *GIVEN, LAST, "--model.student.network.init_args.width=8"])
+        main(["test", *GIVEN, RESUME, "--model.student.network.init_args.width=8"])
     measured = main(["test", "run", *QUIET])
     assert measured is not None
     record = json.loads(Path("run/result.json").read_text())

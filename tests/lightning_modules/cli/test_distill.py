@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
@@ -12,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from support.data_files import write_folders
-from support.runs import QUIET
+from support.runs import QUIET, csv_rows
 
 from datamodules.records import PartitionError
 from lightning_modules import DPDFD, load_student
@@ -84,8 +83,7 @@ def test_a_teacher_of_ones_own_and_pictures_of_ones_own(
     with pytest.raises(CheckpointError, match=r"names 'my_own_network.py:Net', .*instead of its folder: --config"):
         main(["predict", str(run)])  # as of a folder that was received
     main(["predict", "--config", f"{run}/config.yaml", "--ckpt_path", f"{run}/checkpoints/last.ckpt"])
-    with (run / "predictions.csv").open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = csv_rows(run / "predictions.csv")
     assert rows and list(rows[0])[:3] == ["id", "file", "class"] and len({row["file"] for row in rows}) == len(rows)
     assert all(Path("pictures", "test", row["file"]).is_file() for row in rows)
     network = load_student("public")

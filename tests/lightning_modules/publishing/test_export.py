@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import hashlib
 import json
@@ -21,7 +20,7 @@ from huggingface_hub import ModelCard
 from onnxruntime import InferenceSession
 from PIL import Image
 from support.data_files import picture
-from support.runs import guarantee, leaks, result, teacher_weights
+from support.runs import csv_rows, guarantee, leaks, result, teacher_weights
 
 from lightning_modules import load_student
 from lightning_modules.callbacks.results import percent
@@ -196,7 +195,7 @@ def test_an_export_classifies_pictures_as_its_run_prepared_them(runs: Path, caps
     for name in ("b.png", "a.png", "deeper/c.png"):
         picture(draw.integers(0, 256, (12, 20), dtype=np.uint8), Path("new", name))
     main(["predict", str(folder), "--images", "new", "--to", "table.csv"])
-    rows = list(csv.DictReader(Path("table.csv").read_text().splitlines()))
+    rows = csv_rows("table.csv")
     assert [row["file"] for row in rows] == ["a.png", "b.png", "deeper/c.png"]
     given = torch.tensor([[float(row[f"p({label})"]) for label in range(10)] for row in rows])
     pixels = [np.asarray(Image.open(Path("new", row["file"])).crop((4, 0, 16, 12)).resize((8, 8), 2)) for row in rows]
