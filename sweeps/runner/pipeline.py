@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,22 +58,21 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
         raise RunnerError(f"{spec.name}: not all fits were made: {name}: {error}")
     if plan.left():
         return  # only one fit was asked for, or a script
-    folders = {name: spec.folder / name for name in plan.tasks}
-    rank_zero_info(_summary(spec, folders))
+    rank_zero_info(_summary(spec, plan))
     if options.results is not None:
-        for name, place in folders.items():
-            write_atomically(options.results / f"{spec.name}_{name}.json", (place / "result.json").read_bytes())
+        for name in plan.tasks:
+            record = (spec.folder / name / "result.json").read_bytes()
+            write_atomically(options.results / f"{spec.name}_{name}.json", record)
         if (figure := spec.folder / "figure.png").is_file():
             write_atomically(options.results / f"{spec.name}.png", figure.read_bytes())
 
 
-def _summary(spec: Spec, folders: Mapping[str, Path]) -> str:
+def _summary(spec: Spec, plan: Plan) -> str:
     """Summarises finished fits: a table, the meaning of its columns, and the paths of figures and guarantees.
 
     Of a figure, the curves of all students are plotted in the pipeline's folder.
     """
-    files = {name: place / "result.json" for name, place in folders.items()}
-    records = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
+    records = {name: record for name in plan.tasks if (record := plan.store.record(name))}
     stream = io.StringIO()
     Console(file=stream, width=118).print(Markdown("\n".join(records_table(records))))
     lines = [stream.getvalue().rstrip(), "", MEANING, ""]
@@ -83,12 +81,12 @@ def _summary(spec: Spec, folders: Mapping[str, Path]) -> str:
         pictures = {
             name: grids[-1]
             for name in histories
-            if (grids := sorted(folders[name].glob("*/figures/synthetic_*.png"), key=lambda path: path.name))
+            if (grids := sorted((spec.folder / name).glob("*/figures/synthetic_*.png"), key=lambda path: path.name))
         }
         figure = comparison(histories, dict(list(pictures.items())[:2]), title=spec.title)
         lines.append(f"{'all':<13} figure {save_figure(figure, spec.folder / 'figure.png')}")
-    for name, place in folders.items():
-        if (page := place / "public" / "guarantee.md").is_file():
+    for name in plan.tasks:
+        if (page := spec.folder / name / "public" / "guarantee.md").is_file():
             lines.append(f"{name:<13} guarantee {page}; the artefacts that it covers are next to it")
     return "\n".join(lines)
 

@@ -116,6 +116,10 @@ class Store:
         write_atomically(self.folder(name) / "failed.json", json.dumps({"error": text, "traceback": trace}, indent=2))
         return text
 
+    def record(self, name: str) -> dict[str, Any]:
+        """Returns what the fit has measured, or nothing."""
+        return _read(self.folder(name) / "result.json") or {}
+
     def failure(self, name: str) -> str:
         """Returns why the fit failed when it was last begun, or ""."""
         return str((_read(self.folder(name) / "failed.json") or {"error": ""})["error"])
@@ -375,10 +379,9 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
             return store.fail(name, f"the command ended with status {error.code}; its message is above")
         except Exception as error:
             return store.fail(name, error)
-        record = store.folder(name) / "result.json"
-        measured = _read(record) or {}
+        measured = store.record(name)
         if task.needs_record and not measured:
-            return store.fail(name, f"the fit ended without writing {record}")
+            return store.fail(name, f"the fit ended without writing {store.folder(name)}/result.json")
         store.finish(name, digest=task.digest, parents=made, made=uuid.uuid4().hex)
         if "accuracy" in measured:
             say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split")

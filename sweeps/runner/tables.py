@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -86,16 +85,11 @@ def _record(spec: Spec, cell: Cell, plan: Plan, *, error: str | None, preset: st
         record: dict[str, Any] = {"error": error}
     else:
         # Measured by the parents' own fits, so that the student's need not evaluate its teacher.
-        parents = {measure: _result(plan, task.name)["accuracy"] for measure, task in cell.parents.items()}
-        record = {**parents, **_result(plan, cell.task.name)}
+        parents = {measure: plan.store.record(task.name)["accuracy"] for measure, task in cell.parents.items()}
+        record = {**parents, **plan.store.record(cell.task.name)}
     place = {"table": spec.name, "preset": preset, "cell": dict(cell.labels), "seed": cell.seed}
     place["digest"] = cell.task.digest
     return {**place, **record, **place}  # first in its line, and not that of a record from another table
-
-
-def _result(plan: Plan, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((plan.store.folder(name) / "result.json").read_text(encoding="utf-8"))
-    return found
 
 
 def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from support.runs import QUIET, configuration
 
 from lightning_modules.cli import main
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.pipeline import pipeline
+from sweeps.runner.plan import Plan, Store
 from sweeps.runner.spec import Spec
 
 FITS: dict[str, Any] = {
@@ -23,34 +22,17 @@ FITS: dict[str, Any] = {
 }
 
 
-class Fits:
-    """Stands in for the command line, and remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, Sequence[str]] = {}
-
-    def __call__(self, arguments: Sequence[str]) -> None:
-        folder = Path(next(a for a in arguments if a.startswith("--trainer.default_root_dir=")).split("=", 1)[1])
-        self.asked[folder.name] = arguments
-
-
-@pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
-    monkeypatch.setattr("sweeps.runner.plan.collect", lambda: None)
+@pytest.fixture(autouse=True)
+def files() -> None:
     Path("teacher.yaml").write_text("a: 1")
     Path("student.yaml").write_text("a: 2")
     Path("pipe.yaml").write_text(yaml.safe_dump({"folder": "out", "fits": FITS}, sort_keys=False))
-    return Fits()
 
 
-def run(fits: Fits, *options: str) -> dict[str, Sequence[str]]:
-    fits.asked = {}
-    pipeline(["pipe.yaml", *options], run=fits)
-    return fits.asked
-
-
-def test_command_lines(fits: Fits) -> None:
-    asked = run(fits)
+def test_command_lines() -> None:
+    spec = Spec.read("pipe.yaml")
+    plan = Plan(spec.pipeline(), Store(spec.folder))
+    asked = {name: plan.command(name) for name in plan.tasks}
     assert list(asked) == ["teacher", "student", "other"]
     of_runner = ["--trainer.default_root_dir=out/teacher", "--trainer.enable_model_summary=false"]
     assert asked["teacher"] == ["fit", "--config", "teacher.yaml", *of_runner]
@@ -71,7 +53,7 @@ def test_command_lines(fits: Fits) -> None:
         ([], "must be a mapping"),
     ],
 )
-def test_files_that_make_no_sense(fits: Fits, content: Any, message: str) -> None:
+def test_files_that_make_no_sense(content: Any, message: str) -> None:
     Path("pipe.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(RunnerError, match=message):
         Spec.read("pipe.yaml").pipeline()

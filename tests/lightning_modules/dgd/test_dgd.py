@@ -270,18 +270,6 @@ def test_a_budget_in_which_nothing_fits_is_refused_before_any_work(
 POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
 
 
-def test_a_public_pool_is_named_in_the_guarantee(place: Path) -> None:
-    model = run(**POOL).model
-    assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
-    assert "the test part of Digits, is public" in Path("run/public/guarantee.md").read_text()
-    pool = Digits()
-    pool.setup("test")
-    images = pool.test_records.__getitems__(range(362))[0].half().flatten(1)
-    asked = model.query_set.images.flatten(1)
-    assert bool((asked[:, None] == images[None]).all(dim=2).any(dim=1).all())
-    assert len(asked.unique(dim=0)) == QUERIES
-
-
 def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
     model = run(**POOL, pool_part="train", private_data="by another name").model
     assert model.guarantee().epsilon == math.inf
@@ -322,11 +310,16 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str) -> Non
     assert torch.equal(again.query_set.images, again.images[before["query_positions"]].half())
 
 
-def test_pate_is_a_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pate_is_a_public_pool_without_vae(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = steps_of(monkeypatch)
     model = run(**POOL, vae_steps=0, votes={"kind": "gaussian"}).model
     assert model.vae is None and seen[:ASKING] == ["query"] * ASKING and set(seen[ASKING:]) == {"student"}
     assert model.guarantee().epsilon == pytest.approx(compose({Gaussian(2**0.5 / 40.0): QUERIES}, 1e-5).epsilon)
+    assert "the test part of Digits, is public" in Path("run/public/guarantee.md").read_text()
+    images = Digits().read("test").__getitems__(range(362))[0].half().flatten(1)
+    asked = model.query_set.images.flatten(1)
+    assert bool((asked[:, None] == images[None]).all(dim=2).any(dim=1).all())
+    assert len(asked.unique(dim=0)) == QUERIES
     assert list(Path("run/public/figures").glob("synthetic_*.png"))
 
 
