@@ -60,7 +60,7 @@ def test_it_loads_with_this_package_and_without(runs: Path, with_onnx: None) -> 
     given = torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
     with torch.no_grad():
         loaded, expected = load_student(folder), student("generated")(images)
-        assert not loaded.training and torch.equal(loaded(images), expected)
+        assert not loaded.training and torch.allclose(loaded(images), expected, atol=1e-6)  # the order of sums
         # The mutant: another student is no closer than this.
         assert not torch.allclose(given, student("bounded")(images), atol=1e-2)
     assert torch.allclose(given, expected, atol=1e-4)
