@@ -73,6 +73,13 @@ test-slow: $(INSTALLED) ## the tests that the fast suite leaves out
 test-accuracy: $(INSTALLED) ## five recipes, and a cell of a table if data/ has MNIST, against their records: for the night
 	$(PYTEST) $(PARALLEL) -m accuracy tests/test_accuracy.py $(PYTEST_ARGS)
 
+# Fits that the time interrupts go on when it is run again. Without a card each takes hours.
+GPU_MINUTES ?= 10
+.PHONY: gpu
+gpu: $(INSTALLED) ## tables with the papers' networks, 16 fits at a time, for GPU_MINUTES=10 of a card; again goes on
+	timeout -s INT $(GPU_MINUTES)m $(SHELL) -c '$(BIN)/LightningCLI tables run dpdfd-table1 dpsd-table1 --preset gpu --jobs 16 --record && \
+		$(BIN)/LightningCLI tables run dpsd-table4 labeldp-table1 --preset paper --cell variant=generator --jobs 16 --record' || test $$? = 124
+
 # From Python 3.12 on the interpreter itself says which lines ran, at hardly any cost.
 .PHONY: coverage
 coverage: $(INSTALLED) ## the fast suite, and how much of the code it runs

@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("names", nargs="*", help="Names or files. Default: all installed tables.")
     run.add_argument(
         "--preset",
-        help="smoke (digits), cpu, or paper (the papers' networks). Default: smoke, or the first of a file without it.",
+        help="smoke (digits), cpu, gpu or paper (the papers' networks). Default: smoke, or a file's first.",
     )
     run.add_argument("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
     run.add_argument("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")
