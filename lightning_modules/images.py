@@ -432,10 +432,10 @@ def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, lea
         )
 
 
-def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
-    """Randomly rotate, scale, shift and mirror images (N, C, H, W) in [-1, 1] and change brightness and contrast.
+def varied(images: Tensor, *, draw: torch.Generator | None, mixed: bool = True) -> Tensor:
+    """Randomly rotates, scales, shifts and mirrors images (N, C, H, W) in [-1, 1]; changes brightness and contrast.
 
-    Then 7 in 10 are mixed with the next image, of which they get up to half (mixup, Zhang et al. 2018).
+    If `mixed`, 7 in 10 then get up to half of the next image (mixup, Zhang et al. 2018).
     """
     # torchvision's transforms draw once per batch and use the global generator.
     numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
@@ -446,6 +446,6 @@ def varied(images: Tensor, *, draw: torch.Generator) -> Tensor:
         moves = torch.stack([mirror * along, -across, right, mirror * across, along, down], 1).reshape(-1, 2, 3)
         grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
         moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
-        contrast, brightness, share, mixed = numbers[:, 5:, None, None, None].unbind(1)
+        contrast, brightness, share, chance = numbers[:, 5:, None, None, None].unbind(1)
         moved = ((1 + 0.2 * contrast) * moved + 0.2 * brightness).clamp(-1, 1)
-        return moved.lerp(moved.roll(1, 0), torch.where(mixed < 0.4, (1 + share) / 4, 0.0))
+        return moved.lerp(moved.roll(1, 0), torch.where(chance < 0.4, (1 + share) / 4, 0.0)) if mixed else moved

@@ -170,7 +170,8 @@ class SmallCNN(ImageClassifier):
         image_shape: channels, height, width; at least 2**depth pixels a side.
         width: channels of the first block, doubled in each further block.
         depth: number of blocks.
-        hidden: size F of the dense layer, the features.
+        convolutions: convolutions of a block, each normalised and activated; the pool is in the first.
+        hidden: size F of the dense layer, the features; 0 leaves it out.
         norm: batch normalisation, group normalisation (up to 4 groups), or none.
         activation: relu or tanh.
 
@@ -185,13 +186,15 @@ class SmallCNN(ImageClassifier):
         *,
         width: int = 16,
         depth: int = 2,
+        convolutions: int = 1,
         hidden: int = 128,
         norm: Literal["batch", "group", "none"] = "batch",
         activation: Literal["relu", "tanh"] = "relu",
     ) -> None:
         super().__init__()
-        for name, value in (("width", width), ("depth", depth), ("hidden", hidden)):
+        for name, value in (("width", width), ("depth", depth), ("convolutions", convolutions)):
             check_whole_number(name, value, least=1)
+        check_whole_number("hidden", hidden, least=0)
         check_choice("norm", norm, ("batch", "group", "none"))
         check_choice("activation", activation, ("relu", "tanh"))
         channels, height, columns = checked_shape(f"SmallCNN of depth {depth}", image_shape, least=2**depth)
@@ -199,16 +202,20 @@ class SmallCNN(ImageClassifier):
         layers: list[nn.Module] = []
         for block in range(depth):
             outputs = width * 2**block
-            layers.append(nn.Conv2d(channels, outputs, 3, padding=1, bias=norm == "none"))
-            if norm == "batch":
-                layers.append(nn.BatchNorm2d(outputs))
-            elif norm == "group":
-                layers.append(nn.GroupNorm(math.gcd(outputs, 4), outputs))
-            layers += [nn.MaxPool2d(2), act()]
-            channels = outputs
-        layers += [nn.Flatten(), nn.Linear(channels * (height // 2**depth) * (columns // 2**depth), hidden), act()]
+            for convolution in range(convolutions):
+                layers.append(nn.Conv2d(channels, outputs, 3, padding=1, bias=norm == "none"))
+                if norm == "batch":
+                    layers.append(nn.BatchNorm2d(outputs))
+                elif norm == "group":
+                    layers.append(nn.GroupNorm(math.gcd(outputs, 4), outputs))
+                layers += [*([] if convolution else [nn.MaxPool2d(2)]), act()]
+                channels = outputs
+        layers.append(nn.Flatten())
+        size = channels * (height // 2**depth) * (columns // 2**depth)
+        if hidden:
+            layers += [nn.Linear(size, hidden), act()]
         self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(hidden, num_classes)
+        self.head = nn.Linear(hidden or size, num_classes)
 
 
 class TanhCNN(ImageClassifier):

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from lightning_modules.callbacks.results import PredictionWriter
+from lightning_modules.images import varied
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
@@ -42,9 +43,12 @@ class Teacher(Evaluated):
             logarithms are added to the logits in the loss, so that the logits themselves are those for a population
             with equally frequent classes (Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10). For
             data with other class frequencies than where the classifier is used.
+        augment: Train on random variations of the images (`varied`: rotated, scaled, shifted, mirrored, of other
+            brightness and contrast), for photographs.
 
     Raises:
-        ValueError: `class_prior` is out of range, or the network does not give c logits for such an image.
+        ValueError: `class_prior` is out of range, a derived class does not use `augment`, or the network does not give
+            c logits for such an image.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Teacher(Evaluated):
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         class_prior: Sequence[float] | None = None,
+        augment: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -68,6 +73,9 @@ class Teacher(Evaluated):
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior
+        if augment and type(self).training_step is not Teacher.training_step:
+            raise ValueError(f"augment has no effect in {type(self).__name__}: leave it out")
+        self.augment = augment
         log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
         self.criterion = PriorCrossEntropy(log_prior)
         self.evaluation = Evaluation(num_classes)
@@ -96,6 +104,8 @@ class Teacher(Evaluated):
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
         images, labels = batch
+        if self.augment:
+            images = varied(images, draw=None, mixed=False)
         loss: torch.Tensor = self.criterion(self(images), labels)
         self.log("train/loss", loss)
         return loss

@@ -38,10 +38,11 @@ from privacy.mechanisms.noise import SystemNoise
 Given = dict[str, Any]
 
 SGD, CYCLE = partial(torch.optim.SGD, lr=0.01), partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.01)
+UNVARIED: Given = {"class_prior": [0.1] * 10, "augment": False}
 #: Schedules end with a fit of 2 epochs, or of 6 steps: a step more of them would fail.
 TRAINED: Given = {"network": SMALL, "optimizer": SGD, "lr_scheduler": partial(CYCLE, total_steps=2)}
 LEARNT: Given = {**TRAINED, "lr_scheduler": partial(CYCLE, total_steps=6)}
-STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0}}
+STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0, "augment": True}}
 CODES: Given = {"width": 4, "latent_dim": 8}
 DAFL: Given = {"generator": partial(DAFLGenerator, **CODES)}
 MADE: Given = {**DAFL, "source": "both", "prior": StrokePrior(), "optimizer": SGD}
@@ -102,13 +103,13 @@ FILE = asking("teacher.pt", network=SMALL, input={"range": [0, 1]})
 SHARDS = asking("ensemble.ckpt", network=SMALL, input={"range": [-1, 1]})
 #: Settings of one fit after another; `unit: person` is set in `teachers/test_persons.py`.
 FITS: list[tuple[str, Given]] = [
-    ("Teacher", {**TRAINED, "class_prior": [0.1] * 10}),
+    ("Teacher", {**TRAINED, "class_prior": [0.1] * 10, "augment": True}),
     ("TeacherEnsemble", {"network": SMALL, "optimizer": SGD, "steps": 2, "schedule": "linear", **SHIFTED}),
     ("TeacherEnsemble", {"network": "LinearOnFeatures", "ridge": 1.0, "teachers_at_once": 1}),
     ("DPSGDTeacher", {**TRAINED, **LINEAR, **PIECES, "loss": "inner_product", "unit": "record", "delta": 1e-6}),
-    ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, "class_prior": [0.1] * 10}),
+    ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, **UNVARIED}),
     ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradients", **CLIPPED)}),
-    ("DirectTraining", {"class_prior": None, **by("DirectGradients", release="per_sample_full")}),
+    ("DirectTraining", {"class_prior": None, "augment": False, **by("DirectGradients", release="per_sample_full")}),
     ("DirectTraining", {"network": SMALL, **by("DirectLabels", epsilon=2.0)}),
     ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("RawResponses")}),
     ("Distillation", {**FILE, "pool_size": 9, "prior": StrokePrior(), "loss": "kl", "temperature": 2.0}),

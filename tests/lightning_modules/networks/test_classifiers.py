@@ -42,6 +42,8 @@ def test_parameter_counts_are_the_published_ones() -> None:
     assert parameters(DataLensClassifier()) == 515_146
     assert parameters(TanhCNN()) == 26_010
     assert parameters(TwoConvNet()) == 64 * 10 + 128 * (64 * 9 + 1) + 10 * (128 * 49 + 1)
+    two = 9 * (1 * 4 + 4 * 4 + 4 * 8 + 8 * 8) + 2 * (4 + 4 + 8 + 8) + 10 * (8 * 49 + 1)
+    assert parameters(SmallCNN(width=4, convolutions=2, hidden=0)) == two
     dense = 384 * (128 * 49 + 1) + 192 * 385 + 10 * 193
     assert parameters(TwoConvNet(hidden=[384, 192])) == 64 * 10 + 128 * (64 * 9 + 1) + dense
     # torchvision's counts for 1000 classes and its 7x7 stem, with both exchanged.

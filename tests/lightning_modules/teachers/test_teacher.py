@@ -11,7 +11,7 @@ from support.dp_teachers import teacher_by_dp_sgd
 from support.runs import distil, guarantee
 from torch import nn
 
-from lightning_modules import Teacher
+from lightning_modules import DPSGDTeacher, Teacher
 
 FREQUENCIES = (0.75, 0.2, 0.05)
 
@@ -24,6 +24,17 @@ def test_what_is_no_frequency_is_refused_by_name(given: Any) -> None:
 
 def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes))
+
+
+def test_pictures_are_varied_for_a_teacher_that_uses_them() -> None:
+    with pytest.raises(ValueError, match="augment has no effect in DPSGDTeacher"):
+        DPSGDTeacher(num_classes=3, image_shape=(1, 8, 8), noise_multiplier=1.0, augment=True)
+    images, seen = torch.rand(2, 1, 8, 8), list[torch.Tensor]()
+    for augment in (False, True):
+        teacher = Teacher(num_classes=3, image_shape=(1, 8, 8), augment=augment)
+        teacher.network.register_forward_pre_hook(lambda _network, inputs: seen.append(inputs[0]))
+        teacher.training_step((images, torch.tensor([0, 1])), 0)
+    assert torch.equal(seen[0], images) and not torch.allclose(seen[1], images, atol=0.1)
 
 
 def fitted_bias(class_prior: tuple[float, ...] | None) -> torch.Tensor:
