@@ -74,8 +74,8 @@ class Journal:
                 os.close(self._descriptor)
         except OSError as error:
             raise LedgerError(
-                f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Set "
-                "`ledger` to a file that can be written, or ask whoever owns this one for permission"
+                f"the privacy ledger {self.path} cannot be read or written ({error}): nothing may be released. Ask "
+                "whoever owns it for permission; before the first run, set `ledger` to a file that can be written"
             ) from error
 
     def read(self) -> None:

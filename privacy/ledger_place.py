@@ -28,7 +28,7 @@ LEDGERS = "TRANSCRIPTION_LEDGERS"
 
 _OF_USER = (
     "THIS USER'S LEDGER: the folder {folder} cannot be written, so that only this user's own folder leads to the "
-    "ledger of its data: it holds no use of them by other users or on other machines"
+    "ledger of its data: it holds no use of them by other users, on other machines or under another path"
 )
 _OF_NAME = (
     "THIS USER'S LEDGER: only the name {name} and this user's own folder lead to the ledger of these data: it holds no "
@@ -134,7 +134,8 @@ class LedgerPlace:
         """
         path, renamed = self.file(chosen=chosen, training=training)
         ledger = Ledger(path=path, private_data=private_data, run=run, block=block, renamed=renamed)
-        for sign in self.signs:
+        # Where only a setting leads to it, the next run without it comes to the place of a new one.
+        for sign in self.signs or ([] if self.path is None else [self.path]):
             if ledger_at(sign) is None:
                 _lead(sign, ledger)
         lost = self.own and ledger.path is not None and _in_container(ledger.path)
@@ -153,21 +154,21 @@ class LedgerPlace:
         Raises:
             LedgerError: There are several ledgers, or one that is named is not there.
         """
-        path = self.path if chosen is None else Path(chosen).resolve()
-        found = {ledger for file in (*self.signs, *self.found) if (ledger := ledger_at(file)) is not None}
-        if training is not None and path is not None:
-            found |= ledgers_of(training, path)
+        own = None if self.path is None else ledger_at(self.path)
+        given = None if chosen is None else ledger_at(Path(chosen)) or Path(chosen).resolve()
+        led = {ledger for file in (*self.signs, *self.found) if (ledger := ledger_at(file)) is not None}
+        if training is not None and (path := given or self.path) is not None:
+            led |= ledgers_of(training, path)
+        found = {ledger for ledger in (*led, own, given) if ledger is not None}
         if not found:
-            return path, False
-        if chosen is not None and path is not None:
-            found.add(path)
+            return self.path, False
         if len(found) > 1:
             raise LedgerError(
                 f"the privacy ledgers {' and '.join(map(str, sorted(found)))} are of the same private data or teacher, "
                 "and none counts what another one holds: their total is not known, and nothing may be released. Leave "
                 "`ledger` out if you gave one; take one away only if nothing that its runs made is ever published"
             )
-        return found.pop(), True
+        return (file := found.pop()), file in led
 
 
 def ledger_at(file: Path) -> Path | None:
@@ -176,20 +177,28 @@ def ledger_at(file: Path) -> Path | None:
     Raises:
         LedgerError: It is something else, or leads to a ledger that is not there.
     """
-    if not os.path.isfile(file) or not os.path.getsize(file):
+    if not os.path.lexists(file) or (os.path.isfile(file) and not os.path.getsize(file)):
         return None
     if (header := header_of(file)) is None:
-        raise LedgerError(f"{file} must be a privacy ledger or lead to one, and can not be read as such: restore it")
-    if "key" in header:
-        return file.resolve()
-    ledger = Path(str(header["path"]))
+        raise LedgerError(
+            f"{file} must be a privacy ledger or lead to one, and can not be read as such: restore it, bring back what "
+            "it leads to, or ask whoever owns it for permission"
+        )
+    ledger = _led_from(file, header)
     if (header_of(ledger) or {}).get("ledger") != header["ledger"]:
         raise LedgerError(
-            f"the privacy ledger {ledger}, to which {file} leads, is not there, and what was spent is not known: bring "
-            f"it back, or set the path in {file} to where it is now. If it is gone for good, a new one begins when "
-            f"{file} is removed: publish nothing more from these data then"
+            f"the privacy ledger {ledger}, to which {file} leads, is not there, or you may not read it, and what was "
+            f"spent is not known: bring it back, or set the path in {file} to where it is now, but never to a copy of "
+            "a ledger that others go on using. If it is gone for good, or the data are copied from somebody whose "
+            f"ledger you cannot share, remove {file}, and a new one begins. It does not count what was spent: publish "
+            "either what comes from these data after it, or what came before, never both"
         )
     return ledger
+
+
+def _led_from(file: Path, header: dict[str, Any]) -> Path:
+    """The ledger that a file with this first line is, or leads to."""
+    return (file if "key" in header else file.parent / str(header["path"])).resolve()
 
 
 def header_of(file: Path) -> dict[str, Any] | None:
@@ -206,15 +215,21 @@ def _lead(sign: Path, ledger: Ledger) -> None:
     """Makes a file lead to a ledger.
 
     Raises:
-        LedgerError: Another process has just made it lead to another one.
+        LedgerError: It cannot be written, or another process has just made it lead to another one.
     """
-    sign.parent.mkdir(parents=True, exist_ok=True)
-    with sign.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not os.fstat(file.fileno()).st_size:
-            file.write(json.dumps({"ledger": ledger.version[0], "path": str(ledger.path)}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        with sign.open("a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file.fileno()).st_size:
+                file.write(json.dumps({"ledger": ledger.version[0], "path": str(ledger.path)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise LedgerError(
+            f"{sign}, by which the next run is to find the privacy ledger {ledger.path}, cannot be written ({error}): "
+            f"nothing may be released. Set XDG_STATE_HOME (if it is in the user's folder) or {LEDGERS} to one that can"
+        ) from error
     if ledger_at(sign) != ledger.path:
         raise LedgerError(f"another process has begun another ledger of these data, to which {sign} leads: try again")
 
@@ -297,12 +312,13 @@ def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> set[Path]:
     """Ledgers that know a training, by identity or weights (`privacy.ledger.identify`).
 
     They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
-    known by name. Files that are not ledgers are skipped.
+    known by name, and where files there lead. Files that are not ledgers are skipped.
     """
     beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
     folders = {ledger.parent, by_name(), *([beside.resolve()] if beside else [])}
     known = set()
-    for path in {path.resolve() for folder in folders for path in folder.glob("*.jsonl")}:
+    files = {path: header for folder in folders for path in folder.glob("*.jsonl") if (header := header_of(path))}
+    for path in {_led_from(*file) for file in files.items()}:
         if "key" in (header := header_of(path) or {}):
             identity = training.id if isinstance(training, Training) else fingerprint_of(header["key"], training.digest)
             if f'"{identity}"'.encode() in path.read_bytes():

@@ -312,6 +312,8 @@ class PrivacySession(SharedLedger):
         with self.on_rank_zero() as first:
             if first:
                 LedgerPlace(self.ledger.path).file(chosen=self.ledger.path, training=training)
+                named = training.head if isinstance(training, Training) else None
+                self.ledger_was_replaced |= not self.ledger.verify_head(named, whose="the teacher's training")
                 identity = admitted(training, self.ledger)
         found: str | None = self.processes.broadcast(identity)
         return found

@@ -250,6 +250,14 @@ def test_a_fully_adaptive_budget_is_fixed_before_the_first_release(tmp_path: Pat
             begun(target, delta=delta)
 
 
+def test_the_page_says_that_the_ledger_of_a_second_teacher_is_not_there(tmp_path: Path) -> None:
+    made = unopened(batch_size=4, noise_multiplier=400.0)
+    made.open(private_data="digits/train", ledger=tmp_path / "ledger.jsonl")
+    for head, missing in ((made.ledger.head, False), (("of another", 1, "00"), True)):
+        made.admit(Training("ab" * 16, head=head))
+        assert made.ledger_was_replaced is missing
+
+
 def test_a_training_s_own_bound_holds_whatever_its_answers_cost_in_a_fully_adaptive_budget(tmp_path: Path) -> None:
     """Which of both is smaller would depend on the answers."""
     training = Training("ab" * 16, releases={Gaussian(1.0): 1})

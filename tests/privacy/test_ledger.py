@@ -193,7 +193,7 @@ def test_a_line_that_cannot_be_written_or_synced_tells_the_caller(
 def test_unwritable_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path, tmp_path / "file" / "ledger.jsonl"):
-        with pytest.raises(LedgerError, match=r"cannot be read or written .* Set `ledger` to a file"):
+        with pytest.raises(LedgerError, match=r"cannot be read or written .* set `ledger` to a file"):
             opened(place)
 
 

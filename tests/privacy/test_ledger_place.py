@@ -250,7 +250,12 @@ def test_what_leads_to_a_ledger_of_data_that_cannot_be_written(shared: Path, mon
         del os.environ["TRANSCRIPTION_LEDGERS"]
         assert used(place_of("other/train", home=data(pictures, name="other").home)).counts()[ANSWER] == 3
 
-    assert _as_nobody(act) == 0
+    def homeless() -> None:
+        os.environ["XDG_STATE_HOME"] = str(pictures)
+        with pytest.raises(LedgerError, match=r"by which the next run is to find .* Set XDG_STATE_HOME"):
+            used(place_of("pictures/train", home=data(pictures).home), chosen=str(state / "given.jsonl"))
+
+    assert _as_nobody(act) == _as_nobody(homeless) == 0
     assert not list(pictures.glob(".ledger*"))
     pictures.chmod(0o755)
     assert place_of("pictures/train", home=data(pictures).home).notes == (), "for who can write it"
@@ -286,12 +291,41 @@ def test_nothing_is_released_where_the_ledger_is_not_there(pictures: Path) -> No
     assert there is not None
     there.rename(away := there.with_name("away.jsonl"))
     for _ in range(2):
-        with pytest.raises(LedgerError, match=r"is not there, and what was spent is not known: bring it back"):
+        with pytest.raises(LedgerError, match=r"is not there, .* what was spent is not known: bring it back"):
             used(place_of("p", home=data(pictures).home))
         Ledger(path=there, private_data="pictures/train", run="another")
     away.rename(there)
     (pictures / ".ledger.jsonl").write_text("")  # of a process that was killed before it wrote
     assert total(place_of("p", home=data(pictures).home)) == 1
-    (pictures / ".ledger.jsonl").write_text("{}\n")
-    with pytest.raises(LedgerError, match="must be a privacy ledger or lead to one"):
-        used(place_of("p", home=data(pictures).home))
+    for broken in (lambda mark: mark.write_text("{}\n"), lambda mark: mark.symlink_to("a disk that is away")):
+        (pictures / ".ledger.jsonl").unlink()
+        broken(pictures / ".ledger.jsonl")
+        with pytest.raises(LedgerError, match="must be a privacy ledger or lead to one"):
+            used(place_of("p", home=data(pictures).home))
+
+
+def test_a_ledger_may_be_moved(pictures: Path) -> None:
+    """By a link in its place, by the path in the file that leads to it, and that file may be given for the ledger."""
+    used(place_of("p", home=data(pictures).home))
+    mark, folder = pictures / ".ledger.jsonl", user_folder().rename(pictures.parent / "disk")
+    user_folder().symlink_to(folder)
+    assert used(place_of("p", home=data(pictures).home)).counts()[ANSWER] == 2
+    user_folder().unlink()
+    mark.write_text(mark.read_text().replace(str(user_folder()), "../disk"))
+    assert used(place_of("p", home=data(pictures).home), chosen=str(mark)).counts()[ANSWER] == 3
+    assert used(LedgerPlace(None), chosen=str(mark)).counts()[ANSWER] == 4
+
+
+def test_a_ledger_that_one_run_was_given_is_found_by_the_next(pictures: Path) -> None:
+    """Nor does one that others lead to take the place of one with charges."""
+    used(place_of("Digits/train"), name="Digits/train", chosen="mine.jsonl")
+    assert used(place_of("Digits/train"), name="Digits/train").counts()[ANSWER] == 2
+    training, given = Training("ab" * 16), LedgerPlace(Path("given.jsonl"))
+    used(given)
+    used(place_of("other/train"), name="other/train").register(training)
+    for again in (
+        lambda: used(place_of("other/train"), name="other/train", chosen="mine.jsonl"),
+        lambda: given.open(private_data="p", run="run", training=training),
+    ):
+        with pytest.raises(LedgerError, match="total is not known"):
+            again()

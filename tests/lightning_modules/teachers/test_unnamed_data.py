@@ -78,13 +78,16 @@ def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("then", ["named twice", "one folder for all"])
+@pytest.mark.parametrize("then", ["named twice", "one folder for all", "no longer one folder for all"])
 def test_charges_of_the_same_weights_count_under_any_name(
     then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if broken:
         monkeypatch.setattr(ledger_place, "ledgers_of", lambda training, ledger: set())
-    spent, _ = used("weights.pt")
+    with monkeypatch.context() as patch:
+        if then == "no longer one folder for all":
+            patch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "once"))
+        spent, _ = used("weights.pt")
     assert spent.queries > 0
     if then == "one folder for all":
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
