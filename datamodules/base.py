@@ -61,8 +61,7 @@ class ImageDataModule(LightningDataModule, ABC):
     test       the official test part                       everyone: public by assumption
     ========== ============================================ ======================================================
 
-    Some data sets have an official validation part (`official_validation`), which is then the whole validation split;
-    the train split is the whole official training part.
+    An official validation part (`official_validation`) is the validation split, and all of the training part is train.
 
     Opening the test split never reads the training part. Images are float32 in [-1, 1], labels int64 scalars.
 

@@ -43,9 +43,8 @@ class PrivacySession(SharedLedger):
         shape: What the cost of a call depends on besides; it may change until `open`.
         budget: What the run may spend.
         unit: What one neighbouring change touches. For `CLIENT` every cost is stated for a client whose data are
-            replaced. The cost for a record assumes that one record may turn one teacher into any other; replacing all
-            data of a client does no more, if its teacher is trained on nothing else. No bound on a training by DP-SGD
-            holds for a whole client, and none must be given to `open`.
+            replaced: no more than one record does that may turn one teacher into any other, if that teacher is trained
+            on nothing else. No bound on a training by DP-SGD holds for a whole client: give none to `open`.
 
     Attributes:
         plan: All calls that the run plans to make.
@@ -253,8 +252,6 @@ class PrivacySession(SharedLedger):
         self.processes = processes
         # Charges name the teacher of process 0, whose bound must not cover the answers of another one.
         require_same(processes, repr(training), "teachers")
-
-        block = self.budget.ledger_block
         with self.on_rank_zero() as first:
             if first:
                 void = void_delta(self.budget.delta, num_records, private_data)
@@ -263,16 +260,15 @@ class PrivacySession(SharedLedger):
                 opened = (ledger if isinstance(ledger, LedgerPlace) else LedgerPlace(ledger)).open(
                     private_data=private_data,
                     run=run or self.resumed or uuid.uuid4().hex,
-                    block=self.mechanism.ledger_block if block is None else block,
+                    block=self.mechanism.ledger_block if self.budget.ledger_block is None else self.budget.ledger_block,
                     chosen=self.budget.ledger,
                     training=training,
                 )
-                named = training if isinstance(training, Training) else None
-                same = opened.verify_head(named.head if named else None, whose="the teacher's training")
+                same = opened.verify_head(getattr(training, "head", None), whose="the teacher's training")
                 if self.budget.filters is not None:
                     opened.go_by_filters(self.budget.filters)
                 identity = admitted(training, opened)
-                self.ledger_was_replaced |= not same or (named is not None and named.ledger_was_replaced)
+                self.ledger_was_replaced |= not same or getattr(training, "ledger_was_replaced", False)
                 self.ledger_was_replaced |= restore_run(self._before, opened, training=identity)
                 self._ledger, self.training, self.num_records, self._last = opened, identity, num_records, None
         self._account = PrivacyAccount(
