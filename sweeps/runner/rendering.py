@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lightning_modules.callbacks.figures import save_figure
+from lightning_modules.callbacks.results import useless
 from privacy.checks import short_epsilon
 from privacy.journal import write_atomically
 from sweeps.runner.figures import figure_of
@@ -174,10 +175,13 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
     lines += [*table(names, ["accuracy", *measures.values(), "seeds", *shown], cells), ""]
     if any(row.outdated for row in rows):
         lines += ["† Measured before its configuration last changed; the command below measures it again.", ""]
+    remarks: list[str] = []
     for row in rows:
         where = ", ".join(value for _, value in row.labels)
-        lines += [f"- failed ({where}): {error.strip().splitlines()[0]}" for error in row.errors]
-    lines += [""] if any(row.errors for row in rows) else []
+        remarks += [f"- failed ({where}): {error.strip().splitlines()[0]}" for error in row.errors]
+        judged = [(record["seed"], useless(record)) for record in row.records if "recall" in record]
+        remarks += [f"- {where}, seed {seed}: {text}" for seed, text in judged if text]
+    lines += [*remarks, ""] if remarks else []
     return [*lines, _provenance(spec, preset, [record for row in rows for record in row.records]), ""]
 
 
