@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
-from lightning_modules.images import varied
 from lightning_modules.losses.targets import Annotation, label_posterior
 from lightning_modules.networks import NetworkCallable, SmallCNN
 from privacy.checks import check_number, check_whole_number, settings_of
@@ -38,13 +37,11 @@ class Replay:
         stride: Factor of the step along the released gradient in a replayed target: softmax(outputs - stride·γ·g̃).
             Above 1 the target depends less on the student of that time and more on the release. Targets without a
             gradient (labels, `gradient_targets.outputs: probabilities`) do not change.
-        augment: Replay random variations of the images (`varied`) with their targets, for photographs.
     """
 
     capacity: int = 0
     steps: int = 1
     stride: float = 1.0
-    augment: bool = False
 
     def __post_init__(self) -> None:
         check_whole_number("replay.capacity", self.capacity, least=0)
@@ -113,10 +110,7 @@ class ReplayMemory:
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draws images (n, C, H, W), float32, and their stored rows (n, c), where n is `batch_size`."""
         rows = torch.randint(self._kept, (self.batch_size,), generator=generator)
-        images = self._images[rows].float()
-        if self.settings.augment:
-            images = varied(images, draw=generator, mixed=False)
-        return images, self._targets[rows]
+        return self._images[rows].float(), self._targets[rows]
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""

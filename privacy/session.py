@@ -35,8 +35,7 @@ class PrivacySession(SharedLedger):
     which is fixed before the first release and never shrinks: resuming with fewer calls, other noise or another target
     may depend on what the first releases showed.
 
-    With several processes each must make every call that charges or releases; process 0 acts for all of them, and its
-    result or error reaches all.
+    Each of several processes must make every call that charges or releases: process 0 acts, and all get its result.
 
     Args:
         mechanism: The mechanism of the run's calls, for its plan and its guarantee.
@@ -308,8 +307,8 @@ class PrivacySession(SharedLedger):
         with self.on_rank_zero() as first:
             if first:
                 LedgerPlace(self.ledger.path).file(chosen=self.ledger.path, training=training)
-                named = training.head if isinstance(training, Training) else None
-                self.ledger_was_replaced |= not self.ledger.verify_head(named, whose="the teacher's training")
+                head = getattr(training, "head", None)
+                self.ledger_was_replaced |= not self.ledger.verify_head(head, whose="the teacher's training")
                 identity = admitted(training, self.ledger)
         found: str | None = self.processes.broadcast(identity)
         return found

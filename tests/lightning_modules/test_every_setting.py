@@ -42,7 +42,7 @@ UNVARIED: Given = {"class_prior": [0.1] * 10, "augment": False}
 #: Schedules end with a fit of 2 epochs, or of 6 steps: a step more of them would fail.
 TRAINED: Given = {"network": SMALL, "optimizer": SGD, "lr_scheduler": partial(CYCLE, total_steps=2)}
 LEARNT: Given = {**TRAINED, "lr_scheduler": partial(CYCLE, total_steps=6)}
-STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0, "augment": True}}
+STUDENT: Given = {**LEARNT, "balance": 0.5, "replay": {"capacity": 16, "steps": 2, "stride": 2.0}}
 CODES: Given = {"width": 4, "latent_dim": 8}
 DAFL: Given = {"generator": partial(DAFLGenerator, **CODES)}
 MADE: Given = {**DAFL, "source": "both", "prior": StrokePrior(), "optimizer": SGD}

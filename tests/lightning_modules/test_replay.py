@@ -46,15 +46,6 @@ def test_the_newest_images_are_kept_with_their_targets() -> None:
     assert _drawn(memory) == {2.0, 3.0, 4.0}  # 4 of batch 2, and all of 3 and 4
 
 
-def test_varied_images_keep_their_targets() -> None:
-    images, targets = torch.rand(BATCH_SIZE, 1, 8, 8), torch.rand(BATCH_SIZE, 10)
-    plain, augmented = _memory(), _memory(augment=True)
-    for memory in (plain, augmented):
-        memory.add(images, targets)
-    (given, rows), (drawn, same) = (one.draw(torch.Generator().manual_seed(1)) for one in (plain, augmented))
-    assert torch.equal(rows, same) and drawn.shape == given.shape and not torch.allclose(drawn, given, atol=0.1)
-
-
 @pytest.mark.parametrize("capacity", [CAPACITY - 1, 2 * CAPACITY])
 def test_a_memory_of_another_capacity_is_refused(capacity: int) -> None:
     """In a larger one, places that were never written would be drawn; in a smaller one pairs would come apart."""
