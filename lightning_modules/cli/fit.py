@@ -232,7 +232,14 @@ class TranscriptionCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         # Also checked in the modules, but here before processes are started and data are read.
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
-        if trainer.strategy.root_device.type == "cuda" and torch.get_float32_matmul_precision() == "highest":
+        device = trainer.strategy.root_device.type
+        if device == "cpu" and "bf16" in str(settings.precision) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            warnings.warn(  # attributed to this line: some filter what Lightning's calls say
+                f"This processor has no bfloat16, and trainer.precision={settings.precision} makes steps "
+                "several times as long: --trainer.precision 32-true",
+                stacklevel=1,
+            )
+        if device == "cuda" and torch.get_float32_matmul_precision() == "highest":
             torch.set_float32_matmul_precision("high")  # TF32, unless configured otherwise
         return trainer
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from support.runs import QUIET, configuration, fit
 
@@ -95,3 +97,14 @@ def test_a_teacher_is_kept_unless_asked_and_is_for_its_owner_alone(folder: Path)
     fit(config, "--seed_everything=4", "--force")
     assert file.read_bytes() != first
     fit(config, "--seed_everything=4", "--ckpt_path=last", "--trainer.max_epochs=2")
+
+
+def test_bfloat16_on_a_processor_without_it_is_told(folder: Path) -> None:
+    """A step took nine times as long, without a word."""
+    with warnings.catch_warnings(record=True) as told:
+        fit(configuration(steps=1), "--trainer.precision=bf16-mixed", "--trainer.accelerator=cpu")
+    told_so = any("This processor has no bfloat16" in str(one.message) for one in told)
+    assert told_so is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    with warnings.catch_warnings(record=True) as told:
+        fit(configuration(steps=1), "--trainer.precision=32-true", "--trainer.accelerator=cpu", "--force")
+    assert not any("This processor has no bfloat16" in str(one.message) for one in told)
