@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
-import torch
 from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -97,7 +96,6 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         check_left_out(self.unused, {"student": self.student_settings, "images": self.image_settings}, by=self)
         of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": self.image_shape}
         self.student = build_network(self.student_settings.network, **of_data, name="model.student.network")
-        self.student.to(memory_format=torch.channels_last)  # a CPU pools several times as fast
         # After the student, since the order determines a seed's initial weights.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it

@@ -173,7 +173,7 @@ class ImageSource(ABC):
         """Generates images from latents, with their graph."""
         assert self.generator is not None and latents is not None
         images: Tensor = self.generator(latents)
-        return images
+        return images.contiguous()  # networks may flatten them by `view`
 
     @abstractmethod
     def grid(self, count: int, *, seed: int, device: torch.device) -> Tensor:
@@ -254,7 +254,7 @@ class SyntheticSource(ImageSource):
             images = self._drawn(_STATISTICS_IMAGES, None, stream(0, 0, 0, "statistics"), torch.device("cpu")).double()
             std, mean = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD), images.mean(dim=(0, 2, 3))
             made = ScaledOutput(generator, scale=std.tolist(), shift=mean.tolist())
-        return made.to(memory_format=torch.channels_last)
+        return made
 
     @property
     def generated(self) -> int:

@@ -204,7 +204,7 @@ class PrivateTeacher(PrivateModel):
         self, network: nn.Module, *, training: Training | UnnamedTraining | None = None, **origin: Any
     ) -> None:
         super().__init__(training=training or _of_script([network]), **origin)
-        network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+        network.eval().requires_grad_(False)
         # Behind a function: an attribute could be reached, and a copy could register it.
         self._held: Callable[[], nn.Module] = lambda: network
 

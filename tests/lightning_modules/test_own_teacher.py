@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 from support.runs import distil
+from torch import nn
 
+from lightning_modules import DPDFD
 from lightning_modules.networks import SmallCNN
+from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.external import TRIAL_ACCESS
 from lightning_modules.teachers.files import TeacherError
+from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.identity import CheckpointError
 
 
@@ -62,6 +66,29 @@ def test_a_teacher_trained_here_is_not_tried(folder: Path, said: list[str]) -> N
 def test_a_teacher_trained_here_takes_no_other_pixels(folder: Path, other: dict[str, Any]) -> None:
     with pytest.raises(TeacherError, match=r"was trained here, on pixels in \[-1, 1\]"):
         distil(model={"teacher_input": other})
+
+
+class Viewing(nn.Module):
+    """Flattens by `view`, which takes no channels-last images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 8 * 8, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.convolution(images).view(len(images), -1))
+        return found
+
+
+def test_networks_that_flatten_by_view_teach_and_are_taught() -> None:
+    student: Any = {"network": lambda *_: Viewing()}
+    module = DPDFD(
+        num_classes=10, image_shape=(3, 8, 8), batch_size=4, teacher=TeacherConfig(path=Viewing()), student=student
+    )  # fmt: skip
+    module.draw_seed = 0
+    images = module.draw_images(0, module.draw_latents(0))
+    teacher = module.read_teacher()
+    assert isinstance(teacher, PrivateTeacher) and teacher.logits(images).shape == module(images).shape == (4, 10)
 
 
 @pytest.mark.usefixtures("theirs")
