@@ -14,16 +14,14 @@ from lightning_modules.callbacks import ForwardExceptions, PredictionWriter, Pri
 from lightning_modules.images import NEVER_RESET, Images
 from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks import build_network
-from lightning_modules.networks.batchnorm import frozen_statistics
+from lightning_modules.networks.network import build_network, frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import share_of
-from lightning_modules.training.run import datamodule_of, missing_callbacks
+from lightning_modules.training.run import datamodule_of, missing_callbacks, share_of
 from privacy.account import Budget
 from privacy.checks import check_left_out, settings_of
 from privacy.mechanisms.base import Mechanism, Shape

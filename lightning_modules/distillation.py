@@ -20,7 +20,7 @@ from lightning_modules.networks.fixed_features import fixed_extractor
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from lightning_modules.training.manual_optimization import joined
-from lightning_modules.training.processes import share_of
+from lightning_modules.training.run import share_of
 from privacy.checks import check_choice, check_number, check_whole_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, RawResponses

@@ -12,7 +12,7 @@ from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets, class_shares
 from lightning_modules.networks.classifiers import start_by_xavier
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import share_of
+from lightning_modules.training.run import share_of
 from privacy.checks import check_choice, settings_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
 

@@ -31,8 +31,7 @@ from datamodules.records import Partition, require_partition, same_data
 from lightning_modules import priors
 from lightning_modules.losses.functional import informativeness
 from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
-from lightning_modules.networks.batchnorm import frozen_statistics
-from lightning_modules.networks.network import GeneratorCallable, built, evaluating, network_of
+from lightning_modules.networks.network import GeneratorCallable, built, evaluating, frozen_statistics, network_of
 from lightning_modules.priors import PRIORS, ImagePrior, StrokePrior
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
 from lightning_modules.training.run import innermost

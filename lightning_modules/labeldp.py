@@ -9,12 +9,11 @@ from typing import Any, Literal
 import torch
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import GeneratorLoss
+from lightning_modules.losses.functional import GeneratorLoss, distance_to_statistics
 from lightning_modules.losses.targets import Annotation, annotation_of_labels
-from lightning_modules.networks.batchnorm import distance_to_statistics
 from lightning_modules.networks.network import evaluating
 from lightning_modules.training.manual_optimization import joined
-from lightning_modules.training.processes import share_of
+from lightning_modules.training.run import share_of
 from privacy.account import BudgetExceeded
 from privacy.checks import check_choice, check_number, check_whole_number, settings_of
 from privacy.mechanisms import NoisyLabels

@@ -26,12 +26,13 @@ from lightning_modules.training.evaluation import (
     validation_names,
 )
 from lightning_modules.training.manual_optimization import CosineSchedule, ManualOptimization
-from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import (
+    check_strategy,
     clear,
     datamodule_of,
     is_dev_run,
+    processes_of,
     run_folder,
     steps_of_run,
     take_back_unfinished_step,

@@ -20,12 +20,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_modules.callbacks.saving import SaveConfig
 from lightning_modules.private_fit import LearnsFromTeacher
 from lightning_modules.training.evaluation import asks_for_auroc, measured_on, validation_metric
-from lightning_modules.training.processes import processes_of
 from lightning_modules.training.run import (
     callbacks_of,
     datamodule_of,
     folder_of_checkpoint,
     is_dev_run,
+    processes_of,
     provenance,
     run_folder,
 )

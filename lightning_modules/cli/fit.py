@@ -41,8 +41,7 @@ from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.resuming import require_same
 from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import code_named_in, find_named, require_known_run, texts_in, unknown_code
-from lightning_modules.training.processes import check_strategy
-from lightning_modules.training.run import LAST, first_process, own_folder, run_folder
+from lightning_modules.training.run import LAST, check_strategy, first_process, own_folder, run_folder
 from privacy.account import BudgetExceeded
 from privacy.identity import CheckpointError
 from privacy.mechanisms.base import Mechanism

@@ -20,14 +20,13 @@ from lightning_modules.dgd.queries import QuerySet, balanced_quotas, confident_s
 from lightning_modules.dgd.tangent_normal import TangentNormalLoss, distort
 from lightning_modules.images import PoolSource
 from lightning_modules.networks import ConvVAE
-from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.generators import negative_elbo, sample_codes
-from lightning_modules.networks.network import VAECallable, built, evaluating, network_of
+from lightning_modules.networks.network import VAECallable, built, evaluating, frozen_statistics, network_of
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import share_of
 from lightning_modules.training.randomness import stream
+from lightning_modules.training.run import share_of
 from privacy.checks import check_choice, settings_of
 from privacy.ledger import RECORDS
 from privacy.mechanisms import NoisyVotes

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_modules.losses.functional import class_balance, kd
-from lightning_modules.networks.batchnorm import frozen_statistics
 from lightning_modules.networks.classifiers import logits_and_features
-from lightning_modules.networks.network import evaluating
+from lightning_modules.networks.network import evaluating, frozen_statistics
 from privacy.checks import check_choice, check_number
 
 Map = Callable[[Tensor], Tensor]

@@ -14,9 +14,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from datamodules import ShardedRecords, Shards
 from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
-from lightning_modules.training.processes import check_strategy
 from lightning_modules.training.randomness import Draws
-from lightning_modules.training.run import datamodule_as
+from lightning_modules.training.run import check_strategy, datamodule_as
 from privacy.checks import check_whole_number
 
 

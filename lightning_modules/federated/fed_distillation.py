@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_modules.base import DataFreeDistillation
-from lightning_modules.losses.functional import GeneratorLoss, kd
+from lightning_modules.losses.functional import GeneratorLoss, kd, logits_and_statistics
 from lightning_modules.losses.targets import Annotation
-from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.networks.network import evaluating
 from lightning_modules.teachers.private_teacher import PrivateEnsemble

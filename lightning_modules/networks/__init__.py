@@ -1,6 +1,5 @@
 """Networks: classifiers for teachers and students, feature extractors, generators and the VAE."""
 
-from lightning_modules.networks.batchnorm import logits_and_statistics as logits_and_statistics
 from lightning_modules.networks.classifiers import (
     DataLensClassifier as DataLensClassifier,
     ImageClassifier as ImageClassifier,

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from jsonargparse import ArgumentParser, set_parsing_settings
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -145,6 +146,22 @@ def hand_out(network: nn.Module) -> None:
 
 def _address(tensor: Tensor) -> int:
     return 0 if is_lazy(tensor) else tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """Stops updates of the running statistics; training mode still normalises with the batch's own.
+
+    The generator's update passes images through the student, and the student must not learn from them.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 @contextmanager

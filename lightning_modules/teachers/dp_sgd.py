@@ -34,12 +34,13 @@ from lightning_modules.teachers.record_clipping import ClippedNetwork, Clipping
 from lightning_modules.teachers.teacher import InnerProduct, Teacher
 from lightning_modules.training.evaluation import require_monitored, validation_names
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import check_strategy, processes_of
 from lightning_modules.training.run import (
+    check_strategy,
     clear,
     datamodule_as,
     is_dev_run,
     missing_callbacks,
+    processes_of,
     steps_of_run,
     steps_planned,
     write_statement,

@@ -33,8 +33,7 @@ from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import check_strategy, processes_of, share_of
-from lightning_modules.training.run import datamodule_as, missing_callbacks
+from lightning_modules.training.run import check_strategy, datamodule_as, missing_callbacks, processes_of, share_of
 from privacy.checks import check_choice, check_number, check_whole_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noisy_votes import vote_counts

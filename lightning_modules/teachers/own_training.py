@@ -9,8 +9,7 @@ from lightning import LightningModule, Trainer
 
 from datamodules.records import Partition, require_partition
 from lightning_modules.private_fit import say_ledger
-from lightning_modules.training.processes import processes_of
-from lightning_modules.training.run import datamodule_of
+from lightning_modules.training.run import datamodule_of, processes_of
 from privacy.events import Release
 from privacy.identity import CheckpointError, Training, new_training_id
 from privacy.ledger_place import DataHome, LedgerPlace, place_of

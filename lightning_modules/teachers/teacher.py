@@ -19,8 +19,7 @@ from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
-from lightning_modules.training.processes import check_strategy
-from lightning_modules.training.run import missing_callbacks, steps_planned
+from lightning_modules.training.run import check_strategy, missing_callbacks, steps_planned
 
 #: Tolerance of the frequencies' sum, since they are written with few digits.
 _ROUNDING = 1e-2

@@ -16,8 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from lightning_modules.training.processes import average_gradients, processes_of
-from lightning_modules.training.run import datamodule_of, steps_planned
+from lightning_modules.training.run import datamodule_of, processes_of, steps_planned
 from privacy.processes import Processes
 
 #: Most steps of a schedule that are tried, also if the end of the fit is unknown; they take half a second.
@@ -203,6 +202,23 @@ class ManualOptimization(LightningModule, ABC):
             torch.distributed.broadcast(buffer, src=0)
 
     on_train_end = on_validation_start
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replaces each gradient by its mean over all processes, in one message; the order of parameters must agree.
+
+    A gradient that no process has stays None.
+    """
+    listed = list(parameters)
+    there = torch.tensor([one.grad is not None for one in listed], device=listed[0].device, dtype=listed[0].dtype)
+    parts = [(torch.zeros_like(one) if one.grad is None else one.grad).flatten() for one in listed]
+    message = torch.cat([*parts, there])
+    torch.distributed.all_reduce(message)
+    *means, there = (message / torch.distributed.get_world_size()).split([*map(len, parts), len(listed)])
+    for parameter, mean, share in zip(listed, means, there.tolist(), strict=True):
+        if share:
+            parameter.grad = torch.empty_like(parameter).copy_(mean.view_as(parameter))
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A run: its folder and lock, what of it is public, its length, its data and what it ran on.
+"""A run: its folder and lock, what of it is public, its length, processes and data, and what it ran on.
 
 In its folder `public/` holds what the guarantee covers, `private/` what no guarantee covers. Everything else there
 (configuration, checkpoints, curves, records) is working state and must stay there.
@@ -22,15 +22,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import nn
 
 from privacy.checks import round_up
 from privacy.guarantee import Guarantee
 from privacy.journal import write_atomically
+from privacy.processes import ALONE, Processes, ProcessesError, everywhere
 
 _Data = TypeVar("_Data")
 
@@ -262,6 +270,79 @@ def steps_planned(trainer: Trainer, *, length: int = 1) -> float:
     limit = trainer.limit_train_batches
     length = max(1, min(length, limit) if isinstance(limit, int) else int(length * limit))
     return length * (math.inf if trainer.max_epochs in (None, -1) else int(trainer.max_epochs or 0))
+
+
+# --- its processes ---
+
+
+class TrainerProcesses:
+    """A trainer's processes from the view of one of them; see `privacy.processes`.
+
+    Args:
+        trainer: The trainer, within an entry point, when its processes are connected.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rank = trainer.global_rank
+        self.size = trainer.world_size
+        self._strategy: Strategy = trainer.strategy
+
+    def broadcast(self, value: Any) -> Any:
+        return self._strategy.broadcast(value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Results of all ranks, in order of rank. Tensors are on the CPU."""
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+
+def processes_of(trainer: Trainer | None) -> Processes:
+    """Returns the processes of a trainer; a single one without a trainer."""
+    return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
+
+
+def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
+    """Refuses strategies that are not known to be correct here; with `averages_itself` callbacks too.
+
+    Callbacks must not train before the fit begins, on private records without a charge. All ranks decide alike.
+
+    Raises:
+        ProcessesError: The strategy is refused, or torchrun has started other processes than the trainer is for, each
+            of which would make the whole run, in one folder and one ledger; the error says what to set.
+        ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
+            `StochasticWeightAveraging`.
+    """
+    for callback in callbacks_of(trainer) if averages_itself else ():
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
+            raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
+        if isinstance(callback, StochasticWeightAveraging):
+            raise ValueError(f"{type(callback).__name__} adds an epoch of queries that no plan has: leave it out")
+    strategy = trainer.strategy
+    # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
+    ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"
+    if not ddp and not isinstance(strategy, SingleDeviceStrategy):
+        raise everywhere(
+            ProcessesError(
+                f"trainer.strategy {type(strategy).__name__} is not supported: docs/processes.md has the reasons. Set "
+                "--trainer.strategy ddp (a process per device, on one machine or on several), or --trainer.devices 1 "
+                "--trainer.strategy auto"
+            )
+        )
+    started, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if torch.distributed.is_torchelastic_launched() and trainer.world_size != started:
+        raise everywhere(
+            ProcessesError(
+                f"torchrun has started {started} processes, and this trainer is for {trainer.world_size}: set "
+                f"--trainer.strategy ddp --trainer.devices {here} --trainer.num_nodes {started // here}"
+            )
+        )
+
+
+def share_of(rows: int, processes: Processes) -> slice:
+    """This rank's share of the rows; the last rank's may be smaller."""
+    most = -(-rows // processes.size)
+    return slice(min(rows, processes.rank * most), min(rows, (processes.rank + 1) * most))
 
 
 # --- its checkpoints ---

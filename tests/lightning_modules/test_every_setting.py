@@ -284,7 +284,7 @@ def test_what_fails_later_is_refused(name: str, settings: Given, words: str, bro
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_epoch_of_queries_that_no_plan_has_is_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken:
-        monkeypatch.setattr("lightning_modules.training.processes.StochasticWeightAveraging", ())
+        monkeypatch.setattr("lightning_modules.training.run.StochasticWeightAveraging", ())
     module = made(lightning_modules.DPDFD, {**FILE, "images": {"source": "prior"}})
     with nullcontext() if broken else pytest.raises(ValueError, match="StochasticWeightAveraging adds an epoch"):
         fit(module, "DPDFD", StochasticWeightAveraging(swa_lrs=0.01))

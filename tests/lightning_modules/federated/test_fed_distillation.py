@@ -16,8 +16,8 @@ from lightning_modules import FedDistillation
 from lightning_modules.cli import main
 from lightning_modules.federated.fed_distillation import ImageTerms, boundary_support, total_variation
 from lightning_modules.images import Images
+from lightning_modules.losses.functional import logits_and_statistics
 from lightning_modules.networks import DAFLGenerator, SmallCNN
-from lightning_modules.networks.batchnorm import logits_and_statistics
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import BudgetExceeded

@@ -60,7 +60,7 @@ class RecordingSession:
 
 
 def test_a_teacher_itself_is_charged_first(trained_ensemble: Path) -> None:
-    from lightning_modules.networks import logits_and_statistics
+    from lightning_modules.losses.functional import logits_and_statistics
 
     ensemble, session = load(trained_ensemble), RecordingSession()
     images = torch.randn(8, *SHAPE, requires_grad=True)

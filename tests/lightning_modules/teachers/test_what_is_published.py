@@ -70,7 +70,7 @@ def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> 
     config = settings("some", callbacks=[{"class_path": "lightning.pytorch.callbacks.BatchSizeFinder"}])
     with pytest.raises((ValueError, SystemExit), match="BatchSizeFinder trains before the fit"):
         fit(config)
-    monkeypatch.setattr("lightning_modules.training.processes.BatchSizeFinder", ())
+    monkeypatch.setattr("lightning_modules.training.run.BatchSizeFinder", ())
     try:
         fit(config)
     except BaseException as error:

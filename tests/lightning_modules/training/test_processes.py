@@ -21,7 +21,7 @@ from support.runs import QUIET, checkpoint, configuration, fit, result
 
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
-from lightning_modules.training.processes import check_strategy
+from lightning_modules.training.run import check_strategy
 from privacy.processes import ProcessesError
 
 STEPS = 2
