@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from privacy.checks import check_number
+
 if TYPE_CHECKING:
     from datamodules.pictures import PictureFiles
 
@@ -57,7 +59,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
         Raises:
             ValueError: A shape, type or range is not as described under Attributes, or an id occurs twice.
         """
-        images, peak = self.images, self.peak
+        images, peak = self.images, check_number("peak", self.peak, least=1, most=255)
         if isinstance(images, Tensor) and (images.dim() != 4 or images.dtype != torch.uint8):
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
         for name, values in (("labels", self.labels), ("ids", self.ids), ("identities", self.identities)):

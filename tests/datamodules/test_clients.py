@@ -95,6 +95,8 @@ def test_a_clients_own_data_set_is_its_shard() -> None:
     ("settings", "message"),
     [
         ({"alpha": 0.0}, "alpha must be a number between 0.001 and 1e.06, got 0.0"),
+        ({"partition_seed": 0.5}, "seed must be 0 or more and a whole number, got 0.5"),
+        ({"partition_seed": 10**9}, "seed must be a number between"),
         ({"num_clients": 15}, "lower num_clients"),
         ({"dataset": Digits(classes=[0, 1])}, "dataset.classes must be null"),
         ({"client": 5}, "client must be below num_clients=5, got 5"),

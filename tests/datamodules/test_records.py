@@ -39,6 +39,7 @@ def test_a_batch_is_its_records_from_minus_one_to_one(peak: int) -> None:
         ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels must be"),
         ({"ids": torch.arange(4).int()}, "ids must be"),
         ({"ids": torch.tensor([1, 2, 2, 3])}, "ids must be distinct"),
+        ({"peak": 256}, "peak must be a number between 1 and 255"),
         ({"peak": 16, "images": records().images}, "must not exceed peak=16"),
     ],
 )
