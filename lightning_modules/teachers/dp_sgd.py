@@ -127,16 +127,16 @@ class DPSGDTeacher(Teacher):
         #: Counts the steps taken so far.
         self.accountant = self.steps.accountant
 
-    precisions: ClassVar[tuple[str, ...]] = ("32-true", "32", "64-true", "64")
+    precisions: ClassVar[tuple[str, ...]] = ("32-true", "32")
     _prepared = False
     """Whether `configure_optimizers` has checked a fit."""
 
     def _prepare_fit(self) -> None:
         """Checks the data and calibrates the noise to the planned steps."""
         data = self._poisson
-        if (precision := str(self.trainer.precision)) not in ("32-true", "64-true"):
+        if self.trainer.precision != "32-true":
             # In half precision, clipped gradients were measured above the clipping norm.
-            raise ValueError(f"trainer.precision must be 32-true or 64-true for DP-SGD, got {precision!r}")
+            raise ValueError(f"trainer.precision must be 32-true for DP-SGD, got {self.trainer.precision!r}")
         require_batches_as_drawn(self.trainer, (self, DPSGDTeacher), (data, PoissonSampled))
         if self.unit is Unit.PERSON:
             data.sample_persons()
@@ -370,7 +370,6 @@ class DPSGDTeacher(Teacher):
         del clipping["physical_batch_size"]
         return {
             "class": f"{type(self).__module__}.{type(self).__name__}",
-            "precision": None if self._trainer is None else str(self._trainer.precision),
             "target_epsilon": self._configured[0],
             "noise_multiplier": self._configured[1],
             "delta": self.delta,

@@ -170,9 +170,7 @@ class PlannedSteps:
             CheckpointError: It was with other settings than these.
         """
         for name, value in settings.items():
-            before = state["settings"].get(name)
-            # Outside of a fit there is no precision.
-            if value != before and None not in ((value, before) if name == "precision" else ()):
+            if value != (before := state["settings"].get(name)):
                 raise CheckpointError(f"{name} was {before!r} and is {value!r} now: resume with the same")
         self.accountant.load_state_dict(state["accountant"])
         self.plan = Plan.from_dict(state["plan"])

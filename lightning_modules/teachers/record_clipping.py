@@ -226,7 +226,7 @@ class ClippedNetwork:
                 return [total.cpu() for total in found]
             most = GRADIENT_BYTES // sum(one.numel() * one.element_size() for one in self.parameters)
             size = max(1, min(settings.physical_batch_size, most))
-            inputs = inputs.float() if inputs.dtype == torch.float16 else inputs
+            inputs = inputs.float()  # features may be kept in half precision
             states = random_states(inputs.device)
             for rows, targets, within in pieces_of(inputs, labels, persons, size=size) if len(inputs) else ():
                 each = self.gradients(rows, targets)

@@ -189,7 +189,6 @@ def test_dp_sgd_is_not_resumed_on_other_private_data(monkeypatch: pytest.MonkeyP
         ({"clipping": {"max_grad_norm": 0.2}}, r"clipping\.max_grad_norm was 0\.1 and is 0\.2"),
         ({"class_prior": [0.1] * 10}, r"class_prior was None and is \[0\.1, "),
         ({"batch": 64}, "sampled at rate"),
-        ({"precision": "64-true"}, "precision was '32-true'"),
     ],
 )
 @pytest.mark.usefixtures("trained")
@@ -284,9 +283,9 @@ def test_only_what_the_guarantee_covers_is_in_public() -> None:
     assert weights and all(torch.equal(value, kept[f"student.{name}"]) for name, value in weights.items())
 
 
-def test_dp_sgd_in_half_precision_is_refused() -> None:
-    for precision in ("bf16-mixed", "16-true"):
-        with pytest.raises(ValueError, match="precision must be one of 32-true, 32, 64-true, 64"):
+def test_dp_sgd_in_another_precision_is_refused() -> None:
+    for precision in ("bf16-mixed", "16-true", "64-true"):
+        with pytest.raises(ValueError, match="precision must be one of 32-true, 32, got"):
             teacher_by_dp_sgd("teacher", noise_multiplier=1.0, precision=precision)
 
 
