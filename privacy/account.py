@@ -154,7 +154,8 @@ class PrivacyAccount:
         bounds: dict[str, Counter[Release]] = {}
         queried: Counter[Charge] = Counter()
         for ledger in (*others, self.ledger):
-            bounds |= ledger.releases_by_training()
+            for training, releases in ledger.releases_by_training().items():
+                bounds[training] = bounds.get(training, Counter()) | releases  # one may know less of it
             queried += ledger.counts() + ledger.unmade()
         # Queries of a teacher whose own training is counted are post-processing of that training.
         everything = sum(bounds.values(), Counter[Release]())

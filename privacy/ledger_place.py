@@ -267,11 +267,11 @@ def place_of(
         found.append(recorded)
     elif beside is not None:
         real = beside.resolve()
-        marks[real.with_name(f"{name}.ledger.jsonl")] = DataHome((real,), part=name).known_by(real)
+        marks[real.with_name(f"{name}.ledger.jsonl")] = DataHome(part=name).known_by(real)
     for mark, known in marks.items():
         writable = os.access(mark if os.path.isfile(mark) else mark.parent, os.W_OK)
         signs.append(mark if writable else known)
-        found += [] if writable else [mark]
+        found += [mark, known]  # who could write it may have changed
         notes += [] if writable else [_OF_USER.format(folder=mark.parent)]
     if os.environ.get(LEDGERS):
         path = by_name() / (f"{name}.jsonl" if home is None else home.file.name)

@@ -67,6 +67,10 @@ def totals_everything(path: Path) -> bool:
     book = Ledger(path=path, private_data=DATA, run="reader")
     book.register(Training(DP, releases=STEPS))
     account = PrivacyAccount(ledger=book)
+    before = Ledger(path=None, private_data=DATA, run="reader")  # one that knows of its first steps alone
+    before.register(Training(DP, releases={SampledGaussian(1.0, 0.05): 10}))
+    if PrivacyAccount(ledger=before).epsilon_of_ledger(book) != account.epsilon_of_ledger():
+        return False
     return account.epsilon_of_ledger() == compose(STEPS, 1e-5).epsilon > 0 == account.epsilon()
 
 

@@ -20,7 +20,7 @@ from privacy.events import Gaussian
 from privacy.identity import Training
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
-from privacy.ledger_place import LedgerPlace, benchmark_ledgers, place_of, user_folder
+from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
 from privacy.plan import Charge
 from privacy.statement import about_place
 
@@ -150,6 +150,14 @@ def test_a_second_ledger_of_the_same_data_is_refused(pictures: Path, monkeypatch
         assert len(list(pictures.parent.rglob("*.jsonl"))) == before
     (weights.parent / "faces.ledger.jsonl").unlink()
     assert used(both).counts()[ANSWER] == total(place_of("faces", beside=weights)) == 2, "one leads to the other"
+
+
+def test_weights_whose_folder_could_not_be_written_before_keep_their_ledger(pictures: Path) -> None:
+    weights = pictures.parent / "weights.pt"
+    weights.touch()
+    used(LedgerPlace(DataHome(part="faces").known_by(weights)), name="faces")
+    assert used(place_of("faces", beside=weights), name="faces").counts()[ANSWER] == 2
+    assert (pictures.parent / "faces.ledger.jsonl").is_file(), "which leads to it from now on"
 
 
 def test_public_benchmarks_have_ledgers_of_the_working_folder(tmp_path: Path) -> None:
