@@ -125,15 +125,10 @@ class DPSD(DataFreeDistillation):
         logits = self.teacher.logits(images)
         balanced = logits if self.offsets is None else logits - self.offsets
         labels = self.session.release(mechanism, balanced, candidates, size=size)
-        if self.offsets is not None:
-            self.balance(self.gather_rows(labels))
+        if self.offsets is not None:  # see `balanced_answers`; of all processes' released labels
+            shares = class_shares(self.gather_rows(labels), num_classes=self.num_classes, epsilon=mechanism.epsilon)
+            self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
         return self.label_targets.annotation(outputs, labels, candidates, epsilon=mechanism.epsilon)
-
-    def balance(self, labels: torch.Tensor) -> None:
-        """Updates the offsets with a step's released labels (B,) of all processes; see `balanced_answers`."""
-        assert isinstance(self.mechanism, NoisyLabels) and self.offsets is not None
-        shares = class_shares(labels, num_classes=self.num_classes, epsilon=self.mechanism.epsilon)
-        self.offsets.mul_(1 - _FORGOTTEN).add_((shares - 1 / self.num_classes).to(self.offsets), alpha=_RATE)
 
     def candidates(self, outputs: torch.Tensor) -> tuple[torch.Tensor, int | None]:
         """See `LabelTargets.candidates`: sets I, from the student's `outputs` and the step only."""

@@ -96,13 +96,9 @@ class ScaledOutput(nn.Module):
     def __init__(self, network: ImageGenerator, *, scale: Sequence[float], shift: Sequence[float]) -> None:
         super().__init__()
         self.network = network
+        self.latent_dim = network.latent_dim
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32)[:, None, None])
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of the network's input."""
-        return self.network.latent_dim
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Maps the network's inputs (N, …) to scaled images (N, C, H, W)."""
