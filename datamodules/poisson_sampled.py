@@ -17,7 +17,7 @@ from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset, keep_batch
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
-from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.base import NoiseSource, SystemNoise
 
 _CALLBACKS_HOOK = "on_train_batch_start"
 _OF_BATCHES = (

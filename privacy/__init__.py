@@ -15,11 +15,11 @@ from privacy.events import (
     SampledGaussian as SampledGaussian,
     Unbounded as Unbounded,
 )
+from privacy.events.base import Relation as Relation, Unit as Unit
 from privacy.guarantee import Guarantee as Guarantee
 from privacy.identity import Training as Training
 from privacy.journal import LedgerError as LedgerError
 from privacy.ledger import Ledger as Ledger
-from privacy.neighbours import Relation as Relation, Unit as Unit
 from privacy.numerics.epsilon import gaussian_epsilon as gaussian_epsilon
 from privacy.plan import Charge as Charge
 from privacy.published import (

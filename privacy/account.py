@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import check_choice, check_count, check_delta, check_number
 from privacy.events import LabelOnly, Release, Unbounded
+from privacy.events.base import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
-from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.plan import Charge
 from privacy.published import Claim, published_epsilon
 

@@ -18,7 +18,7 @@ from opacus.accountants import IAccountant, register_accountant
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, check_number
 from privacy.events import Release, SampledGaussian, release_from_dict
-from privacy.neighbours import Unit
+from privacy.events.base import Unit
 
 NAME = "transcription_exact"
 """Name under which Opacus knows the accountant."""

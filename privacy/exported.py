@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import round_up
-from privacy.events.base import release_from_dict
+from privacy.events.base import Unit, common_neighbours, release_from_dict
 from privacy.guarantee import FULLY_ADAPTIVE, RELATIONS, Guarantee, level_of
-from privacy.neighbours import Unit, common_neighbours
 from privacy.published import claim_from_dict, published_epsilon
 
 _Counted = TypeVar("_Counted")

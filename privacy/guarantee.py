@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from privacy.checks import json_number, round_up
+from privacy.events.base import Relation, Unit
 from privacy.journal import write_atomically
-from privacy.neighbours import Relation, Unit
 
 FULLY_ADAPTIVE = (
     "target_epsilon = {target:g} was fixed before the first release from these data, and is what epsilon states: it "

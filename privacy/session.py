@@ -13,10 +13,10 @@ import torch
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run, void_delta
 from privacy.events import Unbounded
+from privacy.events.base import Relation, Unit
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
 from privacy.mechanisms.base import Mechanism, Shape
-from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge, Plan, unmade
 from privacy.processes import ALONE, Processes, SharedLedger, require_same
 

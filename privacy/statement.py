@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from privacy.account import PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import round_up
+from privacy.events.base import Unit
 from privacy.guarantee import FULLY_ADAPTIVE, OF_CLIENT, ONE_PERSON, RELATIONS, Guarantee, LabelStatement
 from privacy.ledger import Ledger
-from privacy.neighbours import Unit
 from privacy.plan import Charge, Plan, unmade
 
 if TYPE_CHECKING:  # they import torch

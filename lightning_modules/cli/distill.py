@@ -26,9 +26,9 @@ from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
 from privacy.accounting.composition import compose
 from privacy.checks import check_count, round_up
+from privacy.events.base import Unit
 from privacy.guarantee import ONE_PERSON
 from privacy.identity import Training
-from privacy.neighbours import Unit
 
 #: Largest number of steps per epoch, after which a checkpoint is written.
 _STEPS_PER_EPOCH = 100

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from privacy.account import Budget, PrivacyAccount
 from privacy.checks import round_up
+from privacy.events.base import Unit
 from privacy.guarantee import ONE_PERSON
 from privacy.journal import LedgerError
 from privacy.ledger import RECORDS, Ledger
 from privacy.ledger_place import ledger_at
-from privacy.neighbours import Unit
 
 
 def ledger(args: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from privacy.events import Release
 from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
-from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.base import NoiseSource
 from privacy.session import PrivacySession
 from privacy.statement import guarantee_of
 

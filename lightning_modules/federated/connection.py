@@ -20,7 +20,7 @@ from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher, require_own_weights
 from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
-from privacy.mechanisms.noise import NoiseSource
+from privacy.mechanisms.base import NoiseSource
 
 _T = TypeVar("_T")
 

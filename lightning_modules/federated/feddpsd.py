@@ -25,10 +25,10 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateM
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.checks import check_choice, check_whole_number, settings_of
 from privacy.events import OneOf, Release
+from privacy.events.base import Unit
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace, place_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
 from privacy.session import PrivacySession
 

@@ -49,10 +49,10 @@ from privacy.account import Budget, PrivacyAccount
 from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_choice, check_delta, check_number, settings_of
 from privacy.events import Release
+from privacy.events.base import Unit
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.mechanisms.noise import NoiseSource, SystemNoise
-from privacy.neighbours import Unit
+from privacy.mechanisms.base import NoiseSource, SystemNoise
 from privacy.processes import Processes, by_all, require_same
 from privacy.statement import epsilon_metric, state_guarantee
 

@@ -18,10 +18,9 @@ from privacy.accounting.calibration import calibrate_noise
 from privacy.accounting.composition import compose
 from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
+from privacy.events.base import Unit
 from privacy.identity import CheckpointError
-from privacy.mechanisms.base import FLOATS, Description
-from privacy.mechanisms.noise import NoiseSource
-from privacy.neighbours import Unit
+from privacy.mechanisms.base import FLOATS, Description, NoiseSource
 from privacy.plan import Charge, Plan
 from privacy.processes import Processes, on_rank_zero
 

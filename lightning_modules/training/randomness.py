@@ -1,7 +1,7 @@
 """Reproducible random numbers without a role for privacy: latents, priors, dropout.
 
 They are keyed by (seed, step, rank, name) instead of a running state, so that a resumed run draws the same numbers as
-an uninterrupted one. Privacy noise comes from `privacy.mechanisms.noise`, never from here.
+an uninterrupted one. Privacy noise comes from `privacy.mechanisms.base`, never from here.
 """
 
 from __future__ import annotations

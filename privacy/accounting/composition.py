@@ -18,8 +18,7 @@ import scipy
 
 from privacy.checks import check_count, check_delta
 from privacy.events import Gaussian, OneOf, Release, Repeated
-from privacy.events.base import pure_sum
-from privacy.neighbours import IncompatibleNeighbours, common_neighbours
+from privacy.events.base import IncompatibleNeighbours, common_neighbours, pure_sum
 from privacy.numerics import pld
 from privacy.numerics.epsilon import gaussian_epsilon, rdp_curve_epsilon
 

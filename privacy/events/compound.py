@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privacy.checks import check_count
-from privacy.events.base import Release, pure_sum, release_from_dict
-from privacy.neighbours import Relation, Unit, common_neighbours
+from privacy.events.base import Relation, Release, Unit, common_neighbours, pure_sum, release_from_dict
 
 Alternative = tuple[tuple[Release, int], ...]
 

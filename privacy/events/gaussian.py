@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privacy.events.base import LARGEST_DIVERGENCE, Release, checked_orders
-from privacy.neighbours import Relation, Unit
+from privacy.events.base import LARGEST_DIVERGENCE, Relation, Release, Unit, checked_orders
 from privacy.numerics import pld
 from privacy.numerics.epsilon import sampled_gaussian_rdp
 

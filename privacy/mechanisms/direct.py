@@ -15,10 +15,10 @@ import torch
 
 from privacy.checks import check_number
 from privacy.events import LabelOnly, RandomizedResponse, RevealedGaussian, Unbounded
+from privacy.events.base import Relation, Unit
 from privacy.mechanisms.base import FLOATS, THRESHOLDS, Description, Mechanism, Shape
 from privacy.mechanisms.noisy_gradients import THEOREMS, NoisyGradients, theorem
 from privacy.mechanisms.noisy_labels import randomized_response
-from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
 from privacy.published import WholeRun
 

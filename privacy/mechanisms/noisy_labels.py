@@ -12,8 +12,16 @@ import torch
 
 from privacy.checks import check_count, check_number
 from privacy.events import RandomizedResponse, Repeated
-from privacy.mechanisms.base import THRESHOLDS, Description, Mechanism, Shape, require_shape
-from privacy.mechanisms.noise import NoiseSource, bernoulli, uniform_integers
+from privacy.mechanisms.base import (
+    THRESHOLDS,
+    Description,
+    Mechanism,
+    NoiseSource,
+    Shape,
+    bernoulli,
+    require_shape,
+    uniform_integers,
+)
 from privacy.plan import Charge
 from privacy.published import Claim, WholeRun
 

@@ -13,9 +13,8 @@ import torch
 
 from privacy.checks import check_number, look_up
 from privacy.events import Gaussian, LaplaceVotes
-from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, of_shards
+from privacy.mechanisms.base import FLOATS, Description, Mechanism, Shape, laplace, of_shards
 from privacy.mechanisms.bounding import zero_non_finite_samples
-from privacy.mechanisms.noise import laplace
 from privacy.plan import Charge
 from privacy.published import Claim, NoisyVotesClaim, RdpSlope
 

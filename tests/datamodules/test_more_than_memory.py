@@ -18,7 +18,7 @@ from datamodules.mapped import MappedRecords
 from datamodules.pictures import PictureFiles
 from lightning_modules import DPSGDTeacher, Teacher, TeacherEnsemble
 from lightning_modules.networks import LinearOnFeatures, SmallCNN
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 
 IN_FILES = ("_IN_MEMORY", 0)
 small = partial(SmallCNN, width=4, norm="group")

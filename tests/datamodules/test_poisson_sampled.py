@@ -12,7 +12,7 @@ from scipy import stats
 
 from datamodules import Digits, ImageDataset, PoissonBatches, PoissonSampled
 from datamodules.base import Part
-from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
+from privacy.mechanisms.base import NoiseSource, ReproducibleNoise
 
 
 def inclusion(batches: PoissonBatches) -> np.ndarray:

@@ -31,7 +31,7 @@ from datamodules.records import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from privacy import SampledGaussian, compose
 from privacy.accounting.calibration import calibrate_noise
-from privacy.mechanisms.noise import NoiseSource, SystemNoise
+from privacy.mechanisms.base import NoiseSource, SystemNoise
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from datamodules.records import ImageDataset, keep_batch
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.losses.targets import Annotation
 from privacy import RandomizedResponse, compose
+from privacy.events.base import Relation, Unit
 from privacy.identity import CheckpointError
 from privacy.mechanisms import DirectLabels
-from privacy.neighbours import Relation, Unit
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
 NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 8, "hidden": 32}}

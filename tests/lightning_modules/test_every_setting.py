@@ -33,7 +33,7 @@ from lightning_modules.training.hyperparameters import _taken
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from privacy import Budget, mechanisms
 from privacy.ledger import Ledger
-from privacy.mechanisms.noise import SystemNoise
+from privacy.mechanisms.base import SystemNoise
 
 Given = dict[str, Any]
 

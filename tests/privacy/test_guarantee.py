@@ -22,7 +22,7 @@ from privacy.guarantee import Guarantee
 from privacy.identity import Training
 from privacy.journal import LedgerError, write_atomically
 from privacy.mechanisms import NoisyGradients, Shape
-from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
+from privacy.mechanisms.base import NoiseSource, ReproducibleNoise
 from privacy.plan import Plan
 from privacy.session import PrivacySession
 from privacy.statement import epsilons, guarantee_of

@@ -7,7 +7,7 @@ import pytest
 from privacy import Gaussian, RandomizedResponse, Release, Repeated, RevealedGaussian, SampledGaussian
 from privacy.accounting.composition import compose
 from privacy.events import release_from_dict
-from privacy.neighbours import IncompatibleNeighbours, Relation, Unit, common_neighbours
+from privacy.events.base import IncompatibleNeighbours, Relation, Unit, common_neighbours
 
 DELTA = 1e-5
 

@@ -15,7 +15,7 @@ from lightning_modules.federated import FederatedClient, LocalClients, Question,
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise
+from privacy.mechanisms.base import NoiseSource, ReproducibleNoise
 
 SHAPE = (1, 8, 8)
 BATCH_SIZE = 8

@@ -15,7 +15,7 @@ from support.processes import Forked
 
 from lightning_modules import DPDFD, cli as command_line
 from lightning_modules.losses.targets import Annotation
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 
 TRACE = "released.txt"
 

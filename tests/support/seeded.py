@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 
 
 class Seeded(ReproducibleNoise):

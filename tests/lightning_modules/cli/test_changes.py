@@ -48,7 +48,7 @@ def of_model(class_path: str = "DPDFD", **model: Any) -> dict[str, Any]:
 
 
 MNIST: dict[str, Any] = {"class_path": "MNIST", "init_args": {"root": "elsewhere", "val_fraction": 0.3}}
-NOISE = {"class_path": "privacy.mechanisms.noise.ReproducibleNoise", "init_args": {"seed": 7}}
+NOISE = {"class_path": "privacy.mechanisms.base.ReproducibleNoise", "init_args": {"seed": 7}}
 LABELS: dict[str, Any] = {"class_path": "NoisyLabels", "init_args": {"epsilon": 2, "noise": NOISE}}
 BUDGET = {"target_epsilon": 3, "delta": 1e-6}
 OF_LABELS = of_model("DPSD", mechanism=LABELS, budget=BUDGET)

@@ -12,9 +12,9 @@ from lightning_modules.federated import Introduction, LocalClients
 from lightning_modules.federated.feddpsd import Federation
 from privacy import Budget
 from privacy.events import SampledGaussian
+from privacy.events.base import Unit
 from privacy.identity import Training
 from privacy.mechanisms import NoisyGradients, Shape
-from privacy.neighbours import Unit
 from privacy.session import PrivacySession
 
 

@@ -32,8 +32,8 @@ from lightning_modules.federated.connection import _require_apart
 from lightning_modules.teachers.files import TeacherError
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
+from privacy.events.base import Unit
 from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
-from privacy.neighbours import Unit
 from privacy.processes import ProcessesError
 
 DELTA, SIGMA = 1e-5, 20.0

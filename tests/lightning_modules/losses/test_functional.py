@@ -22,7 +22,7 @@ from lightning_modules.losses.functional import (
 from lightning_modules.losses.targets import class_shares, label_evidence
 from lightning_modules.networks import DataLensClassifier
 from privacy.events import RandomizedResponse
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 from privacy.mechanisms.noisy_labels import randomized_response
 
 FEW = settings(max_examples=40, deadline=None)

@@ -26,7 +26,7 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers import dp_sgd as dp_sgd_module
 from lightning_modules.teachers.dp_sgd_steps import KnownWeights
 from privacy import BudgetExceeded, SampledGaussian, Unbounded, compose
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 
 REPRODUCIBLE = {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}
 

@@ -17,7 +17,7 @@ from datamodules import Digits
 from datamodules.base import Part
 from datamodules.records import ImageDataset
 from lightning_modules.teachers.record_clipping import Clipping
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 
 LINEAR = linear_spec()
 

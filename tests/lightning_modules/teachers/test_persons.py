@@ -16,10 +16,10 @@ from support.runs import configuration, fit, guarantee, result, working_in
 from lightning_modules import DPSGDTeacher
 from lightning_modules.cli import main
 from privacy import BudgetExceeded, SampledGaussian, compose
+from privacy.events.base import Unit
 from privacy.exported import AlteredError
 from privacy.guarantee import Guarantee
 from privacy.identity import CheckpointError
-from privacy.neighbours import Unit
 
 FOLDER = {"class_path": "ImageFolder", "init_args": {"root": "pictures", "person_pattern": r"^(patient\d+)_"}}
 MEANS = "one person with all pictures"

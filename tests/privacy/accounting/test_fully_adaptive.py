@@ -23,7 +23,7 @@ from privacy.events import (
     SampledGaussian,
     Unbounded,
 )
-from privacy.neighbours import Relation, Unit
+from privacy.events.base import Relation, Unit
 from privacy.numerics.epsilon import gaussian_epsilon
 
 DELTA, TARGET = 1e-2, 1.0

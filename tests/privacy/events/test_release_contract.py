@@ -30,9 +30,8 @@ from privacy import (
     published,
 )
 from privacy.events import Release, release_from_dict
-from privacy.events.base import _REGISTRY
+from privacy.events.base import _REGISTRY, Relation, Unit
 from privacy.ledger import Ledger
-from privacy.neighbours import Relation, Unit
 from privacy.plan import Charge
 from privacy.published import Claim, NoisyVotesClaim, RdpSlope, WholeRun
 

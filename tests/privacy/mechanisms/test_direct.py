@@ -14,11 +14,11 @@ from support.sessions import session_of
 from torch.nn import functional as F
 
 from privacy import Gaussian, LabelOnly, RandomizedResponse, SampledGaussian, Unbounded, compose
+from privacy.events.base import Relation, Unit
 from privacy.ledger import Ledger
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
-from privacy.neighbours import Relation, Unit
 from privacy.session import PrivacySession
 from privacy.statement import guarantee_of
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
+from privacy.mechanisms.base import NoiseSource, ReproducibleNoise, SystemNoise
 
 
 def seed_everything(seed: int) -> None:

@@ -19,8 +19,8 @@ from support.sessions import session_of
 from privacy.account import BudgetExceeded
 from privacy.events import Gaussian
 from privacy.mechanisms import NoisyMeanResponse, Shape
+from privacy.mechanisms.base import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
-from privacy.mechanisms.noise import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, GradientBoundings, GradientReleases, NoisyGradients
 from privacy.session import PrivacySession
 from privacy.statement import described, guarantee_of, noise_changed

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from privacy.accounting.composition import compose
 from privacy.events import RandomizedResponse, Repeated
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyLabels, Shape
-from privacy.mechanisms.noise import ReproducibleNoise
+from privacy.mechanisms.base import ReproducibleNoise
 from privacy.mechanisms.noisy_labels import (
     keep_threshold,
     randomized_response,

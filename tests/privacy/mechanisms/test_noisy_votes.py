@@ -18,7 +18,7 @@ from privacy.accounting.composition import compose
 from privacy.events import LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.mechanisms import NoisyVotes, Shape
-from privacy.mechanisms.noise import ReproducibleNoise, laplace, uniform_integers
+from privacy.mechanisms.base import ReproducibleNoise, laplace, uniform_integers
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.published import published_dgd_epsilon
 from privacy.session import PrivacySession
