@@ -67,10 +67,13 @@ class Shadowed(DerivedDataset):
         draw = torch.Generator().manual_seed(0)
         noise = torch.randint(2, (count - mislabelled, *self.image_shape), generator=draw, dtype=torch.uint8)
         drawn = torch.randint(self.num_classes, (len(noise),), generator=draw)
+        # Below every ordinary id, and not held out for validation.
+        ids = _FIRST_ID - torch.arange(20 + round(2 * count / (1 - self.val_fraction)))
+        ids = ids[id_fraction(ids, purpose="validation") >= self.val_fraction][:count]
         return ImageDataset(
             images=torch.cat([first.images[:], noise * test.peak]),
             labels=torch.cat([(first.labels + 1) % self.num_classes, drawn]),
-            ids=self._canary_ids(),
+            ids=ids,
             peak=test.peak,
         )
 
@@ -95,9 +98,3 @@ class Shadowed(DerivedDataset):
             # Each canary is its own person.
             identities=None if kept.identities is None else torch.cat([kept.identities, added.ids]),
         )
-
-    def _canary_ids(self) -> Tensor:
-        """Ids below every ordinary one that are not held out for validation."""
-        candidates = _FIRST_ID - torch.arange(20 + round(2 * self.num_canaries / (1 - self.val_fraction)))
-        held_out = id_fraction(candidates, purpose="validation") < self.val_fraction
-        return candidates[~held_out][: self.num_canaries]

@@ -128,15 +128,9 @@ def _of_transformers(file: Path, config: Mapping[str, Any]) -> Stated:
 
 
 def _input(mean: Any, std: Any, size: Any, channels: int) -> TeacherInput:
-    def listed(values: Any) -> list[float] | None:
-        return None if values is None else [float(value) for value in values]
-
-    return TeacherInput(
-        mean=listed(mean),
-        std=listed(std),
-        size=list(size) if isinstance(size, (list, tuple)) else size,
-        channels=channels,
-    )
+    mean, std = (None if values is None else list(map(float, values)) for values in (mean, std))
+    size = list(size) if isinstance(size, (list, tuple)) else size
+    return TeacherInput(mean=mean, std=std, size=size, channels=channels)
 
 
 class OnnxNetwork(nn.Module):

@@ -103,10 +103,12 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_every_wrapping_gives_the_same_network(network: nn.Module, wrapping: str) -> None:
+def test_every_wrapping_gives_the_same_network_and_identity(network: nn.Module, wrapping: str) -> None:
     torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
-    images = torch.randn(3, 1, 8, 8)
-    assert torch.allclose(load().logits(images), network(images), atol=1e-5)
+    images, teacher = torch.randn(3, 1, 8, 8), load()
+    assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
+    same = TeacherConfig(path=network).load(**SHAPE).training
+    assert teacher.training.digest == same.digest  # type: ignore[union-attr]
 
 
 def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
@@ -133,16 +135,6 @@ def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
         load(network=None)
 
 
-def test_one_identity_whatever_the_wrapping(network: nn.Module) -> None:
-    found = set()
-    for wrapping in ("plain", "compiled in DDP", "Lightning, ours", "DDP in compiled"):
-        torch.save(WRAPPINGS[wrapping](network.state_dict()), "weights.pt")
-        found.add(load().training.digest)  # type: ignore[union-attr]
-    assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
-    torch.save({name: value + 1 for name, value in network.state_dict().items()}, "weights.pt")
-    assert load().training.digest not in found  # type: ignore[union-attr]
-
-
 def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     weights = network.state_dict()
     Path("text.ckpt").write_text("hello")
@@ -160,7 +152,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
         ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
         ("page.safetensors", "is a web page.*/resolve/"),
-        ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
+        ("sklearn.pkl", r"it is a pickle\. "),
         ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
         ("none.safetensors.index.json", "does not say which files hold its weights"),
@@ -235,6 +227,8 @@ def test_a_network_that_holds_the_files_is_the_same_teacher(network: nn.Module) 
         assert torch.allclose(teacher.logits(images), network(images), atol=1e-5)
         found.add(teacher.training.digest)  # type: ignore[union-attr]
     assert found == {TeacherConfig(path=network).load(**SHAPE).training.digest}  # type: ignore[union-attr]
+    torch.save({name: value + 1 for name, value in network.state_dict().items()}, "weights.pt")
+    assert load().training.digest not in found  # type: ignore[union-attr]
 
 
 def test_weights_in_another_form_are_refused_by_what_they_are() -> None:
