@@ -320,7 +320,15 @@ class Ledger:
                 another training, and no ε covers both.
         """
         with self._locked() as write:
-            self._require_division(training)
+            for other, before in self._state.trainings.items():
+                for name, now in training.division.items():
+                    if other != training.id and before.get(name, now) != now:
+                        raise LedgerError(
+                            f"{name} of the data is {now!r}, and the privacy ledger {self.path} has {before[name]!r} "
+                            f"for training {other}: which records are private, or whose they are, would differ, and no "
+                            f"epsilon covers both. Set {name} to what it was; other records need a folder and a name "
+                            "of their own"
+                        )
             if training.id not in self._state.trainings:
                 write(_training_line(training.id, training.kind, division=training.division))
             released = training.releases or {}
@@ -332,21 +340,6 @@ class Ledger:
             charges = {Charge(release=one, queries=0, training=training.id): count for one, count in released.items()}
             for line in self._state.raised(charges, run=training.id):
                 write(line)
-
-    def _require_division(self, training: Training) -> None:
-        """Refuses a training in which other records were private than in those that are known.
-
-        Raises:
-            LedgerError: They were, and no ε covers both.
-        """
-        for other, before in self._state.trainings.items():
-            for name, now in training.division.items():
-                if other != training.id and before.get(name, now) != now:
-                    raise LedgerError(
-                        f"{name} of the data is {now!r}, and the privacy ledger {self.path} has {before[name]!r} for "
-                        f"training {other}: which records are private, or whose they are, would differ, and no epsilon "
-                        f"covers both. Set {name} to what it was; other records need a folder and a name of their own"
-                    )
 
     def saved(self, training: str) -> str | None:
         """Token of the last saved state of a training; None if none was saved."""

@@ -83,9 +83,6 @@ class ReproducibleNoise(NoiseSource):
         return np.asarray(self._bits.random_raw(count), dtype=np.uint64)
 
 
-_WORDS = 2**64
-
-
 def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
     """Integers in [0, limit), int64, one for each of int64 `limits` of any shape; exactly uniform by rejection.
 
@@ -99,7 +96,7 @@ def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
     # The last, incomplete multiple of the limit would make small values likelier. Its length is 2**64 % limit, which
     # equals (2**64 - limit) % limit.
     excess = (np.uint64(0) - flat) % flat
-    while (bad := words > np.uint64(_WORDS - 1) - excess).any():
+    while (bad := words > np.uint64(2**64 - 1) - excess).any():
         words[bad] = noise.words(int(bad.sum()))
     return torch.from_numpy((words % flat).astype(np.int64)).reshape(limits.shape)
 
