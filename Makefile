@@ -158,7 +158,7 @@ TABLE_OPTIONS := --preset $(PRESET) --jobs $(JOBS) $(if $(DRY_RUN),--dry-run) $(
 RUN_TABLES := $(TABLES) run $(TABLE_OPTIONS)
 
 .PHONY: list-tables
-list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|paper JOBS=1 RECORD=)
+list-tables: $(INSTALLED) ## tables and figures; `make table-NAME` or `make figure-NAME` runs one (PRESET=smoke|cpu|gpu|paper JOBS=1 RECORD=)
 	@$(TABLES) list
 
 table-%: $(INSTALLED)

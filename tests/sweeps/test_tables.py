@@ -325,7 +325,7 @@ def test_pages_are_as_the_records_have_them() -> None:
             found, preset, id=f"{preset}-{found.name}",
             marks=() if preset == "cpu" and found.name.endswith(("-table1", "records")) else pytest.mark.slow,
         )
-        for preset in ("cpu", "paper")
+        for preset in ("cpu", "gpu", "paper")
         for found in SPECS
         if preset in found.presets and found.name != "dpdfd-table3"  # of 300 classes: see `write_folders` above
     ],
