@@ -208,6 +208,8 @@ def require_monitored(trainer: Trainer, names: set[str]) -> None:
     for one in [*callbacks, *trainer.lr_scheduler_configs]:
         monitor = getattr(one, "monitor", None)
         known = {*names, "epoch", "step"} if isinstance(one, ModelCheckpoint) else names
+        if getattr(one, "_check_on_train_epoch_end", False) and trainer.check_val_every_n_epoch != 1:
+            known = known - validation_names(trainer)  # which some epochs lack
         if monitor is not None and getattr(one, "strict", True) and monitor not in known:
             raise ValueError(
                 f"monitor of {type(getattr(one, 'scheduler', one)).__name__} must be what this fit logs, "

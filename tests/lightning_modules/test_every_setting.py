@@ -194,6 +194,15 @@ def charged() -> bool:
     return any(re.search('"reserve"|Sampled', file.read_text()) for file in Path().rglob("*.jsonl"))
 
 
+@pytest.mark.parametrize("at_epochs", [True, False])
+def test_what_is_monitored_is_there_when_it_is_looked_at(at_epochs: bool) -> None:
+    one = EarlyStopping("test_split/accuracy", check_on_train_epoch_end=at_epochs)
+    refused = pytest.raises(ValueError, match=r"monitor of EarlyStopping must be .*, got 'test_split/accuracy'")
+    with refused if at_epochs else nullcontext():
+        fit(made(lightning_modules.DPDFD, FILE), "DPDFD", one, check_val_every_n_epoch=2)
+    assert charged() is not at_epochs
+
+
 def listed_and_logged(module: Any, name: str) -> tuple[set[str], set[str]]:
     """Names of metrics that a refused fit lists, before anything is charged, and those that a fit logs."""
     with pytest.raises(ValueError, match="monitor of EarlyStopping must be") as refusal:
