@@ -10,17 +10,6 @@ from lightning_modules.networks.scattering import Scattering
 SHAPE = (1, 28, 28)
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((1, 8, 8), (81, 2, 2)), ((1, 28, 28), (81, 7, 7)), ((3, 32, 32), (243, 8, 8)), ((1, 30, 26), (81, 8, 7))],
-)
-def test_shapes(shape: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
-    extractor = Scattering(shape)
-    assert extractor.output_shape == expected
-    assert extractor(torch.rand(3, *shape)).shape == (3, *expected)
-    assert extractor(torch.rand(0, *shape)).shape == (0, *expected)
-
-
 def wave(angle: float, frequency: float) -> torch.Tensor:
     rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
     return torch.cos(frequency * (columns * math.cos(angle) + rows * math.sin(angle)))[None, None]

@@ -80,29 +80,24 @@ def differing(states: list[dict[str, Any]]) -> list[str]:
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
 
 
-def one_and_two(place: Path, names: list[str]) -> None:
-    """Fits of each method by one process and by two, one after another in the same processes; and what is to hold."""
+def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits of each method, one after another in the same processes."""
 
     def fits() -> None:
         warnings.filterwarnings("error", message=".*sync_dist")  # Lightning's, of logs of ours
-        for name in names:
+        for name in METHODS:
             os.environ["TRANSCRIPTION_LEDGERS"] = str(Path("ledgers", name, "two").resolve())
             fit(settings(name, f"{name} in two"), *TWO)
             rank = os.environ["LOCAL_RANK"]
             os.replace(f"process{rank}.pt", f"{name} {rank}.pt")
 
     in_processes(fits, seconds=150)
-    for name in names:
+    for name in METHODS:
         states = [torch.load(place / f"{name} {rank}.pt", weights_only=True) for rank in range(2)]
         assert not differing(states), name
         assert [state["ledger"] for state in states] == ["Ledger", "LedgerReplica"]
         for key in ("epsilon", "queries", "steps"):
             assert states[0][key] == states[1][key], (name, key)
-
-
-def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
-    one_and_two(place, names)
-    for name in names:
         monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(Path("ledgers", name, "one").resolve()))
         fit(settings(name, f"{name} in one"))
         one, two = (
@@ -113,10 +108,6 @@ def compare(place: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> N
         records = [result(f"{name} in {count}") for count in ("one", "two")]
         for key in ("epsilon_record", "epsilon_published", "queries", "steps", "published_claim", "unit"):
             assert records[0].get(key) == records[1].get(key), (name, key)
-
-
-def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(place, monkeypatch, list(METHODS))
 
 
 class UnsharedDPDFD(DPDFD):
