@@ -172,12 +172,6 @@ def test_a_data_switch_learns_and_labels_that_are_wrong_are_noticed() -> None:
     assert accuracy("none", noise_multiplier=1e4) < 0.4
 
 
-def test_an_error_leaves_the_page_of_what_was_planned_and_charged() -> None:
-    interrupted(DirectTraining, 2, lambda: trained(configuration()))
-    labels = written("run", "guarantee.json")["label_guarantee"]
-    assert labels["epsilon"] > labels["epsilon_spent"] > 0
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_batches_that_grow_within_a_fit_are_refused(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is charged at the rate that the fit began with."""
@@ -262,7 +256,9 @@ def test_choosing_by_held_out_private_records_is_refused() -> None:
         fit(configuration(poisson=False))
 
 
-def test_a_run_that_was_interrupted_after_a_step_keeps_its_plan() -> None:
+def test_a_run_that_was_interrupted_after_a_step_has_its_page_and_keeps_its_plan() -> None:
     interrupted(DirectTraining, 2, lambda: trained(configuration(epochs=1)))
+    labels = written("run", "guarantee.json")["label_guarantee"]
+    assert labels["epsilon"] > labels["epsilon_spent"] > 0
     model = trained(configuration(epochs=1), after="run")
     assert model.session.plan.calls == model.steps_done and not model.session.plan.changed

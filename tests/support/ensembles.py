@@ -93,3 +93,10 @@ def ensemble_file(folder: Path, *, network: dict[str, Any], num_teachers: int, s
         fit(of_shards(data=data, trainer={"log_every_n_steps": 1}, network=network, steps=steps))
     shelve(folder)
     return folder / "run" / "checkpoints" / "last.ckpt"
+
+
+def ensemble_weights() -> list[torch.Tensor]:
+    """Each teacher's tensors of `teachers/ensemble.ckpt` that are long enough to be recognised."""
+    weights = torch.load("teachers/ensemble.ckpt", map_location="cpu", weights_only=True)["ensemble"]["weights"]
+    each = [teacher for values in weights.values() if values.is_floating_point() for teacher in values]
+    return [values for values in each if values.numel() >= 4 and len(values.unique()) > 1]
