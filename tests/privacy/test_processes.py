@@ -82,22 +82,14 @@ def of_teachers(rows: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(TEACHERS, rows, CLASSES),)
 
 
-def labels(rows: int) -> tuple[torch.Tensor, ...]:
-    return torch.randn(rows, CLASSES), torch.ones(rows, CLASSES, dtype=torch.bool)
-
-
-def votes(rows: int) -> tuple[torch.Tensor, ...]:
-    return (torch.tensor([[TEACHERS, 0, 0, 0]] * rows),)
-
-
 KINDS: dict[str, tuple[Mechanism, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "per_sample": (NoisyGradients(), gradients),
     "batch_mean": (NoisyGradients(release="batch_mean"), gradients),
     "ensemble": (NoisyGradients(release="ensemble"), of_teachers),
-    "label": (NoisyLabels(), labels),
+    "label": (NoisyLabels(), lambda rows: (*gradients(rows), torch.ones(rows, CLASSES, dtype=torch.bool))),
     "mean response": (NoisyMeanResponse(noise_multiplier=10.0), of_teachers),
     "response": (RawResponses(), gradients),
-    "votes": (NoisyVotes(), votes),
+    "votes": (NoisyVotes(), lambda rows: (torch.tensor([[TEACHERS, 0, 0, 0]] * rows),)),
 }
 
 
@@ -241,11 +233,6 @@ def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path) -> None:
 # --- all stop at the same step ---
 
 
-def epsilon_of_calls(calls: int) -> float:
-    session = opened(NoisyGradients(), ALONE, None)
-    return session.account.epsilon_of({session.cost.release: calls})
-
-
 def steps_until_refused(session: PrivacySession, rows: int) -> int:
     for step in range(100):
         if session.affordable(limit=1) < 1:
@@ -259,7 +246,8 @@ def steps_until_refused(session: PrivacySession, rows: int) -> int:
 @pytest.mark.parametrize("together", [True, False])
 def test_all_stop_at_the_same_step_of_one_budget(tmp_path: Path, together: bool) -> None:
     """The negative control: processes that each charge for themselves share a budget out between them."""
-    target = epsilon_of_calls(8)
+    alone = opened(NoisyGradients(), ALONE, None)
+    target = alone.account.epsilon_of({alone.cost.release: 8})
 
     def act(processes: Processes) -> int:
         of = processes if together else ALONE
@@ -274,11 +262,6 @@ def test_all_stop_at_the_same_step_of_one_budget(tmp_path: Path, together: bool)
 # --- the noise ---
 
 MANY = 6000
-
-
-def law_holds(first: torch.Tensor, second: torch.Tensor, std: float) -> bool:
-    """Whether noise has this deviation in every share and no part of it is drawn twice."""
-    return has_deviation(first, std) and has_deviation(second, std) and not correlated(first, second)
 
 
 class EqualSeeds(PrivacySession):
@@ -301,8 +284,8 @@ def test_noise_has_the_law_of_one_process(kind: type[PrivacySession], holds: boo
         session = opened(NoisyGradients(norm_bound=1.0), processes, None, rows=MANY, kind=kind)
         return asked(session, torch.zeros(MANY // 2, CLASSES, dtype=torch.float64))
 
-    std = 100.0 / MANY
-    assert law_holds(*in_threads(act), std) is holds
+    shares = in_threads(act)  # each has the deviation, and no part of it is drawn twice
+    assert (all(has_deviation(share, 100.0 / MANY) for share in shares) and not correlated(*shares)) is holds
 
 
 @pytest.mark.parametrize("release", ["batch_mean", "batch_mean_rows"])

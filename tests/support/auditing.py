@@ -84,14 +84,6 @@ def lower_bound(hits: Any, alarms: Any, trials: int, *, delta: float, confidence
     return np.asarray(np.maximum(ratios.max(axis=0), 0.0))
 
 
-def worst_case_epsilon(probabilities: ArrayLike) -> float:
-    """The smallest pure ε of a discrete mechanism; rows are inputs, columns outputs."""
-    table = np.asarray(probabilities)
-    with np.errstate(divide="ignore"):
-        logs = np.log(table[:, table.any(axis=0)])
-    return float((logs.max(axis=0) - logs.min(axis=0)).max())
-
-
 def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
     """The smallest δ at `epsilon`: the worst hockey-stick divergence over all ordered pairs of inputs."""
     table = np.asarray(probabilities)
