@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
-import sys
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -44,7 +43,6 @@ from datamodules import (
     ImageNet,
     MedMNIST,
     MissingDataError,
-    MissingExtraError,
     SyntheticSteps,
 )
 from datamodules.records import id_fraction, ids_of_names
@@ -172,10 +170,6 @@ def test_missing_and_damaged_files_are_named(name: str, copied: Callable[[str], 
     assert ("download true" in str(caught.value)) is (name not in ("COVIDx", "ImageNet"))
 
 
-def _md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes()).hexdigest()
-
-
 @pytest.mark.parametrize("name", ["SVHN", "CelebA-G", "PneumoniaMNIST"])
 def test_other_files_than_the_published_ones_are_refused(name: str, written: dict[str, Path]) -> None:
     """Those of which the sum is stated are read below, after a download."""
@@ -193,7 +187,11 @@ def test_a_download_is_checked_and_made_once(
     with pytest.raises(MissingDataError, match="corrupted"):
         data.fetch("test")
     assert not (tmp_path / "fresh" / FAMILIES["SVHN"].test).exists()
-    monkeypatch.setitem(datasets.SVHN.split_list, "test", [f"{address}{file.name}", file.name, _md5(file)])
+    monkeypatch.setitem(
+        datasets.SVHN.split_list,
+        "test",
+        [f"{address}{file.name}", file.name, hashlib.md5(file.read_bytes()).hexdigest()],
+    )
     data.fetch("test")
     monkeypatch.setattr(urllib.request, "urlopen", None)
     data.fetch("test")  # what is there is not fetched again
@@ -296,12 +294,6 @@ def test_the_test_part_of_medmnist_is_read_by_itself(copied: Callable[[str], Pat
     data.setup("test")
     with pytest.raises(ValueError, match="damaged or no file of MedMNIST"):
         data.setup("fit")
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "medmnist", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'private-model-transcription\[medmnist\]'"):
-        MedMNIST()
 
 
 # --- CelebA ---

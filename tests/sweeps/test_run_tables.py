@@ -149,7 +149,7 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
     assert "ensemble (setting a shard without a class): " in shown and "never vote for it" in shown
 
 
-def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
+def test_one_cell_is_made_by_its_labels_and_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
     fits = Fits()
     tables(["run", "first.yaml", "--cell", "size=2", "--seeds", "1"], run=fits, build=Fits())
     assert ran(fits) == [("2", "1")] and [*records("first", "runs/tables/results")] == ["2_seed1"]
@@ -160,10 +160,6 @@ def test_one_cell_is_made_by_its_labels(specs: list[Spec]) -> None:
     for wrong in ("size", "size=9"):
         with pytest.raises(RunnerError, match="--cell"):
             tables(["run", "first.yaml", "--cell", wrong], run=fits, build=Fits())
-
-
-def test_what_is_measured_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
-    tables(["run", "third.yaml"], run=Fits(), build=Fits())
     assert not Path("results").exists()
     tables(["run", "third.yaml", "--record"], run=Fits(), build=Fits())
     assert [*records("third")] == ["5_seed0"]

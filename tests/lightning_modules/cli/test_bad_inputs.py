@@ -13,18 +13,10 @@ import pytest
 
 from lightning_modules.cli import main
 
-Bad = tuple[str, tuple[str, ...], Callable[[], None] | None, str]
+Bad = tuple[str, tuple[str, ...], Callable[[], object] | None, str]
 """What is wrong, in words; the arguments; what is done before; a part of what is said."""
 
 FIT = ("fit", "--config", "sweeps/dpdfd_digits.yaml", "--trainer.max_epochs=1")
-
-
-def _occupied() -> None:
-    Path("occupied").write_text("a file where a folder is wanted")
-
-
-def _broken_yaml() -> None:
-    Path("broken.yaml").write_text("model: {class_path: DPDFD\ntrainer: 3\n")
 
 
 MNIST = ("fit", "--config", "sweeps/teacher_mnist.yaml", "--trainer.max_epochs=1")
@@ -62,12 +54,14 @@ BAD: list[Bad] = [
      "model.teacher is a group of settings: give model.teacher.path"),
     ("a choice that is none", (*FIT, "--model.images.source=priors"), None,
      "model.images.source must be one of 'generator'"),
-    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"), _broken_yaml,
+    ("a configuration that is not YAML", ("fit", "--config", "broken.yaml"),
+     lambda: Path("broken.yaml").write_text("model: {class_path: DPDFD\ntrainer: 3\n"),
      "--config broken.yaml: line 2, column 8 is not YAML: did not find expected"),
     ("a part of a folder of pictures", (*DISTILL, "--data=ImageFolder:pictures/train"),
      lambda: Path("pictures/train").mkdir(parents=True), "pictures/train has no folders train and test"),
     ("data that are missing", MNIST, None, "MNIST: 4 file(s) missing in data/MNIST/raw:"),
-    ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"), _occupied,
+    ("a run's folder that is a file", (*FIT, "--trainer.default_root_dir=occupied"),
+     lambda: Path("occupied").write_text("a file where a folder is wanted"),
      "the run's folder occupied cannot be written (File exists)"),
 ]
 # fmt: on

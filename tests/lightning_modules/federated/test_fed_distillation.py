@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support.federations import SHAPE, small_networks
 from support.runs import QUIET, checkpoint, fit_script, result, shelve, working_in
 from torch import nn
 from torch.nn import functional as F
@@ -21,8 +22,6 @@ from lightning_modules.networks import DAFLGenerator, SmallCNN
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from privacy import BudgetExceeded
-
-SHAPE = (1, 8, 8)
 
 
 @pytest.fixture(scope="module")
@@ -95,41 +94,16 @@ def test_resumed_as_if_never_interrupted(clients: Path, folder: Path) -> None:
     assert all(torch.equal(value, part["state_dict"][key]) for key, value in whole["state_dict"].items())
 
 
-def networks(*, alike: bool = False) -> nn.ModuleList:
-    """Three clients' models, untrained."""
-    made = []
-    for seed in range(3):
-        torch.manual_seed(0 if alike else seed)
-        made.append(SmallCNN(image_shape=SHAPE, width=4, hidden=8))
-    return nn.ModuleList(made)
-
-
-def module_of(*, teacher: nn.Module | None = None, images: Images | None = None, **settings: Any) -> FedDistillation:
-    torch.manual_seed(5)
-    return FedDistillation(
-        num_classes=10,
-        image_shape=SHAPE,
-        batch_size=16,
-        teacher=TeacherConfig(path=teacher or networks()),
-        student=StudentConfig(network=lambda *_: SmallCNN(image_shape=SHAPE, width=4, hidden=8)),
-        images=images or Images(generator=small_generator),
-        **settings,
-    )
-
-
-def small_generator(image_shape: tuple[int, int, int]) -> DAFLGenerator:
-    return DAFLGenerator(image_shape=image_shape, width=4, latent_dim=8)
-
-
-def fitted(module: Any, *, steps: int) -> Any:
-    fit_script(module, steps=steps, batch_size=16)
-    return module
-
-
 def test_the_loss_of_images_is_of_the_means_over_all_clients(folder: Path) -> None:
-    clients = networks()
+    clients = nn.ModuleList(small_networks(3))
     terms = ImageTerms(steps=1, statistics_weight=2.0, boundary_weight=10.0)
-    module = fitted(module_of(teacher=clients, image_terms=terms), steps=1)
+    module = FedDistillation(
+        num_classes=10, image_shape=SHAPE, batch_size=16, teacher=TeacherConfig(path=clients),
+        student=StudentConfig(network=partial(SmallCNN, width=4, hidden=8)),
+        images=Images(generator=partial(DAFLGenerator, width=4, latent_dim=8)),
+        image_terms=terms,
+    )  # fmt: skip
+    fit_script(module, steps=1, batch_size=16)
     module.student.eval()
     images, classes = torch.rand(16, *SHAPE), torch.arange(16) % 10
     logits, distances = zip(*(logits_and_statistics(client.eval(), images) for client in clients), strict=True)
@@ -138,7 +112,7 @@ def test_the_loss_of_images_is_of_the_means_over_all_clients(folder: Path) -> No
     between = boundary_support(mean, module.student(images).detach())
     assert float(between) > 0.01
     expected = F.cross_entropy(mean, classes) + 2 * torch.stack(distances).mean() - 10 * between
-    assert float(module.image_loss(images, classes, module.terms)) == pytest.approx(float(expected), rel=1e-4)
+    assert float(module.image_loss(images, classes, terms)) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_boundary_support_is_of_images_that_are_decided_differently() -> None:
