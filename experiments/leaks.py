@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.cli import main as command
@@ -43,35 +42,21 @@ def main(args: list[str] | None = None) -> None:
                 continue  # an ensemble, which is attacked through its student
             found = json.loads(file.read_text(encoding="utf-8"))
             measured = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-            runs[fit.name] = _kept(found, measured)
+            for leak in found["leaks"]:  # what tables and figure show, with one ROC curve only
+                if (leak["records"], leak["attack"]) != ("record", "lira"):
+                    leak.pop("roc", None)
+                if leak["audited"] is not None:
+                    leak["audited"] = {key: leak["audited"][key] for key in ("epsilon_lower", "delta", "confidence")}
+            kept = {key: found[key] for key in ("epsilon", "published", "judge", "leaks", "inversions")}
+            runs[fit.name] = {"role": list(found["recipe"])[-1], "accuracy": measured["accuracy"], **kept}
             commits |= set(found["commits"])
             if found["inversions"]:
                 picture = (folder / "private" / "attack" / "attack.png").read_bytes()
                 write_atomically(results / f"{spec.name}_{fit.name}.png", picture)
-    content = {
-        "pipeline": options.pipeline,
-        "data": measured["dataset"],
-        "shadows": found["shadows"],
-        "runs": runs,
-        **provenance(),
-        "commit": ", ".join(sorted(commits)),
-    }
+    content = {"pipeline": options.pipeline, "data": measured["dataset"], "shadows": found["shadows"], "runs": runs}
+    content |= {**provenance(), "commit": ", ".join(sorted(commits))}
     write_atomically(results / f"{spec.name}.json", json.dumps(content, indent=1) + "\n")
     save_figure(leaks_figure(content), results / f"{spec.name}.png")
-
-
-def _kept(found: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Keeps what tables and figure show, with one ROC curve only."""
-    for leak in found["leaks"]:
-        if (leak["records"], leak["attack"]) != ("record", "lira"):
-            leak.pop("roc", None)
-        if leak["audited"] is not None:
-            leak["audited"] = {name: leak["audited"][name] for name in ("epsilon_lower", "delta", "confidence")}
-    return {
-        "role": list(found["recipe"])[-1],
-        "accuracy": measured["accuracy"],
-        **{name: found[name] for name in ("epsilon", "published", "judge", "leaks", "inversions")},
-    }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Makes two data sets of characters unlike all shipped priors from MNIST digits: `python -m experiments.untuned`."""
+"""Makes two data sets of characters unlike all shipped priors from MNIST digits, in `data/untuned`.
+
+`python -m experiments.untuned` reads `data/MNIST`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Sequence
@@ -177,7 +179,4 @@ def _draws(purpose: int) -> np.random.RandomState:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m experiments.untuned", description=__doc__)
-    parser.add_argument("--root", default="data", help="folder that holds MNIST/raw/*-ubyte (default: %(default)s)")
-    parser.add_argument("--to", default="data/untuned", help="folder to make (default: %(default)s)")
-    print(build_untuned(**vars(parser.parse_args())))
+    print(build_untuned(root="data", to="data/untuned"))

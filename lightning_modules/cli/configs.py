@@ -143,6 +143,13 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def innermost(data: Any) -> Any:
+    """The configuration of the data set that others may wrap."""
+    while inner := (data.get("init_args") or {}).get("dataset"):
+        data = inner
+    return data
+
+
 def _listed(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [flat(item) if isinstance(item, Mapping) else _listed(item) for item in value]

@@ -84,11 +84,9 @@ def configuration(
         }
     teacher = {"path": options.teacher, **({"network": named_network(options.network)} if options.network else {})}
     data = {"dataset": dataset, "steps_per_epoch": per_epoch, "batch_size": _BATCH}
+    folder = options.folder or f"runs/distill_{both}".lower()
     return {
-        "trainer": {
-            "max_epochs": steps // per_epoch,
-            "default_root_dir": options.folder or f"runs/distill_{both}".lower(),
-        },
+        "trainer": {"max_epochs": steps // per_epoch, "default_root_dir": folder},
         "model": {"class_path": method, "init_args": {"teacher": teacher, "student": student, **special}},
         "data": {"class_path": "SyntheticSteps", "init_args": data},
     }
@@ -118,12 +116,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     return (training if bounded else None), None if unknown_code(network) else network, shape
 
 
-def distill(
-    args: Sequence[str],
-    *,
-    run: Callable[[Sequence[str]], Any],
-    build: Callable[[Sequence[str]], Any],
-) -> None:
+def distill(args: Sequence[str], *, run: Callable[[Sequence[str]], Any], build: Callable[[Sequence[str]], Any]) -> None:
     """The command; other settings are passed to `fit`.
 
     Raises:
@@ -132,7 +125,27 @@ def distill(
         CheckpointError: The run in the folder was started with other settings.
         ExportError: The export is impossible; raised before the fit if possible, otherwise the run is kept.
     """
-    options, settings = _parser().parse_known_args(list(args))
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="LightningCLI distill",
+        description=__doc__,
+        epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.batch_size 128 --seed_everything 1 "
+        "--model.student.network.width 32 --model.mechanism.noise_multiplier 50 --model.teacher.outputs probabilities.",
+    )
+    add = parser.add_argument
+    add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
+    add("--network", metavar="NAME", help="Its architecture, if the file does not say: my.py:Net, or a class path.")
+    add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
+    add("--to", required=True, metavar="DIR", help="The folder to export the student to.")
+    told = "Pictures to use instead of procedural images, in any layout. They must be public; no labels are read."
+    add("--pictures", metavar="FOLDER", help=told)
+    add("--steps", type=int, default=2000, help=f"Training steps of {_BATCH} images.")
+    add("--folder", metavar="DIR", help="The run's folder, in which a second call continues. Default: below runs/.")
+    told = "Also state the ε of the method's paper, a claim that bounds no record and will be quoted as if it did."
+    add("--published-epsilon", action="store_true", help=told)
+    add("--dry-run", action="store_true", help="Show what would be done and what it would cost, and stop.")
+    add_export_options(parser)
+    options, settings = parser.parse_known_args(list(args))
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
@@ -193,27 +206,3 @@ def _announcement(config: Mapping[str, Any], training: Training | None) -> str:
         "teacher: the student costs nothing more, and the teacher itself may be published at that ε as well. Students "
         "of other teachers of these records add theirs."
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="LightningCLI distill",
-        description=__doc__,
-        epilog="Settings of `fit` may follow, such as --data.dataset.size 32 --data.batch_size 128 --seed_everything 1 "
-        "--model.student.network.width 32 --model.mechanism.noise_multiplier 50 --model.teacher.outputs probabilities.",
-    )
-    add = parser.add_argument
-    add("--teacher", required=True, metavar="FILE", help="Weights of a classifier, see docs/your_teacher.md.")
-    add("--network", metavar="NAME", help="Its architecture, if the file does not say: my.py:Net, or a class path.")
-    add("--data", required=True, metavar="NAME[:FOLDER]", help="Data set, such as ImageFolder:pictures/ or MNIST:data.")
-    add("--to", required=True, metavar="DIR", help="The folder to export the student to.")
-    told = "Pictures to use instead of procedural images, in any layout. They must be public; no labels are read."
-    add("--pictures", metavar="FOLDER", help=told)
-    add("--steps", type=int, default=2000, help=f"Training steps of {_BATCH} images.")
-    add("--folder", metavar="DIR", help="The run's folder, in which a second call continues. Default: below runs/.")
-    told = "Also state the ε of the method's paper, a claim that bounds no record and will be quoted as if it did."
-    add("--published-epsilon", action="store_true", help=told)
-    add("--dry-run", action="store_true", help="Show what would be done and what it would cost, and stop.")
-    add_export_options(parser)
-    return parser

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -36,7 +37,7 @@ from datamodules.files import missing_data
 from lightning_modules.callbacks.progress import ProgressLines
 from lightning_modules.callbacks.results import ResultRecord, epsilon_of, judged, percent, role
 from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipCheckpointOnLocalError, WholeCheckpointIO
-from lightning_modules.cli.configs import find_configs, flat, given_in
+from lightning_modules.cli.configs import find_configs, flat, given_in, innermost
 from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.resuming import require_same
 from lightning_modules.cli.wandb_runs import describe_runs
@@ -121,10 +122,17 @@ class TranscriptionCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and state what becomes of settings of a class that another one replaces."""
+        """Parses, and states what becomes of settings of a class that another one replaces.
+
+        Raises:
+            ValueError: A text is given for a group of settings, or see `say_changes`.
+        """
         plain = [one for one in args if not one.startswith("--print_config")]  # which ends the command
         given = list(given_in(plain))
-        refuse_texts(given)
+        for settings, (name, field) in itertools.product(given, _GROUPS.items()):
+            # jsonargparse would read it as the name of a settings file.
+            if (text := settings.get(name)) is not None and not str(text).endswith((".yaml", ".yml", ".json")):
+                raise ValueError(f"{name} is a group of settings: give {name}.{field}, got {text!r}")
         # jsonargparse resolves the short names of imported classes only.
         texts = {str(text).rpartition(".")[2] for settings in given for text in settings.values()}
         for name in texts.intersection(lightning_modules.__all__) or lightning_modules.__all__:
@@ -296,19 +304,6 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def refuse_texts(sources: Iterable[Mapping[str, Any]]) -> None:
-    """Refuses a text for a group of settings, which jsonargparse would read as the name of a settings file.
-
-    Raises:
-        ValueError: There is one; the message names the setting.
-    """
-    for given in sources:
-        for name, field in _GROUPS.items():
-            value = given.get(name)
-            if value is not None and not str(value).endswith((".yaml", ".yml", ".json")):
-                raise ValueError(f"{name} is a group of settings: give {name}.{field}, got {value!r}")
-
-
 def say_changes(sources: Iterable[Mapping[str, Any]], parsed: Mapping[str, Any]) -> None:
     """States which given settings a later class keeps, and which it does not take.
 
@@ -348,8 +343,7 @@ def _class(value: Any) -> Any:
 
 def _shape(data: Any, shape: Sequence[int] | None) -> None:
     """Sets the size and channels of pictures to those of training, unless the data settings have their own."""
-    while data.init_args.get("dataset"):
-        data = data.init_args.dataset
+    data = innermost(data)
     if shape is not None and data.class_path.endswith(".ImageFolder"):
         for name, value in (("size", shape[1]), ("channels", shape[0])):
             if data.init_args.get(name) is None:
@@ -358,9 +352,7 @@ def _shape(data: Any, shape: Sequence[int] | None) -> None:
 
 def _require_files(data: Any) -> None:
     """Refuses data that are not there before a model is made, which may compute its features for minutes."""
-    inner = data
-    while inner and (inside := (inner.get("init_args") or {}).get("dataset")):
-        inner = inside
+    inner: Any = innermost(data) if data else None
     module, _, name = (inner.class_path if inner else "").rpartition(".")
     kind = getattr(importlib.import_module(module), name, None) if module else None
     if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)):

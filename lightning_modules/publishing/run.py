@@ -17,6 +17,7 @@ from torch import nn
 
 from lightning_modules.callbacks.results import epsilon_of
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
+from lightning_modules.cli.configs import innermost
 from lightning_modules.named_code import require_known_code, texts_in
 from lightning_modules.networks import build_network, described
 from lightning_modules.networks.network import named_network
@@ -77,7 +78,11 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     content, role = _read(checkpoint)
     if folder is None:
         raise ExportError(f"{checkpoint} lies in no run's folder: give runs/NAME/version_0, or a checkpoint inside it")
-    _refuse_running(folder)
+    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExportError(f"the fit in {folder} is still running: export it when it has ended") from None
     guarantee = _guarantee(folder)
     steps = int(content["distillation"]["steps_done"] if role == "student" else content["global_step"])
     record = _record(folder, guarantee, steps=steps)
@@ -91,7 +96,7 @@ def read_run(given: str | Path, *, network: str | None = None, named: Collection
     partition: Mapping[str, Any] = next(filter(None, partitions), {})  # what the checkpoint says of the teacher's data
     noted = noted_by_run(content)
     names = noted.get("class_names") or partition.get("class_names") or ()
-    of_dataset = _innermost(noted.get("data") or {})
+    of_dataset = innermost(noted.get("data") or {}).get("init_args") or {}
     return FinishedRun(
         network=_filled(spec, content, role=role, **of_data),
         architecture=spec,
@@ -133,14 +138,6 @@ def _read(checkpoint: Path) -> tuple[dict[str, Any], str]:
         f"{checkpoint} is of a private teacher, which is never exported: nothing bounds what it reveals about a "
         "record. Export a student of it, or train a teacher by DP-SGD (DPSGDTeacher), which may be published itself"
     )
-
-
-def _refuse_running(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ExportError(f"the fit in {folder} is still running: export it when it has ended") from None
 
 
 def _guarantee(folder: Path) -> Guarantee:
@@ -234,12 +231,6 @@ def _filled(spec: Mapping[str, Any], content: Mapping[str, Any], *, role: str, *
     if not all(bool(torch.isfinite(value).all()) for value in weights.values() if value.is_floating_point()):
         raise ExportError("the network's weights are not finite: it is of no use, and nothing was exported")
     return network.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
-
-
-def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of the data set that others may wrap."""
-    settings: Mapping[str, Any] = data.get("init_args") or {}
-    return _innermost(settings["dataset"]) if settings.get("dataset") else settings
 
 
 def _record(folder: Path, stated: Guarantee, *, steps: int) -> Mapping[str, Any] | None:

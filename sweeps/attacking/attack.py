@@ -60,7 +60,15 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     Raises:
         AttackError: The run cannot be attacked, or an option is out of range.
     """
-    options = _parser().parse_args(list(args))
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI attack", description=__doc__)
+    names = [*MEMBERSHIP, INVERSION]
+    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0). The data must be there.")
+    parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="Default: all.")
+    parser.add_argument("--shadows", type=int, default=64, help="Times that the recipe is repeated; at least 8.")
+    parser.add_argument("--records", type=int, default=2000, help="Private records to measure the attacks on.")
+    parser.add_argument("--canaries", type=int, default=64, help="Planted records; half mislabelled, half noise.")
+    parser.add_argument("--teacher", default=None, metavar="RUN", help="Folder or configuration of the teacher's fit.")
+    options = parser.parse_args(list(args))
     if options.shadows < _LEAST_SHADOWS:
         raise AttackError(f"--shadows must be at least {_LEAST_SHADOWS}, got {options.shadows}")
     if options.records < 2 or options.canaries < 0:
@@ -98,18 +106,6 @@ def attack(args: Sequence[str], *, run: Callable[[list[str]], Any], build: Calla
     print(f"{text}\nPrivate, like all files next to it: {write_atomically(folder / 'attack.md', text)}")
     if failed := [leak for leak in leaks if leak.audited is not None and leak.audited.fails]:
         sys.exit(f"error: the claim fails for the {failed[0].model}, by {failed[0].attack}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI attack", description=__doc__)
-    names = [*MEMBERSHIP, INVERSION]
-    parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0). The data must be there.")
-    parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="Default: all.")
-    parser.add_argument("--shadows", type=int, default=64, help="Times that the recipe is repeated; at least 8.")
-    parser.add_argument("--records", type=int, default=2000, help="Private records to measure the attacks on.")
-    parser.add_argument("--canaries", type=int, default=64, help="Planted records; half mislabelled, half noise.")
-    parser.add_argument("--teacher", default=None, metavar="RUN", help="Folder or configuration of the teacher's fit.")
-    return parser
 
 
 def opened(

@@ -275,17 +275,16 @@ def run_plan(
     with benchmark_ledgers(plan.store.root / "ledgers"):
         if fit is not None:
             return {fit: failure} if (failure := _make(plan, fit, run, say)) else {}
-        if jobs > 1:
-            with ThreadPoolExecutor(jobs) as pool:
-
-                def begin(name: str) -> Future[str]:
-                    return pool.submit(_make_elsewhere, plan, name, command=command, say=say)
-
-                return _make_all(plan, begin, jobs=jobs, say=say, after=after)
         from lightning_modules.networks.feature_cache import feature_memory
 
-        with feature_memory():  # with several processes each would hold its own
-            return _make_all(plan, lambda name: _ended(_make(plan, name, run, say)), jobs=1, say=say, after=after)
+        with feature_memory(), ThreadPoolExecutor(jobs) as pool:
+
+            def begin(name: str) -> Future[str]:
+                if jobs > 1:
+                    return pool.submit(_make_elsewhere, plan, name, command=command, say=say)
+                return _ended(_make(plan, name, run, say))
+
+            return _make_all(plan, begin, jobs=jobs, say=say, after=after)
 
 
 def _ended(failure: str) -> Future[str]:
@@ -295,12 +294,7 @@ def _ended(failure: str) -> Future[str]:
 
 
 def _make_all(
-    plan: Plan,
-    begin: Callable[[str], Future[str]],
-    *,
-    jobs: int,
-    say: Say,
-    after: Callable[[Mapping[str, str]], None],
+    plan: Plan, begin: Callable[[str], Future[str]], *, jobs: int, say: Say, after: Callable[[Mapping[str, str]], None]
 ) -> dict[str, str]:
     failed: dict[str, str] = {}
     running: dict[Future[str], str] = {}

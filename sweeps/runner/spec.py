@@ -273,7 +273,11 @@ class Spec:
             if name in self.seeded:
                 parameters["seed_everything"] = seed
             fits[name] = Fit(name=name, config=(*config, *also), set=parameters)
-        return Cell(labels=labels, seed=seed, tasks=_lineage(self._tasks(fits, labels)))
+        tasks = self._tasks(fits, labels)
+        wanted = {tasks[-1].name}  # with its ancestors
+        for task in reversed(tasks):
+            wanted |= set(task.parents.values()) if task.name in wanted else set()
+        return Cell(labels=labels, seed=seed, tasks=[task for task in tasks if task.name in wanted])
 
     def _tasks(self, fits: Mapping[str, Fit], labels: Point | None = None) -> list[Task]:
         """Tasks of a pipeline, named by its fits, or of the cell with these labels, named by digest."""
@@ -292,14 +296,6 @@ class Spec:
                 needs_record=labels is not None,
             )
         return list(made.values())
-
-
-def _lineage(tasks: Sequence[Task]) -> list[Task]:
-    """Returns the last task and its ancestors, in order."""
-    wanted = {tasks[-1].name}
-    for task in reversed(tasks):
-        wanted |= set(task.parents.values()) if task.name in wanted else set()
-    return [task for task in tasks if task.name in wanted]
 
 
 def list_specs() -> list[Spec]:
@@ -389,13 +385,15 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
     where, entry = f"{where}, preset {name}", values["presets"][name]
     _only(entry, OF_PRESETS, where)
     _known(entry.get("axes") or (), axes, f"{where}, axes")
-    chosen: dict[str, Mapping[str, Patch]] = dict(axes)
+    chosen: dict[str, dict[str, Patch]] = {axis: dict(values) for axis, values in axes.items()}
     for axis, given in (entry.get("axes") or {}).items():
         if not isinstance(given, Mapping):
             _known(given, axes[axis], f"{where}, {axis}")
             given = dict.fromkeys(given)
-        patches = {str(value): _patch(patch, fits, f"{where}, {axis} {value}") for value, patch in given.items()}
-        chosen[axis] = {value: _merged(axes[axis].get(value, {}), patch) for value, patch in patches.items()}
+        chosen[axis] = {}
+        for value, change in given.items():
+            patch, own = _patch(change, fits, f"{where}, {axis} {value}"), axes[axis].get(str(value), {})
+            chosen[axis][str(value)] = {name: {**own.get(name, {}), **patch.get(name, {})} for name in {**own, **patch}}
     values_of = {axis: {**axes[axis], **chosen[axis]} for axis in axes}
     protocols = entry.get("protocol", values.get("protocol")) or {}
     protocols = {protocols: {}} if isinstance(protocols, str) else protocols
@@ -418,7 +416,3 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
         ],
         skip=[_point(point, values_of, f"{where}, skip") for point in skipped],
     )
-
-
-def _merged(first: Patch, second: Patch) -> Patch:
-    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}

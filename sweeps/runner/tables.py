@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -98,41 +99,30 @@ def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], An
     Raises:
         RunnerError: An option, or a table's file, is invalid.
     """
-    options = _parser().parse_args(list(args))
-    if options.command == "list":
-        _list()
-    elif options.command == "coverage":
-        print(*coverage_lines(Path(RESULTS)), sep="\n")
-    else:
-        _run(options, run, build, args)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="LightningCLI tables", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="The tables and figures, their presets and sizes.")
     commands.add_parser("coverage", help=f"Which of the papers' printed figures have a record in {RESULTS}.")
-    run = commands.add_parser(
-        "run",
-        help="Run the missing cells of tables as one plan, first seeds first, and render them. "
-        "If interrupted, run the same command to continue.",
-    )
-    run.add_argument("names", nargs="*", help="Names or files. Default: all installed tables.")
-    run.add_argument(
-        "--preset",
-        help="smoke (digits), cpu, gpu or paper (the papers' networks). Default: smoke, or a file's first.",
-    )
-    run.add_argument("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
-    run.add_argument("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")
-    run.add_argument("--folder", type=Path, default=Path("runs/tables"), help="Folder of the fits and their records.")
-    run.add_argument("--record", action="store_true", help=f"Write records and rendered tables into {RESULTS}.")
-    run.add_argument("--again", action="store_true", help="Make the chosen cells once more: they are charged again.")
-    run.add_argument("--dry-run", action="store_true", help="Build each fit's model and data, and run nothing.")
-    add_options(run)
-    return parser
-
-
-def _list() -> None:
+    told = "Run the missing cells of tables as one plan, first seeds first, and render them. "
+    running = commands.add_parser("run", help=f"{told}If interrupted, run the same command to continue.")
+    add = running.add_argument
+    add("names", nargs="*", help="Names or files. Default: all installed tables.")
+    told = "smoke (digits), cpu, gpu or paper (the papers' networks). Default: smoke, or a file's first."
+    add("--preset", help=told)
+    add("--seeds", type=int, nargs="+", default=None, help="Seeds instead of the preset's.")
+    add("--cell", nargs="+", default=[], metavar="AXIS=VALUE", help="Only the cells with these values.")
+    add("--folder", type=Path, default=Path("runs/tables"), help="Folder of the fits and their records.")
+    add("--record", action="store_true", help=f"Write records and rendered tables into {RESULTS}.")
+    add("--again", action="store_true", help="Make the chosen cells once more: they are charged again.")
+    add("--dry-run", action="store_true", help="Build each fit's model and data, and run nothing.")
+    add_options(running)
+    options = parser.parse_args(list(args))
+    if options.command == "run":
+        _run(options, run, build, args)
+        return
+    if options.command == "coverage":
+        print(*coverage_lines(Path(RESULTS)), sep="\n")
+        return
     specs = list_specs()
     width = max(len(f"{spec.kind}-{spec.name}") for spec in specs)
     for spec in specs:
@@ -140,16 +130,11 @@ def _list() -> None:
         print(f"{f'{spec.kind}-{spec.name}':<{width}}  {spec.title}\n{'':<{width}}  presets (cells): {sizes}")
 
 
-def _specs(names: Sequence[str], preset: str) -> list[Spec]:
-    if names:
-        return [Spec.read(name) for name in names]
-    if chosen := [spec for spec in list_specs() if preset in spec.presets]:
-        return chosen
-    raise RunnerError(f"--preset: no installed table has {preset!r}")
-
-
 def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]], Any], args: Sequence[str]) -> None:
-    specs = _specs(options.names, options.preset or "smoke")
+    wanted = options.preset or "smoke"
+    specs = [*map(Spec.read, options.names)] or [spec for spec in list_specs() if wanted in spec.presets]
+    if not specs:
+        raise RunnerError(f"--preset: no installed table has {wanted!r}")
     preset = options.preset or ("smoke" if "smoke" in specs[0].presets else next(iter(specs[0].presets), "smoke"))
     cells = _chosen(in_order(specs, preset=preset, seeds=options.seeds), options.cell)
     if options.dry_run:
@@ -160,15 +145,8 @@ def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]],
         Store(options.folder).forget(cell.task.name)
     results = Path(RESULTS) if options.record else options.folder / "results"
     how = {"jobs": options.jobs, "fit": options.fit, "slurm": options.slurm, "command": ["tables", *args]}
-    failed = run_tables(
-        cells,
-        preset=preset,
-        run=run,
-        folder=options.folder,
-        results=results,
-        say=lambda text: print(text, flush=True),
-        **how,
-    )
+    where = {"folder": options.folder, "results": results, "say": partial(print, flush=True)}
+    failed = run_tables(cells, preset=preset, run=run, **where, **how)
     console = Console(width=118)
     for spec in specs if options.fit is options.slurm is None else ():
         rows = {preset: read_rows(spec, preset, results)}
