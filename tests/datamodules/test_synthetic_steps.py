@@ -34,8 +34,7 @@ class Recorder(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.evaluated.append(len(batch[1]))
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.evaluated.append(len(batch[1]))
+    test_step = validation_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -59,14 +59,6 @@ def test_what_the_teachers_rest_on_reaches_the_server_with_their_names() -> None
     assert Federation(known[2:], private_data="x").assumptions == (alone,)
 
 
-def heads(count: int, **settings: int) -> list[torch.nn.Module]:
-    made = []
-    for seed in range(count):
-        torch.manual_seed(seed)
-        made.append(linear(image_shape=SHAPE, **settings))
-    return made
-
-
 def reached(networks: list[torch.nn.Module]) -> LocalClients:
     clients = LocalClients(teachers=networks)
     clients.introductions(num_classes=10, image_shape=SHAPE)
@@ -75,7 +67,7 @@ def reached(networks: list[torch.nn.Module]) -> LocalClients:
 
 
 def test_heads_on_one_extractor_answer_as_each_would_alone() -> None:
-    networks = heads(3)
+    networks: list[torch.nn.Module] = [linear() for _ in range(3)]
     together = reached(networks)
     assert together._share_features
     answers = together.ask(question())

@@ -8,15 +8,11 @@ import os
 import numpy as np
 import pytest
 import torch
+from lightning import seed_everything
 from numpy.typing import NDArray
 from scipy import stats
 
 from privacy.mechanisms.base import NoiseSource, ReproducibleNoise, SystemNoise
-
-
-def seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
 
 
 class SeededNoise(NoiseSource):
@@ -31,7 +27,7 @@ class SeededNoise(NoiseSource):
 def equal_in_two_runs_of_one_seed(make: type[NoiseSource]) -> bool:
     draws = []
     for _ in range(2):
-        seed_everything(7)
+        seed_everything(7, verbose=False)
         draws.append(make().gaussian((64,)))
     return torch.equal(draws[0], draws[1])
 
