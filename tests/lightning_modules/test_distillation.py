@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, checkpoint, distil, grouped
+from support.runs import BATCH_SIZE, checkpoint, distil, of_digits
 from torch import nn
 
 from lightning_modules import Distillation
@@ -47,8 +47,8 @@ class Constant(nn.Module):
 
 
 def _module(**settings: Any) -> Distillation:
-    given = grouped(Distillation, **{"teacher": Constant(), "pool_size": 300, **settings})
-    module = Distillation(num_classes=10, image_shape=(1, 8, 8), batch_size=100, **given)
+    given = {"teacher": Constant(), "pool_size": 300, "batch_size": 100, **settings}
+    module: Distillation = of_digits(Distillation, **given)
     module.draw_seed = 0
     module.session.open(private_data="none")
     module._trainer = type("Trainer", (), {"is_global_zero": False, "global_rank": 0})()  # type: ignore[assignment]

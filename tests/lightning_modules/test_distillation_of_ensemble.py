@@ -20,20 +20,19 @@ from support.runs import (
     interrupted,
     leaks,
     networks,
+    of_digits,
 )
 from support.seeded import Seeded
 from torch import Tensor, nn
 
 from lightning_modules import Distillation
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy import BudgetExceeded, Gaussian, compose
 from privacy.accounting.calibration import calibrate_noise
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, Shape
 
-SHAPE = (1, 8, 8)
 #: 20 images are three batches of 8.
 QUERIES, CALLS, STEPS = 20, 3, 4
 
@@ -93,12 +92,9 @@ def test_answers_to_other_images_are_refused_on_resuming(place: Path, change: di
     settings: dict[str, Any] = {"queries": QUERIES, "batch_size": BATCH_SIZE}
 
     def resumed(**settings: Any) -> Distillation:
-        module = Distillation(
-            num_classes=10,
-            image_shape=(1, 8, 8),
-            teacher=TeacherConfig(path="teachers/ensemble.ckpt"),
-            mechanism=NoisyMeanResponse(noise_multiplier=SIGMA),
-            **settings,
+        mechanism = NoisyMeanResponse(noise_multiplier=SIGMA)
+        module: Distillation = of_digits(
+            Distillation, teacher="teachers/ensemble.ckpt", mechanism=mechanism, **settings
         )
         module.on_load_checkpoint(checkpoint())
         return module
@@ -186,10 +182,9 @@ def test_the_mechanism_is_given_each_teachers_own_answers(
 
     monkeypatch.setattr(NoisyMeanResponse, "answer", watched)
     teachers = small_networks(4)
-    module = Distillation(
-        num_classes=10, image_shape=SHAPE, batch_size=50, pool_size=200, queries=150,
+    module = of_digits(
+        Distillation, batch_size=50, pool_size=200, queries=150, teacher=nn.ModuleList(teachers),
         mechanism=NoisyMeanResponse(noise_multiplier=1.0, noise=Seeded(factor=0.0)),
-        teacher=TeacherConfig(path=nn.ModuleList(teachers)),
     )  # fmt: skip
     module.draw_seed = 0
     module.session.open(private_data="none")
@@ -236,6 +231,5 @@ def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(
     ],
 )
 def test_queries_go_with_mean_answers(settings: dict[str, Any], message: str) -> None:
-    teacher = TeacherConfig(path="none.ckpt")
     with pytest.raises(ValueError, match=message):
-        Distillation(num_classes=10, image_shape=SHAPE, batch_size=4, teacher=teacher, **settings)
+        of_digits(Distillation, teacher="none.ckpt", **settings)

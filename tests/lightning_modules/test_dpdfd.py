@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import distil, grouped
+from support.runs import distil, of_digits
 from support.variants import MoodyTeacher
 
 from lightning_modules import DPDFD
@@ -41,8 +41,8 @@ OFF = {"one_hot_weight": 0.0, "balance_weight": 0.0, "activation_weight": 0.0, "
 
 def _module(**settings: Any) -> DPDFD:
     torch.manual_seed(1)
-    given = grouped(DPDFD, teacher=MoodyTeacher(), **settings)
-    return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given).eval()
+    module: DPDFD = of_digits(DPDFD, teacher=MoodyTeacher(), **settings)
+    return module.eval()
 
 
 @pytest.mark.parametrize(

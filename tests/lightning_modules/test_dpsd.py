@@ -15,8 +15,8 @@ from support.runs import (
     checkpoint,
     distil,
     fit_script,
-    grouped,
     leaks,
+    of_digits,
     teacher_weights,
 )
 from support.variants import FixedGradients, generator_gap, two_teachers
@@ -41,8 +41,7 @@ def run(folder: str = "run", *arguments: str, kind: str = "DPSD", steps: int = 3
 @pytest.mark.parametrize("xavier", [True, False])
 def test_student_and_generator_may_start_by_xavier(xavier: bool) -> None:
     torch.manual_seed(1)
-    given = grouped(DPSD, teacher="teachers/none.ckpt", xavier=xavier)
-    module = DPSD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **given)
+    module = of_digits(DPSD, teacher="teachers/none.ckpt", xavier=xavier)
     for network in (module.student, module.generator):
         (first, *_) = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
         bound = (6 / sum(torch.nn.init._calculate_fan_in_and_fan_out(first.weight))) ** 0.5
@@ -51,8 +50,7 @@ def test_student_and_generator_may_start_by_xavier(xavier: bool) -> None:
 
 def _fitted(kind: type[DPSD], teacher: torch.nn.Module, mechanism: Any, *, steps: int = 1, **settings: Any) -> DPSD:
     seed_everything(5)
-    given = grouped(DPSD, teacher=teacher, mechanism=mechanism, **settings)
-    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
+    module: DPSD = of_digits(kind, teacher=teacher, mechanism=mechanism, **settings)
     fit_script(module, steps=steps)
     return module
 

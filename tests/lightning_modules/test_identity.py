@@ -19,11 +19,10 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import RESUME, checkpoint, copy_runs, distil, fit_script, guarantee, shelve, working_in
+from support.runs import RESUME, checkpoint, copy_runs, distil, fit_script, guarantee, of_digits, shelve, working_in
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
-from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN
 from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.config import TeacherConfig
@@ -97,15 +96,7 @@ def test_a_session_that_is_open_refuses_another_teacher(monkeypatch: pytest.Monk
     session = PrivacySession(mechanism, Shape(8, 10, "DPDFD"), budget=Budget(scope="run"))
 
     def run(path: str) -> DPDFD:
-        images = Images(source="prior")
-        made = DPDFD(
-            num_classes=10,
-            image_shape=(1, 8, 8),
-            batch_size=8,
-            teacher=TeacherConfig(path=path),
-            mechanism=mechanism,
-            images=images,
-        )
+        made: DPDFD = of_digits(DPDFD, teacher=path, mechanism=mechanism, images="prior")
         made.session = session
         train(made, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8))
         return made
@@ -384,10 +375,8 @@ def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("trained")
 def test_a_second_fit_of_a_student_adds_its_steps() -> None:
-    module = DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=f"private/{LAST}"),
-        images=Images(source="prior"), student={"network": SMALL}, mechanism=NoisyGradients(release="per_sample_full"),
-    )  # fmt: skip
+    mechanism = NoisyGradients(release="per_sample_full")
+    module = of_digits(DPDFD, teacher=f"private/{LAST}", images="prior", student=SMALL, mechanism=mechanism)
     for calls in (2, 4):
         fit_script(module, steps=2)
         assert module.session.plan.calls == calls

@@ -17,10 +17,10 @@ from support.runs import (
     distil,
     equal,
     fit_script,
-    grouped,
     interrupted,
     leaks,
     networks,
+    of_digits,
     teacher_weights,
 )
 from support.variants import two_teachers
@@ -118,10 +118,7 @@ def test_a_finished_stage_is_not_kept_in_checkpoints(folder: Path, train_on: str
 def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]:
     seed_everything(5)
     mechanism = FixedLabels()
-    module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, mechanism=mechanism,
-        **grouped(LabelDP, teacher=teacher, images="prior", threshold=0.1),
-    )  # fmt: skip
+    module = of_digits(kind, mechanism=mechanism, teacher=teacher, images="prior", threshold=0.1)
     fit_script(module, steps=2, epochs=2)
     return mechanism.seen
 

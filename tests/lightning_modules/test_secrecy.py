@@ -22,6 +22,7 @@ from support.runs import (
     fit_script,
     leaks,
     networks,
+    of_digits,
     teacher_weights,
 )
 from support.variants import FixedGradients, MoodyTeacher, UndetachedDPDFD, generator_gap
@@ -32,7 +33,6 @@ from lightning_modules import DPDFD, DPSGDTeacher, FedDPSD
 from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
 from lightning_modules.images import Images
-from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.student import StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
@@ -70,12 +70,7 @@ def test_a_module_is_not_pickled_with_its_teacher(folder: Path) -> None:
 
 
 def test_a_teacher_given_in_a_script_is_kept_apart_before_the_fit() -> None:
-    settings: dict[str, Any] = {
-        "teacher": TeacherConfig(path=MoodyTeacher()),
-        "mechanism": NoisyGradients(),
-        "images": PRIOR,
-    }
-    module = DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=4, **settings)
+    module = of_digits(DPDFD, teacher=MoodyTeacher(), mechanism=NoisyGradients(), images="prior")
     assert not any("teacher" in name for name in module.state_dict())
     assert not {"teacher", "mechanism"} & set(module.hparams)
     with pytest.raises(TypeError, match="never written"):
@@ -176,8 +171,7 @@ def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
 def _gap(kind: type[DPDFD], **settings: Any) -> float:
     def fitted(teacher: torch.nn.Module) -> DPDFD:
         seed_everything(5)
-        given: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "mechanism": FixedGradients(), **settings}
-        module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, **given)
+        module: DPDFD = of_digits(kind, teacher=teacher, mechanism=FixedGradients(), **settings)
         fit_script(module, steps=1)
         return module
 
@@ -185,7 +179,7 @@ def _gap(kind: type[DPDFD], **settings: Any) -> float:
 
 
 def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
-    assert _gap(DPDFD, generator_loss=GeneratorLoss(student_loss_weight=1.0)) == 0
+    assert _gap(DPDFD, student_loss_weight=1.0) == 0
     assert _gap(UndetachedDPDFD) > 0, "a target that is not detached is noticed"
 
 
@@ -210,8 +204,7 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         monkeypatch.setattr(PrivateTeacher, "require_unlike", lambda *_: None)
 
     def begun() -> torch.Tensor:
-        given: dict[str, Any] = {"images": PRIOR, "student": StudentConfig(network=network), "batch_size": 8}
-        module = DPDFD(num_classes=10, image_shape=(1, 8, 8), teacher=TeacherConfig(path=teacher), **given)
+        module = of_digits(DPDFD, teacher=teacher, images="prior", student=network)
         before = next(module.student.parameters()).clone()
         fit_script(module, steps=1)
         return before
@@ -274,8 +267,8 @@ def test_a_fit_that_is_refused_publishes_no_other_runs_student(
 
     def module(noise: float) -> DPDFD:
         mechanism = NoisyGradients(noise_multiplier=noise, release="per_sample_full")
-        given: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "images": PRIOR, "mechanism": mechanism}
-        return DPDFD(num_classes=10, image_shape=(1, 8, 8), batch_size=8, budget=Budget(scope="run"), **given)
+        made: DPDFD = of_digits(DPDFD, teacher=teacher, images="prior", mechanism=mechanism, budget=Budget(scope="run"))
+        return made
 
     other, own = module(0.1), module(1e4)
     fit_script(other, steps=1, epochs=-1, callbacks=[StopsAfterOne()])  # no plan tells what it cost
@@ -297,10 +290,7 @@ def test_frozen_weights_in_common_are_told_on_the_page(folder: Path) -> None:
     """They may be a public feature extractor's, or a copy of what the teacher has learnt."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).requires_grad_(False)
     networks = [nn.Sequential(copy.deepcopy(body), nn.Linear(8, 10)) for _ in range(2)]
-    module = DPDFD(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, teacher=TeacherConfig(path=networks[0]), images=PRIOR,
-        student=StudentConfig(network=lambda num_classes, image_shape: networks[1]),
-    )  # fmt: skip
+    module = of_digits(DPDFD, teacher=networks[0], images="prior", student=lambda *_: networks[1])
     fit_script(module, steps=1)
     told = "2 frozen weights of a teacher, model.student: '0.1.weight' first, are published as they are"
     assert f"ACCESSED WITHOUT CHARGE: {told}" in module.guarantee().assumptions

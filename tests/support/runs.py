@@ -111,6 +111,12 @@ def distil(folder: str = "run", *arguments: str, **settings: Any) -> Transcripti
     return fit(configuration(folder, **settings), *arguments)
 
 
+def of_digits(kind: type, **settings: Any) -> Any:
+    """A method for the digits as a script builds it, its settings by short names."""
+    sizes = {"num_classes": 10, "image_shape": (1, 8, 8), "batch_size": BATCH_SIZE}
+    return kind(**grouped(kind, **{**sizes, **settings}))
+
+
 def fit_script(
     module: LightningModule, *, steps: int, epochs: int = 1, batch_size: int = BATCH_SIZE, **settings: Any
 ) -> None:

@@ -17,9 +17,9 @@ from support.runs import (
     distil,
     equal,
     fit_script,
-    grouped,
     interrupted,
     leaks,
+    of_digits,
     teacher_weights,
     tensors,
     watched,
@@ -323,11 +323,9 @@ def _votes(
             released = super().answer(shape, *tensors, **settings)
             return released if labels is None else labels[: len(released)]
 
-    module = kind(
-        num_classes=10, image_shape=(1, 8, 8), batch_size=8, mechanism=Watching(), **grouped(
-            DGD, teacher=nn.ModuleList(teachers), images="prior", queries=QUERIES, vae_steps=1, tangent_weight=0.1,
-            query_phase=query_phase,
-        ),
+    module = of_digits(
+        kind, mechanism=Watching(), teacher=nn.ModuleList(teachers), images="prior", queries=QUERIES, vae_steps=1,
+        tangent_weight=0.1, query_phase=query_phase,
     )  # fmt: skip
     fit_script(module, steps=9)
     return torch.cat(given), module.query_set.images
@@ -352,8 +350,8 @@ def test_one_changed_teacher_moves_two_counts_by_one_and_no_image(kind: type[DGD
 
 
 def _module(**settings: Any) -> DGD:
-    given: dict[str, Any] = {"teacher": "teachers/none.ckpt", "images": "prior", **settings}
-    return DGD(num_classes=10, image_shape=(1, 8, 8), batch_size=6, **grouped(DGD, **given))
+    module: DGD = of_digits(DGD, **{"teacher": "teachers/none.ckpt", "images": "prior", "batch_size": 6, **settings})
+    return module
 
 
 @pytest.mark.parametrize(

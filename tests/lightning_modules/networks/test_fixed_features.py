@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from support.features import linear
+from support.features import whitened
 from torch import Tensor
 
-from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.fixed_features import (
     WhitenedFeatures,
@@ -65,16 +62,11 @@ def test_of_too_many_directions_the_leading_ones_are_kept(count: int, size: int)
     assert not torch.allclose(whole[2][:5], expected, rtol=1e-2)
 
 
-def whitened(**settings: Any) -> LinearOnFeatures:
-    torch.manual_seed(0)
-    return linear(whitened=True, image_shape=SHAPE, **{"images": 60, **settings})
-
-
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_features_of_moved_images_are_averaged(mirrored: bool) -> None:
     def found(shifts: int) -> WhitenedFeatures:
         torch.manual_seed(0)
-        return whitened(shifts=shifts, mirrored=mirrored).feature_extractor
+        return whitened(images=60, shifts=shifts, mirrored=mirrored)
 
     given = StrokePrior().sample(3, image_shape=SHAPE, generator=torch.Generator().manual_seed(1), device="cpu")
     plain, averaged = found(0), found(1)

@@ -376,15 +376,12 @@ def test_the_page_runs(runs: Path, with_onnx: None) -> None:
     assert {f"{path.name}/" if path.is_dir() else path.name for path in Path("my-student").iterdir()} <= listed
 
 
-def test_a_licence_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = card(run_export("bounded"))
+def test_a_licence_is_asked_for_and_without_the_extra_for_onnx_the_export_says_so(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, said = card(run_export("bounded")), capsys.readouterr().out
     assert found.data.license == "unknown" and "None is stated" in found.text
-    assert "--license apache-2.0" in capsys.readouterr().out
+    assert "--license apache-2.0" in said and "student.onnx was not written: ONNX needs" in said
+    assert not Path("out/student.onnx").exists() and "Nothing here loads without it" in found.text
     assert "None is stated" not in card(run_export("bounded", "--license", "mit", "--force")).text
     assert "--license apache-2.0" not in capsys.readouterr().out
-
-
-def test_without_the_extra_for_onnx_the_export_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run_export("bounded")
-    assert "student.onnx was not written: ONNX needs" in capsys.readouterr().out
-    assert not (folder / "student.onnx").exists() and "Nothing here loads without it" in card(folder).text
