@@ -71,11 +71,15 @@ def export_and_say(run: str | Path, **settings: Any) -> None:
     print(f"Read this before you publish it: {done.folder / 'README.md'}", flush=True)
 
 
+@torch.no_grad()
 def predict(args: Sequence[str]) -> None:
-    """The command `predict EXPORT --images FOLDER [--to table.csv]`.
+    """The command `predict EXPORT --images FOLDER [--to table.csv]`: all pictures, prepared as the network's own data.
+
+    It makes a CSV table: number, file, class, its name, and the probability of each class.
 
     Raises:
-        ValueError: It is no exported folder, or the pictures cannot be read.
+        ValueError: It is no exported folder, there are no pictures, one cannot be read, or the network takes no squares
+            of 1 or 3 channels.
     """
     told = "Classify pictures by an exported network. The predict of a run's folder takes its data set instead."
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI predict", description=told)
@@ -84,42 +88,25 @@ def predict(args: Sequence[str]) -> None:
     parser.add_argument("--to", type=Path, metavar="TABLE", help="The CSV file to write. Default: print the table.")
     parser.add_argument("--trust-code", action="store_true", help="Import classes of others, which runs their code.")
     given = parser.parse_args(list(args))
-    text = predict_pictures(given.export, given.images, trust_code=given.trust_code)
-    if given.to is None:
-        print(text, end="")
-        return
-    write_atomically(given.to, text)
-    print(f"{text.count(chr(10)) - 1:,} predictions: {given.to}")
-
-
-@torch.no_grad()
-def predict_pictures(folder: str | Path, pictures: str | Path, *, trust_code: bool = False) -> str:
-    """Classify all pictures in and below a folder, prepared as the exported network's own data were.
-
-    Args:
-        folder: Written by `LightningCLI export`.
-        pictures: A folder in any layout; names of folders are not read as classes.
-        trust_code: See `load_student`.
-
-    Returns:
-        A CSV table: number, file, class, its name, and the probability of each class.
-
-    Raises:
-        ValueError: There are no pictures, one cannot be read, or the network takes no squares of 1 or 3 channels.
-    """
-    config = read_description(Path(folder))
+    folder, where = Path(given.export), Path(given.images)
+    config = read_description(folder)
     channels, height, width = config["image_shape"]
     if height != width:
         raise ExportError(f"pictures are prepared as squares, and {folder} takes {height} x {width}: load it by code")
-    made, where = config["preprocessing"], Path(pictures)
+    made = config["preprocessing"]
     prepare = Preparation(size=height, channels=channels, resize=made["resize"], bits=made["bits"])
     files = pictures_below(where)
     if not files:
         raise ValueError(f"--images must be a folder with pictures ({', '.join(sorted(SUFFIXES))}), got {where}")
     warn_of_dark(files)
-    network = load_student(folder, trust_code=trust_code)
+    network = load_student(folder, trust_code=given.trust_code)
     images, rows = PictureFiles(files, prepare), list[list[float]]()
     for start in range(0, len(files), _AT_ONCE):
         rows += network(images[start : start + _AT_ONCE] / 127.5 - 1).double().softmax(dim=1).tolist()
     names = [file.relative_to(where).as_posix() for file in files]
-    return table(list(zip(range(len(files)), names, rows, strict=True)), config["class_names"])
+    text = table(list(zip(range(len(files)), names, rows, strict=True)), config["class_names"])
+    if given.to is None:
+        print(text, end="")
+        return
+    write_atomically(given.to, text)
+    print(f"{len(files):,} predictions: {given.to}")

@@ -198,12 +198,10 @@ def _of_run(
     rows = known & np.isin(asked.kinds, ("record", "held out"))
     members = (asked.kinds == "record")[rows]
     leaks = []
-    for name in names:
-        offline = "lira-offline" if name == "lira" else name  # online LiRA needs shadows that saw the held-out records
-        if offline != name and offline in names:
-            continue
-        scores = MEMBERSHIP[offline](own, shadows)[rows]
-        leaks.append(MembershipResult("this run", "record", offline, AttackResult(scores[None], members[None]), None))
+    # Online LiRA needs shadows that saw the held-out records.
+    for name in dict.fromkeys("lira-offline" if name == "lira" else name for name in names):
+        scores = MEMBERSHIP[name](own, shadows)[rows]
+        leaks.append(MembershipResult("this run", "record", name, AttackResult(scores[None], members[None]), None))
     return leaks
 
 

@@ -59,14 +59,8 @@ class MembershipResult:
 
     def to_dict(self) -> dict[str, Any]:
         audited = None if self.audited is None else self.audited.to_dict()
-        return {
-            "model": self.model,
-            "records": self.kind,
-            "attack": self.attack,
-            **self.result.to_dict(),
-            "audited": audited,
-            "at_most": self.at_most,
-        }
+        of = {"model": self.model, "records": self.kind, "attack": self.attack}
+        return {**of, **self.result.to_dict(), "audited": audited, "at_most": self.at_most}
 
 
 @dataclass(frozen=True)
@@ -116,9 +110,7 @@ def _leak_row(leak: MembershipResult) -> str:
     claimed = "–" if audited is None or audited.claimed_epsilon is None else round_up(audited.claimed_epsilon)
     refuted = "–"
     if audited is not None:
-        refuted = f"{lower_bound(audited.epsilon_lower)} of {leak.at_most:.2f}" + (
-            " **fails**" if audited.fails else ""
-        )
+        refuted = f"{lower_bound(audited.epsilon_lower)} of {leak.at_most:.2f}{' **fails**' * audited.fails}"
     cells = [
         leak.model,
         _NAMES[leak.kind],

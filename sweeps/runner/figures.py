@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, cast
+from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from sweeps.runner.reported import Reported, reported
+from sweeps.runner.reported import reported
 from sweeps.runner.rows import Row
 from sweeps.runner.spec import REACHED, Spec
 
@@ -50,9 +50,12 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
             lines.setdefault(name, []).append((x, row.mean, row.std or 0.0, row))
         if row.reported is not None and not reached:
             lines.setdefault(f"{name} (paper)", []).append((float(str(value)), row.reported.accuracy, 0.0, None))
-    for entry in _elsewhere({label for row in rows for _, label in row.labels}) if axis == "epsilon_record" else ():
-        name = f"{entry.dataset}: {entry.method} {entry.setting} ({entry.table})"
-        lines.setdefault(name, []).append((cast(float, entry.epsilon), entry.accuracy, 0.0, None))
+    shown = {label for row in rows for _, label in row.labels}
+    for entry in reported() if axis == "epsilon_record" else ():  # other papers' bounds for records
+        elsewhere = not entry.paper and entry.unit == "record" and "anchor-public" not in entry.notes
+        if elsewhere and entry.dataset in shown and entry.epsilon is not None:
+            name = f"{entry.dataset}: {entry.method} {entry.setting} ({entry.table})"
+            lines.setdefault(name, []).append((entry.epsilon, entry.accuracy, 0.0, None))
     measured = {name: line for name, line in lines.items() if line[0][-1] is not None}
     paneled = bool(measured) and not reached
     ratios, size = ([3, 2], (6, 6)) if paneled else ([1], (10 if reached else 6, 4))
@@ -80,13 +83,6 @@ def figure_of(spec: Spec, rows: Sequence[Row]) -> Figure:
     if paneled:
         _draw_epsilons(bottom, measured, colors)
     return figure
-
-
-def _elsewhere(datasets: Collection[str]) -> list[Reported]:
-    """Returns other papers' figures at a record-level ε, without public images."""
-    bounds = [entry for entry in reported() if entry.unit == "record" and entry.epsilon is not None]
-    known = [entry for entry in bounds if not entry.paper and "anchor-public" not in entry.notes]
-    return [entry for entry in known if entry.dataset in datasets]
 
 
 def _draw_epsilons(panel: Axes, lines: Mapping[str, _Line], colors: Mapping[str, Any]) -> None:

@@ -220,12 +220,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `run_plan` takes."""
     parser.add_argument("--jobs", type=int, default=1, help="Fits at a time, in as many processes.")
     parser.add_argument("--fit", metavar="NAME", help="Make this fit alone, whose parents are made.")
-    parser.add_argument(
-        "--slurm",
-        type=Path,
-        metavar="FILE",
-        help="Make nothing; write a script that submits a job per fit to SLURM. Afterwards run the command without it.",
-    )
+    told = "Make nothing; write a script that submits a job per fit to SLURM. Afterwards run the command without it."
+    parser.add_argument("--slurm", type=Path, metavar="FILE", help=told)
 
 
 def run_plan(

@@ -128,8 +128,9 @@ def _beside_paper(spec: Spec, rows: Sequence[Row], notes: Notes) -> list[str]:
             own = [row for row in found if row.records and row.protocol in (kind, f"in part {kind}")]
             cells.append(_listed(own, lambda row: _ours(row) + " (in part)" * (row.protocol == IN_PART)))
         ours = [row for row in found if row.records and row.protocol == OURS]
-        drops = _listed(ours, lambda row: _points(row.drop)) if any(row.drop is not None for row in ours) else "–"
-        rendered.append([*cells, _points(_printed_drop(spec, entry)), drops])
+        measured = any(row.drop is not None for row in ours)
+        drops = _listed(ours, lambda row: _cell(row.drop, _points)) if measured else "–"
+        rendered.append([*cells, _cell(_printed_drop(spec, entry), _points), drops])
     names, legend = [{"dataset": "data", "epsilon": "ε"}.get(name, name) for name in selecting], [KINDS]
     if all(row[-2:] == ["–", "–"] for row in rendered):
         rendered = [row[:-2] for row in rendered]
@@ -157,9 +158,9 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
     measures = {name: text for name, text in MEASURES.items() if any(row.values(name) for row in rows)}
     # ε of labels is only shown if only labels are protected.
-    shown = {"ε published": ("epsilon_published", _number), "ε record-level": ("epsilon_record", _bound)}
-    shown |= {"ε of labels": ("epsilon_label", _bound)} if _of_labels(rows) else {}
-    shown |= {"δ": ("delta", _number), "steps": ("steps", _number)}
+    shown = {"ε published": ("epsilon_published", short_claim), "ε record-level": ("epsilon_record", short_epsilon)}
+    shown |= {"ε of labels": ("epsilon_label", short_epsilon)} if _of_labels(rows) else {}
+    shown |= {"δ": ("delta", short_claim), "steps": ("steps", short_claim)}
     cells = [
         [
             *(value for _, value in row.labels),
@@ -167,7 +168,7 @@ def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> li
             _ours(row),
             *(_shares(_shared(row.values(name))) for name in measures),
             str(len(row.records)),
-            *(show(row.largest(name)) for name, show in shown.values()),
+            *(_cell(row.largest(name), show) for name, show in shown.values()),
         ]
         for row in rows
     ]
@@ -211,7 +212,7 @@ def _comparisons(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Pat
             point = (at.get("dataset", ""), at.get("epsilon", ""))
             chosen = all(at.get(axis) == str(value) for axis, value in (entry.get("cell") or {}).items())
             if chosen and row.records and point in _columns(rows):
-                bound = _bound(row.largest("epsilon_record"))
+                bound = _cell(row.largest("epsilon_record"), short_epsilon)
                 yield str(entry["label"]), _heading(*point), f"{_ours(row)} (record-level ε = {bound})"
 
 
@@ -310,16 +311,12 @@ def _shares(values: Sequence[float]) -> str:
     return f"{' / '.join(f'{100 * value:.2f}' for value in values)} %" if values else "–"
 
 
-def _points(drop: float | None) -> str:
-    return "–" if drop is None else f"{100 * drop:.2f}"
+def _points(drop: float) -> str:
+    return f"{100 * drop:.2f}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else short_claim(value)
-
-
-def _bound(value: float | None) -> str:
-    return "–" if value is None else short_epsilon(value)
+def _cell(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
 
 
 def _distinct(records: Sequence[Mapping[str, Any]], name: str) -> list[str]:
