@@ -31,7 +31,7 @@ def results_table(names: Sequence[str], folder: Path) -> str:
     """Renders records as a Markdown table, one row each, with their provenance below.
 
     Raises:
-        FileNotFoundError: A record is missing.
+        RunnerError: A record is missing.
     """
     records = {name: read_record(name, folder) for name in names}
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})

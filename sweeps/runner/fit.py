@@ -28,8 +28,15 @@ def hashed(content: Any) -> str:
 
 
 def read_record(name: str, folder: Path) -> dict[str, Any]:
-    """Reads the record `folder/name.json` that a document names."""
-    content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    """Reads the record `folder/name.json` that a document names.
+
+    Raises:
+        RunnerError: It is missing.
+    """
+    file = folder / f"{name}.json"
+    if not file.is_file():
+        raise RunnerError(f"a document names the record {file}, which does not exist")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content
 
 
