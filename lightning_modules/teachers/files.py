@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickletools
 import re
 import zipfile
 from _codecs import encode
@@ -132,7 +133,16 @@ def _kind_of(file: Path, error: Exception) -> str:
         return "TorchScript, a program" if any("/code/" in part for part in parts) else "a program of torch.export"
     if isinstance(error, EOFError) or "EOF" in said:
         return _cut(file)
-    return "a pickle" if content.startswith(b"\x80") else f"nothing that torch has saved ({said[-100:]})"
+    names, texts = [], [""]
+    try:
+        for step, argument, _ in pickletools.genops(content):
+            if step.name == "STACK_GLOBAL":
+                names.append(".".join(texts[-2:]))
+            elif isinstance(argument, str):
+                texts.append(argument)
+    except Exception:  # no pickle, or the rest of a long one
+        pass
+    return f"a pickle that names {names[0]}" if names else f"nothing that torch has saved ({said[-100:]})"
 
 
 def weights_in(content: Any, file: Path) -> dict[str, torch.Tensor]:

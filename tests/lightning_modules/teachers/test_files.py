@@ -152,7 +152,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
         ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
         ("page.safetensors", "is a web page.*/resolve/"),
-        ("sklearn.pkl", r"it is a pickle\. "),
+        ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
         ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
         ("none.safetensors.index.json", "does not say which files hold its weights"),
