@@ -11,7 +11,7 @@ from sweeps.runner.spec import list_specs
 
 OWN = {
     "LabelDP": ("DP-DFD",),
-    "DGD": ("DGD",),
+    "DGD": ("DGD", "DGD+"),
     "DPDFD": ("DPDFD", "DPDFD-MM"),
     "DPSD": ("DPSD", "DPSD-T", "FedDPSD", "CNN trained directly"),
 }
