@@ -37,10 +37,10 @@ class DirectTraining(PrivateFit, Teacher):
     noised, subtracted from the outputs, and the model is fitted to the result. *Label* switch: each record's label is
     released once by randomized response, and kept.
 
-    Both papers state record-level privacy. **It does not hold**: the update multiplies what was released by a Jacobian
-    of the private image, so that record-level ε is infinite whatever the settings. A label-level bound does hold,
-    against an adversary who knows the images: `privacy/epsilon_label`, stated separately in the guarantee. The fit's
-    output is as private as its images.
+    Both papers state record-level privacy for the data switch. **It does not hold**: the update multiplies what was
+    released by a Jacobian of the private image, so that record-level ε is infinite whatever the settings. A label-level
+    bound does hold, against an adversary who knows the images: `privacy/epsilon_label`, stated separately in the
+    guarantee. The fit's output is as private as its images.
 
     Where the paper leaves a choice:
 

@@ -126,7 +126,7 @@ class TwoConvNet(ImageClassifier):
     """The network of DGD's baseline and teachers: two convolutions, then the output.
 
     The convolutions are 3x3 with 64 and 128 channels, stride 1 and padding 1, each with ReLU and a 2x2 max-pool;
-    Xavier initialisation (DGD, section on implementation details).
+    Xavier initialisation (DGD, Sec. IV, which does not describe its student).
 
     Args:
         num_classes: number of classes c.
