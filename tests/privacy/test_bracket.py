@@ -23,6 +23,7 @@ from support.auditing import (
 )
 from support.closed_forms import rdp_compose
 from support.seeded import Seeded
+from support.sessions import session_of
 
 from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose, published_dgd_epsilon
 from privacy.mechanisms import NoisyGradients, NoisyVotes, Shape
@@ -52,7 +53,6 @@ class Case:
         published: What the paper claims for it at DELTA, None where no paper does.
         sound: Whether the claim covers a record.
         trials: Rounds of each kind.
-        trials_cut: The same where noise is missing.
     """
 
     name: str
@@ -61,53 +61,25 @@ class Case:
     published: float | None = None
     sound: bool = True
     trials: int = TRIALS
-    trials_cut: int = TRIALS // 3
 
 
-def gradients(batch_size: int) -> torch.Tensor:
-    rows = torch.zeros(batch_size, 10)
-    rows[:, 0] = 1e6
-    return rows
-
-
-def session(batch_size: int, sigma: float, factor: float) -> PrivacySession:
-    mechanism = NoisyGradients(noise_multiplier=sigma, noise=Seeded(factor=factor))
-    made = PrivacySession(mechanism, Shape(batch_size, 10, "DPDFD"))
-    made.open(private_data="digits/train")
-    return made
-
-
-class Recorded:
-    """A sampler that plays rounds which were drawn before, one after the other, and then the same again."""
-
-    def __init__(self, drawn: torch.Tensor) -> None:
-        self.drawn, self.used = drawn, 0
-
-    def __call__(self, count: int) -> torch.Tensor:
-        begin, self.used = self.used, self.used + count
-        assert self.used <= len(self.drawn)
-        taken = self.drawn[begin : self.used]
-        self.used %= len(self.drawn)
-        return taken
-
-
-def gradient_case(batch_size: int, sigma: float) -> Case:
+def gradient_case() -> Case:
     """A teacher whose every answer one record turns round, through the door of a real run."""
-    rows = gradients(batch_size)
+    rows = torch.zeros(8, 10)
+    rows[:, 0] = 1e6
 
-    @functools.cache  # most of the time goes into these rounds, and each method of attack sees the same ones
+    def session(factor: float) -> PrivacySession:
+        noise = Seeded(factor=factor)
+        return session_of(NoisyGradients, Shape(8, 10, "DPDFD"), noise_multiplier=60.0, noise=noise)
+
     def play(factor: float) -> Players:
-        made = session(batch_size, sigma, factor)
-        drawn = [
-            rounds(lambda given: made.release(made.mechanism, given), given)(CALLS if factor == 1.0 else CALLS // 2)
-            for given in (rows, -rows)
-        ]
-        return Recorded(drawn[0]), Recorded(drawn[1]), gaussian_score(rows, -rows)
+        made = session(factor)
+        answer = functools.partial(made.release, made.mechanism)
+        return rounds(answer, rows), rounds(answer, -rows), gaussian_score(rows, -rows)
 
-    made = session(batch_size, sigma, 1.0)
+    made = session(1.0)
     published = made.account.epsilon_published(counts={made.cost: 1})
-    charged = {made.cost.release: 1}
-    return Case("per_sample", play, charged, published, sound=False, trials=CALLS, trials_cut=CALLS // 2)
+    return Case("per_sample", play, {made.cost.release: 1}, published, sound=False, trials=CALLS)
 
 
 def answers_case(name: str, answers: int, *, sound: bool, size: int = 3) -> Case:
@@ -167,7 +139,7 @@ def play_dp_sgd(factor: float) -> Players:
 
 
 CASES = [
-    gradient_case(8, 60.0),
+    gradient_case(),
     answers_case("one_answer", 1, sound=True),
     answers_case("dpsd_label", 20, sound=False),
     answers_case("labeldp", 20, sound=False, size=2),
@@ -187,7 +159,7 @@ def attack(case: Case, factor: float = 1.0, method: Method = "any") -> Audit:
         there,
         away,
         score,
-        trials=case.trials if factor == 1.0 else case.trials_cut,
+        trials=case.trials if factor == 1.0 else TRIALS // 3,
         delta=DELTA,
         confidence=CONFIDENCE,
         method=method,
