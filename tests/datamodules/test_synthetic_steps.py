@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from support.runs import trainer_settings
 from support.variants import LockedDigits
 from torch import Tensor, nn
 
@@ -40,9 +41,8 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def trainer(**settings: Any) -> Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return Trainer(accelerator="cpu", enable_model_summary=False, num_sanity_val_steps=0, **(quiet | settings))
+def trainer(epochs: int, **settings: Any) -> Trainer:
+    return Trainer(**trainer_settings(".", epochs, logger=False, **{"enable_checkpointing": False, **settings}))
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 def test_training_and_evaluating_never_read_the_private_part() -> None:
     data, model = SyntheticSteps(dataset=LockedDigits(), steps_per_epoch=3), Recorder()
-    run = trainer(max_epochs=2)
+    run = trainer(2)
     run.fit(model, data)
     run.validate(model, data, verbose=False)
     run.test(model, data, verbose=False)
@@ -58,7 +58,7 @@ def test_training_and_evaluating_never_read_the_private_part() -> None:
     assert model.evaluated == [362] * 4
     # To select by, half of the test split; the other half is for the figure that is reported.
     data, model = SyntheticSteps(dataset=LockedDigits(), steps_per_epoch=1, evaluation="selection"), Recorder()
-    run = trainer(max_epochs=1)
+    run = trainer(1)
     run.fit(model, data)
     run.test(model, data, verbose=False)
     chosen, reported = model.evaluated
@@ -89,7 +89,7 @@ def test_a_resumed_run_takes_the_steps_that_were_left(tmp_path: Path, crash_at: 
     first.crash_at = crash_at
     for model, checkpoint in ((first, None), (second, tmp_path / "last.ckpt")):
         saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=crash_at, save_last=True, save_top_k=0)
-        run = trainer(max_epochs=3, enable_checkpointing=True, callbacks=[saver])
+        run = trainer(3, enable_checkpointing=True, callbacks=[saver])
         with pytest.raises(RuntimeError, match="crash") if model is first else nullcontext():
             run.fit(model, SyntheticSteps(dataset=Digits(), steps_per_epoch=5), ckpt_path=checkpoint)
     assert first.steps + second.steps == [0, 1, 2, 3, 4] * 3

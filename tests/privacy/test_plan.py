@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plans import plan_of
+from support.sessions import plan_of
 
 from privacy import Budget, Gaussian, RandomizedResponse, compose
 from privacy.events import Repeated

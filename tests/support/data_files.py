@@ -44,12 +44,9 @@ def write_mnist(root: Path, *, name: str = "MNIST", train: int = 200, test: int 
     return root
 
 
-def write_cifar(
-    folder: Path, files: dict[str, int], *, label_key: str, classes: int, coarse: bool = False
-) -> dict[str, tuple[Pixels, list[int], list[str]]]:
+def write_cifar(folder: Path, files: dict[str, int], *, label_key: str, classes: int, coarse: bool = False) -> None:
     """Python 2's pickles of protocol 2: rows of 3072 bytes, red first."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = {}
     for seed, (name, count) in enumerate(files.items()):
         images, labels = pixels(count, 32, 32, 3, classes=classes, seed=seed)
         planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
@@ -64,8 +61,6 @@ def write_cifar(
             content["coarse_labels"] = (labels // 5).tolist()
         # As NumPy 1 named its modules, which the published files do.
         (folder / name).write_bytes(pickle.dumps(content, protocol=2).replace(b"numpy._core", b"numpy.core"))
-        written[name] = (planes, labels.tolist(), names)
-    return written
 
 
 def write_cifar10(root: Path, *, train: int = 40, test: int = 20) -> Path:

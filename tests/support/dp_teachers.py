@@ -72,11 +72,8 @@ def train(
     callbacks: list[Callback] | None = None,
 ) -> None:
     """One fit as a script would have it."""
-    trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, precision=precision, default_root_dir="script",
-        callbacks=callbacks,
-    )  # fmt: skip
+    quiet = {"logger": False, "enable_checkpointing": False, "precision": precision, "callbacks": callbacks}
+    trainer = Trainer(**trainer_settings("script", epochs, **quiet))
     trainer.fit(module, datamodule=data, ckpt_path=resume)
     if save is not None:
         trainer.save_checkpoint(save)

@@ -11,8 +11,6 @@ import yaml
 
 from lightning_modules.cli import main
 
-__all__ = ["DOCS", "blocks", "commands", "run_command", "small_sweeps"]
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 #: What makes a fit of `sweeps/` small, wherever it stands in the file.

@@ -24,8 +24,6 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from support.runs import fit
 
-__all__ = ["TWO", "Forked", "StateOfEach", "fit_in_processes", "in_processes", "saved_by"]
-
 TWO = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
 
 

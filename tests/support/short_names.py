@@ -16,8 +16,6 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.hyperparameters import _taken
 from privacy import Budget
 
-__all__ = ["budgeted", "grouped"]
-
 #: The field that the name of a group stands for where it is not given as a whole.
 _CHIEF = {"images": "source", "student": "network", "teacher": "path", "federation": "name", "vae_phase": "network"}
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SPEC", "Fits", "settings"]
-
 SPEC: dict[str, Any] = {
     "title": "Students",
     "fits": {

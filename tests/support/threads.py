@@ -9,8 +9,6 @@ from typing import Any
 
 from privacy.processes import Processes
 
-__all__ = ["in_threads"]
-
 SECONDS = 30
 
 

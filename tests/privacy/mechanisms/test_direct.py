@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.plans import plan_of
 from support.seeded import Seeded
-from support.sessions import session_of
+from support.sessions import plan_of, session_of
 from torch.nn import functional as F
 
 from privacy import Gaussian, LabelOnly, RandomizedResponse, SampledGaussian, Unbounded, compose

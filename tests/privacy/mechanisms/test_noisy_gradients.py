@@ -12,9 +12,8 @@ from typing import Any, get_args
 import pytest
 import torch
 from scipy import stats
-from support.plans import plan_of
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
-from support.sessions import session_of
+from support.sessions import plan_of, session_of
 
 from privacy.account import BudgetExceeded
 from privacy.events import Gaussian

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support.plans import plan_of
-from support.sessions import session_of
+from support.sessions import plan_of, session_of
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
