@@ -22,7 +22,7 @@ import torch
 from lightning import Callback, Trainer
 from numpy.typing import NDArray
 from scipy import stats
-from support.auditing import Audit, Sampler, Score, audit, rounds
+from support.auditing import Sampler, Score, audit, rounds
 from torch import nn
 
 from datamodules import ImageDataModule, ImageDataset, PoissonSampled
@@ -31,6 +31,7 @@ from datamodules.records import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from privacy import SampledGaussian, compose
 from privacy.accounting.calibration import calibrate_noise
+from privacy.attacks.result import AuditResult
 from privacy.mechanisms.base import NoiseSource, SystemNoise
 
 pytestmark = pytest.mark.slow
@@ -228,7 +229,7 @@ def replayed(outputs: Outputs) -> Sampler:
     return rounds(lambda: torch.from_numpy(next(left)))
 
 
-def play(folder: Path, setting: Setting, score: Score, *, tight: bool = False, **broken: Any) -> Audit:
+def play(folder: Path, setting: Setting, score: Score, *, tight: bool = False, **broken: Any) -> AuditResult:
     """The game on one setting, with whatever is broken in it; `tight` where all that is claimed is Gaussian."""
     there, away = (projected(moves(folder, setting, canary=canary, **broken)) for canary in (True, False))
     found = audit(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from support.auditing import (
-    Audit,
     Method,
     Sampler,
     Score,
@@ -23,9 +22,10 @@ from support.auditing import (
 )
 from support.closed_forms import rdp_compose
 from support.seeded import Seeded
-from support.sessions import session_of
+from support.sessions import asked, session_of
 
 from privacy import Gaussian, LaplaceVotes, RandomizedResponse, Release, SampledGaussian, compose, published_dgd_epsilon
+from privacy.attacks.result import AuditResult
 from privacy.mechanisms import NoisyGradients, NoisyVotes, Shape
 from privacy.mechanisms.bounding import clip_per_sample
 from privacy.mechanisms.noisy_labels import randomized_response
@@ -74,8 +74,7 @@ def gradient_case() -> Case:
 
     def play(factor: float) -> Players:
         made = session(factor)
-        answer = functools.partial(made.release, made.mechanism)
-        return rounds(answer, rows), rounds(answer, -rows), gaussian_score(rows, -rows)
+        return rounds(asked, made, rows), rounds(asked, made, -rows), gaussian_score(rows, -rows)
 
     made = session(1.0)
     published = made.account.epsilon_published(counts={made.cost: 1})
@@ -153,7 +152,7 @@ SMALL = [case for case in CASES if compose(case.counts, DELTA).epsilon < 5.0]
 
 
 @functools.cache
-def attack(case: Case, factor: float = 1.0, method: Method = "any") -> Audit:
+def attack(case: Case, factor: float = 1.0, method: Method = "any") -> AuditResult:
     there, away, score = case.play(factor)
     return audit(
         there,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,12 +200,3 @@ def test_a_plan_of_which_nothing_was_made_costs_nothing(tmp_path: Path) -> None:
     fit(path, NoisyGradients, wanted=20, calls=0, **GRADIENTS)
     second = fit(path, NoisyGradients, wanted=5, calls=5, **GRADIENTS)
     assert second.stated.epsilon == compose({second.session.cost.release: 5}, 1e-5).epsilon
-
-
-def test_the_plan_is_on_disk_before_the_first_release(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    fit(path, NoisyGradients, wanted=20, calls=1, **GRADIENTS)
-    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
-    assert events.index("plan") < events.index("reserve")
-    # A run that is resumed unchanged has nothing to add.
-    assert events.count("plan") == 1

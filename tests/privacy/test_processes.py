@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.seeded import Seeded, correlated, has_deviation
+from support.sessions import asked
 from support.threads import in_threads
 
 from privacy import Budget
@@ -105,10 +106,6 @@ def opened(
     session = kind(mechanism, Shape(rows, CLASSES), budget=budget)
     session.open(private_data="data", ledger=path, training=TRAINING, processes=processes)
     return session
-
-
-def asked(session: PrivacySession, *private: torch.Tensor) -> torch.Tensor:
-    return session.release(session.mechanism, *private)
 
 
 def charges(path: Path) -> list[tuple[str, int, int]]:
@@ -227,7 +224,7 @@ def test_a_plan_is_written_once_and_known_to_all(tmp_path: Path) -> None:
     first, second = in_threads(act)
     assert first == second and first[0].calls == 20 and first[1] == first[2] and first[3] == 19
     lines = [json.loads(line)["event"] for line in path.read_text(encoding="utf-8").splitlines()]
-    assert lines.count("plan") == 1
+    assert lines.count("plan") == 1 and lines.index("plan") < lines.index("reserve")
 
 
 # --- all stop at the same step ---

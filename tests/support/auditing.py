@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
 from privacy import gaussian_epsilon
+from privacy.attacks.result import AuditResult
 
 Numbers: TypeAlias = NDArray[np.float64]
 Sampler: TypeAlias = Callable[[int], Any]
@@ -23,18 +23,6 @@ Method: TypeAlias = Literal["any", "gaussian"]
 """`gaussian` reaches far higher, and is valid for Gaussian mechanisms only."""
 
 
-@dataclass(frozen=True)
-class Audit:
-    """No ε below `epsilon_lower` holds."""
-
-    epsilon_lower: float
-    claimed_epsilon: float
-
-    @property
-    def fails(self) -> bool:
-        return self.epsilon_lower > self.claimed_epsilon
-
-
 def audit(
     there: Sampler,
     away: Sampler,
@@ -43,9 +31,9 @@ def audit(
     trials: int,
     delta: float,
     confidence: float,
-    claimed_epsilon: float = math.inf,
+    claimed_epsilon: float | None = None,
     method: Method = "any",
-) -> Audit:
+) -> AuditResult:
     """The first half of the rounds chooses the threshold, the second half, unseen by the attacker, gives the bound."""
 
     def play(count: int) -> tuple[Numbers, Numbers]:
@@ -64,7 +52,8 @@ def audit(
     bounds = bound(seen, thresholds)
     best = np.flatnonzero(bounds == bounds.max())
     chosen = thresholds[best[len(best) // 2], None]
-    return Audit(float(bound(play(trials - trials // 2), chosen)[0]), claimed_epsilon)
+    found = float(bound(play(trials - trials // 2), chosen)[0])
+    return AuditResult(found, delta, confidence, claimed_epsilon)
 
 
 def lower_bound(hits: Any, alarms: Any, trials: int, *, delta: float, confidence: float, method: Method) -> Numbers:
@@ -90,9 +79,6 @@ def worst_case_delta(probabilities: ArrayLike, epsilon: float) -> float:
     return float(np.maximum(table[:, None] - math.exp(epsilon) * table, 0.0).sum(axis=2).max())
 
 
-Table = NDArray[np.float64]
-
-
 def rounds(mechanism: Callable[..., Any], *inputs: Any) -> Sampler:
     """A sampler out of a mechanism that is called once per round, always on the same input."""
     return lambda count: torch.stack([torch.as_tensor(mechanism(*inputs)) for _ in range(count)])
@@ -111,7 +97,7 @@ def table_score(row_in: ArrayLike, row_out: ArrayLike) -> Score:
     return lambda outputs: ratio[np.asarray(outputs).reshape(len(outputs), -1)].sum(axis=1)
 
 
-def randomized_response_table(epsilon: float, candidates: ArrayLike) -> Table:
+def randomized_response_table(epsilon: float, candidates: ArrayLike) -> Numbers:
     """Row r: probability of each class where the teacher says r (LabelDP; DPSD, Algorithm 2)."""
     mask = np.asarray(candidates, dtype=bool)
     size, inside = int(mask.sum()), np.flatnonzero(mask)

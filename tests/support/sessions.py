@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from support.short_names import budgeted
+from torch import Tensor
 
 from privacy import Budget
 from privacy.mechanisms import Mechanism, Shape
@@ -20,6 +21,11 @@ def session_of(kind: type[Mechanism], shape: Shape, /, *, opened: bool = True, *
     if opened:
         made.open(private_data="digits/train")
     return made
+
+
+def asked(session: PrivacySession, *private: Tensor, **settings: Any) -> Tensor:
+    """What its own mechanism releases."""
+    return session.release(session.mechanism, *private, **settings)
 
 
 def plan_of(session: PrivacySession, calls: int) -> Plan:

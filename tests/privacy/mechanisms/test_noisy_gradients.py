@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 from support.seeded import Seeded, SharedRow, correlated, has_deviation
-from support.sessions import plan_of, session_of
+from support.sessions import asked, session_of
 
 from privacy.account import BudgetExceeded
 from privacy.events import Gaussian
@@ -22,7 +22,7 @@ from privacy.mechanisms.base import NoiseSource, ReproducibleNoise, SystemNoise
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
 from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, GradientBoundings, GradientReleases, NoisyGradients
 from privacy.session import PrivacySession
-from privacy.statement import described, guarantee_of, noise_changed
+from privacy.statement import described, noise_changed
 
 ONE_VECTOR, OF_TEACHERS = ("batch_mean", "batch_mean_rows"), ("ensemble", "directions")
 B, C, CLASSES, SIGMA = 64, 1e-3, 10, 20.0
@@ -53,10 +53,6 @@ def session(
         kind, own = NoisyMeanResponse, {}  # type: ignore[assignment]
     shape, settings = Shape(batch_size, CLASSES), {"noise_multiplier": noise_multiplier, **own, **more}
     return session_of(kind, shape, opened=ready, **settings)
-
-
-def asked(made: PrivacySession, rows: torch.Tensor) -> torch.Tensor:
-    return made.release(made.mechanism, rows)
 
 
 def gradients(seed: int = 0, batch_size: int = B) -> torch.Tensor:
@@ -236,18 +232,6 @@ def test_another_shape_is_refused_and_not_charged(release: str) -> None:
     with pytest.raises(ValueError, match=r"shape \(B, c\) = \(64, 10\)"):
         asked(single, torch.zeros(N, B, CLASSES))
     assert not made.account.counts() and not single.account.counts()
-
-
-@pytest.mark.parametrize("release", [*OF_TEACHERS, "per_sample"])
-def test_the_guarantee_is_about_a_record_of_one_teacher(release: str) -> None:
-    """Negative control: of a single teacher it is not."""
-    made = session(release=release)
-    asked(made, answers(release, gradients()))
-    made.plan = plan_of(made, 1)
-    guarantee = guarantee_of(made, artefacts=["student"])
-    assert guarantee.epsilon == made.account.epsilon() < math.inf
-    assert (guarantee.unit == "one training record of one teacher") is (release in OF_TEACHERS)
-    assert any("share nothing" in text for text in guarantee.assumptions) is (release in OF_TEACHERS)
 
 
 def test_a_crash_before_the_first_checkpoint_does_not_hide_that_the_noise_was_changed(tmp_path: Path) -> None:

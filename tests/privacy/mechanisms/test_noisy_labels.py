@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from scipy import stats
-from support.sessions import session_of
+from support.sessions import asked, session_of
 from torch.nn import functional as F
 
 from privacy.accounting.composition import compose
@@ -30,12 +30,6 @@ B, CLASSES = 4000, 10
 
 def session(kind: type[Mechanism] = NoisyLabels, *, rows: int = B, **settings: Any) -> PrivacySession:
     return session_of(kind, Shape(rows, CLASSES, "DPSD"), **settings)
-
-
-def asked(
-    made: PrivacySession, logits: torch.Tensor, candidates: torch.Tensor, *, size: int | None = None
-) -> torch.Tensor:
-    return made.release(made.mechanism, logits, candidates, size=size)
 
 
 def teacher(rows: int = B) -> torch.Tensor:

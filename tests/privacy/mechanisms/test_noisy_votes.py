@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support.sessions import plan_of, session_of
+from support.sessions import asked, plan_of, session_of
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -26,10 +26,6 @@ CLASSES = 10
 
 def session(*, num_classes: int = CLASSES, **settings: Any) -> PrivacySession:
     return session_of(NoisyVotes, Shape(8, num_classes, "DGD"), **settings)
-
-
-def voted(made: PrivacySession, votes: torch.Tensor) -> torch.Tensor:
-    return made.release(made.mechanism, votes)
 
 
 def counts(queries: int, *first: int) -> torch.Tensor:
@@ -53,7 +49,7 @@ def test_answers_have_the_noise_that_is_charged_for(kind: Any) -> None:
     """Accepted at its scale; at 2/3 and at 3/2 of it the same test refuses them."""
     made = session(num_classes=2, kind=kind, scale=40.0)
     draws = 20_000
-    wins = int((voted(made, torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())
+    wins = int((asked(made, torch.tensor([[140, 110]]).repeat(draws, 1)) == 0).sum())
     release = made.cost.release
     charged = release.scale if isinstance(release, LaplaceVotes) else math.sqrt(2) / release.mu  # type: ignore[attr-defined]
 
@@ -76,7 +72,7 @@ def test_a_baseline_without_privacy_leaves_no_bound_and_costs_nothing_in_the_pap
     made = session(latent_epsilon=0.01)
     for _ in range(2):
         reveal(made, None, reason="the generator was trained against it")
-    voted(made, counts(27, 200))
+    asked(made, counts(27, 200))
     made.plan = plan_of(made, 27)
     assert made.account.epsilon() == math.inf == made.account.epsilon(counts=made.covering())
     assert made.account.unbounded() == ["the generator was trained against it"]
@@ -92,7 +88,7 @@ def test_a_baseline_by_dp_sgd_composes_with_the_votes(kind: Any) -> None:
     made = session(kind=kind)
     for _ in range(2):  # one model: one release, however often it is used
         reveal(made, BASELINE, reason="x")
-    voted(made, counts(400, 200))
+    asked(made, counts(400, 200))
     together = compose({made.cost.release: 400, **BASELINE}, 1e-5).epsilon
     assert made.account.epsilon() == pytest.approx(together, rel=1e-9)
     votes, baseline = (compose(each, 1e-5).epsilon for each in ({made.cost.release: 400}, BASELINE))
@@ -124,7 +120,7 @@ def test_nothing_is_revealed_under_a_target_that_it_exceeds() -> None:
 def test_what_are_no_votes_is_refused_and_not_charged(votes: torch.Tensor) -> None:
     made = session()
     with pytest.raises(ValueError, match="counts must"):
-        voted(made, votes)
+        asked(made, votes)
     assert not made.account.counts()
 
 

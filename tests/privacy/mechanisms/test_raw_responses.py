@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support.sessions import session_of
+from support.sessions import asked, session_of
 
 from privacy.account import BudgetExceeded
 from privacy.accounting.composition import compose
@@ -22,10 +22,6 @@ def session(releases: dict[Release, int] | None, **settings: object) -> PrivacyS
     made = session_of(RawResponses, Shape(4, 3), opened=False, **settings)
     made.open(private_data="digits/train", training=Training(new_training_id(), releases=releases))
     return made
-
-
-def asked(made: PrivacySession, logits: torch.Tensor) -> torch.Tensor:
-    return made.release(made.mechanism, logits)
 
 
 def test_answers_of_a_bounded_teacher_cost_what_it_cost() -> None:
