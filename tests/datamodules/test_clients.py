@@ -37,8 +37,7 @@ def test_other_records_move_no_record_and_a_changed_label_its_own_alone(records:
 
 def test_the_partition_of_a_seed_stays_what_it_is() -> None:
     """Ledgers are named by it: another stream of random numbers would be another partition under the same name."""
-    proportions = ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=0).proportions
-    assert torch.equal(proportions, ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=0).proportions)
+    proportions = ClientPartition(**SETTINGS).proportions
     assert not torch.equal(proportions, ClientPartition(num_classes=10, num_clients=5, alpha=0.5, seed=1).proportions)
     assert proportions[0].tolist() == pytest.approx(
         [0.20702635, 0.00079777, 0.46806847, 0.1826274, 0.14148001], abs=1e-8

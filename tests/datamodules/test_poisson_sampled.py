@@ -15,16 +15,16 @@ from datamodules.base import Part
 from privacy.mechanisms.base import NoiseSource, ReproducibleNoise
 
 
-def inclusion(batches: PoissonBatches) -> np.ndarray:
-    """(steps, records) whether a record was in a step's batch."""
-    rows = np.zeros((len(batches), batches.records), dtype=bool)
-    for step, positions in enumerate(batches):
-        rows[step, positions] = True
+def inclusion(*, steps: int = 100, own: slice = slice(None), seed: int = 0) -> np.ndarray:
+    """(steps, 400) whether a record, of those that are `own`, was in a step's batch at rate 0.3."""
+    noise, rows = ReproducibleNoise(seed=seed), np.zeros((steps, 400), dtype=bool)
+    for step, taken in enumerate(PoissonBatches(records=400, sample_rate=0.3, steps=steps, noise=noise, own=own)):
+        rows[step, np.arange(400)[own][taken]] = True
     return rows
 
 
 def test_coins_are_independent_and_have_the_rate() -> None:
-    rows = inclusion(PoissonBatches(records=400, sample_rate=0.3, steps=100, noise=ReproducibleNoise(seed=0)))
+    rows = inclusion()
 
     def p_value(rate: float) -> float:
         return float(stats.binomtest(int(rows.sum()), rows.size, rate).pvalue)
@@ -119,24 +119,12 @@ def test_no_record_is_likelier_than_the_analysis_says() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_processes_take_one_poisson_sample_together(broken: bool) -> None:
     """Each tosses the coins of its own part. The mutant tosses those of all: a record has two chances."""
-    steps, records, rate = 100, 400, 0.3
     parts = [slice(None) if broken else slice(rank, None, 2) for rank in range(2)]
-    taken = np.zeros((steps, records), dtype=bool)
-    for rank, own in enumerate(parts):
-        batches = PoissonBatches(
-            records=records, sample_rate=rate, steps=steps, noise=ReproducibleNoise(seed=rank), own=own
-        )
-        for step, positions in enumerate(batches):
-            taken[step, np.arange(records)[own][positions]] = True
-    assert (float(stats.binomtest(int(taken.sum()), taken.size, rate).pvalue) > 1e-3) is not broken
+    taken = np.logical_or(*(inclusion(own=own, seed=rank) for rank, own in enumerate(parts)))
+    assert (float(stats.binomtest(int(taken.sum()), taken.size, 0.3).pvalue) > 1e-3) is not broken
     # Of a source that can be drawn again, they take the sample of one process.
-    whole = PoissonBatches(records=records, sample_rate=rate, steps=1, noise=ReproducibleNoise(seed=7))
-    shares = []
-    for own in parts:
-        noise = ReproducibleNoise(seed=7)
-        batches = PoissonBatches(records=records, sample_rate=rate, steps=1, noise=noise, own=own)
-        shares += np.arange(records)[own][next(iter(batches))].tolist()
-    assert (sorted(shares) == next(iter(whole))) is not broken
+    one, other = (inclusion(steps=1, own=own, seed=7).astype(int) for own in parts)
+    assert np.array_equal(one + other, inclusion(steps=1, seed=7)) is not broken
 
 
 def test_features_are_those_of_the_batch() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.runs import QUIET, copy_runs, shelve, working_in
+from support.dp_teachers import dp_sgd
+from support.runs import configuration, copy_runs, fit, shelve, working_in
 from torch import nn
 
 from datamodules import Digits, ImageDataModule, Shadowed
@@ -29,27 +30,15 @@ from sweeps.attacking import attack as command
 from sweeps.attacking.report import InvertedModel, MembershipResult, page
 from sweeps.attacking.shadows import AttackError, Pipelines, QueriedRecords, recipe_of
 
-NETWORK = {"class_path": "SmallCNN", "init_args": {"width": 2, "hidden": 4, "norm": "group", "activation": "tanh"}}
-TRAINER = {"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, "limit_val_batches": 0}
-TEACHER: dict[str, Any] = {
-    "trainer": {**TRAINER, "callbacks": [{"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.5}}]},
-    "model": {"class_path": "DPSGDTeacher", "init_args": {"network": NETWORK, "target_epsilon": 1.0}},
-    "data": {
-        "class_path": "PoissonSampled",
-        "init_args": {"dataset": {"class_path": "Digits"}, "batch_size": 16, "steps_per_epoch": 1},
-    },
-}
-STUDENT: dict[str, Any] = {
-    "trainer": TRAINER,
-    "model": {
-        "class_path": "Distillation",
-        "init_args": {"teacher": {"path": "t/checkpoints/last.ckpt"}, "student": {"network": NETWORK}, "pool_size": 8},
-    },
-    "data": {
-        "class_path": "SyntheticSteps",
-        "init_args": {"dataset": {"class_path": "Digits"}, "steps_per_epoch": 1, "batch_size": 8},
-    },
-}
+AVERAGED = {"class_path": "EMAWeightAveraging", "init_args": {"decay": 0.5}}
+TEACHER = dp_sgd(
+    "t",
+    data={"batch_size": 16, "steps_per_epoch": 1},
+    trainer={"limit_val_batches": 0, "callbacks": [AVERAGED]},
+    target_epsilon=1.0,
+)
+OWN = {"teacher": "t/checkpoints/last.ckpt", "pool_size": 8}
+STUDENT = configuration("s", class_path="Distillation", model=OWN, trainer={"limit_val_batches": 0}, steps=1)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs, a teacher by DP-SGD in `t` and a student of it in `s`."""
     folder = tmp_path_factory.mktemp("made")
     with working_in(folder):
-        for name, config in (("t", TEACHER), ("s", STUDENT)):
-            Path(f"{name}.yaml").write_text(json.dumps(config))
-            main(["fit", "--config", f"{name}.yaml", "--trainer.default_root_dir", name, *QUIET])
+        for config in (TEACHER, STUDENT):
+            fit(config)
     shelve(folder)
     return folder
 
@@ -133,7 +121,7 @@ def test_a_shadow_of_the_real_command_line(runs: Path) -> None:
         assert answers.confidences.shape == (1, 44, 5) and not answers.members[0, 24:].any()
     with pytest.raises(AttackError, match="another process is still making"):
         pipelines.notes("teacher", 2)
-    assert {path.name for path in runs.iterdir()} == {"ledgers", "t", "s", "t.yaml", "s.yaml"}
+    assert {path.name for path in runs.iterdir()} == {"ledgers", "t", "s", "given.json"}
     assert {path: path.read_bytes() for path in (runs / "ledgers").rglob("*") if path.is_file()} == ledgers
 
 

@@ -49,11 +49,6 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sweeps")
 
 
-def file(name: str) -> str:
-    """Path of a recipe, at the top or in a folder."""
-    return next(str(path) for path in FITS if path.stem == name)
-
-
 def few(config: dict[str, Any]) -> list[str]:
     """Options by which a recipe takes few records."""
     # A Poisson sample of 4 expected records is empty once in 55 times, and direct training then updates nothing.
@@ -90,8 +85,9 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config, configs = yaml.safe_load(path.read_text()), ["--config", str(path)]
     if path.stem in FOLLOWS:
-        configs = ["--config", file(FOLLOWS[path.stem]), *configs]
-        config = yaml.safe_load(Path(configs[1]).read_text())
+        followed = next(one for one in FITS if one.stem == FOLLOWS[path.stem])
+        configs = ["--config", str(followed), *configs]
+        config = yaml.safe_load(followed.read_text())
     arguments = [*few(config), f"--trainer.default_root_dir=runs/{path.stem}", *TINY]
     if config["data"]["class_path"] == "Clients":
         # Teachers that are done: students in other files are of them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,16 +107,7 @@ def test_what_failed_or_wrote_nothing_is_recorded_and_tried_again(specs: list[Sp
 
 
 def test_a_teachers_figure_is_its_own_fits(specs: list[Spec]) -> None:
-    class Better(Fits):
-        """Of which the teacher is better than its students."""
-
-        def __call__(self, arguments: list[str]) -> None:
-            super().__call__(arguments)
-            if "size" not in self.asked[-1]:
-                path = Path(self.asked[-1]["trainer.default_root_dir"]) / "result.json"
-                path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": 0.75}))
-
-    measured([written("t", sizes=[1])], Better())
+    measured([written("t", sizes=[1])], Fits())
     found = records("t")["1_seed0"]
     assert found["accuracy"] == 0.5 and found["teacher_accuracy"] == 0.75
 

@@ -53,12 +53,7 @@ def test_the_file_is_what_wandb_sweep_takes(path: Path) -> None:
     json.dumps(values)
 
 
-@pytest.fixture
-def teacher(tmp_path: Path) -> None:
-    main(["fit", "--config", "sweeps/teacher_digits.yaml", "--trainer.max_epochs=1", *QUIET])
-
-
-def test_a_run_is_the_agent_s_and_has_its_test_accuracy(teacher: None) -> None:
+def test_a_run_is_the_agent_s_and_has_its_test_accuracy(folder: Path) -> None:
     values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_digits.yaml").read_text())
     *_, point = points(values, "dpdfd_digits")
     line = command(values, point)
@@ -79,11 +74,11 @@ def test_a_run_is_the_agent_s_and_has_its_test_accuracy(teacher: None) -> None:
     assert "'noise_multiplier': 100.0" in str(model["mechanism"]) and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
     end_wandb_run()
-    (folder,) = Path().rglob("offline-run-*")
-    assert list(folder.glob("run-*.wandb")) and list(folder.rglob("*synthetic*.png"))
+    (kept,) = Path().rglob("offline-run-*")
+    assert list(kept.glob("run-*.wandb")) and list(kept.rglob("*synthetic*.png"))
 
 
-def test_a_sweep_runs_each_point_once_without_a_server(teacher: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_runs_each_point_once_without_a_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = yaml.safe_load((SWEEPS / "wandb" / "dpdfd_digits.yaml").read_text())
     small = dict(one.removeprefix("--").split("=") for one in TINY)
     values["parameters"] |= {name: {"value": value} for name, value in small.items()}
