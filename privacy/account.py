@@ -15,6 +15,7 @@ from privacy.events import LabelOnly, Release, Unbounded
 from privacy.events.base import IncompatibleNeighbours, Relation, Unit, common_neighbours
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
+from privacy.ledger_place import LedgerPlace
 from privacy.plan import Charge
 from privacy.published import Claim, published_epsilon
 
@@ -284,14 +285,19 @@ class PrivacyAccount:
 
 
 def admitted(training: Training | UnnamedTraining | None, ledger: Ledger) -> str | None:
-    """Records a training in a ledger, and returns its identity."""
+    """Records a training in a ledger, and returns its identity.
+
+    Raises:
+        LedgerError: Another ledger knows it, or it could not be recorded: nothing may be used.
+    """
     if training is None:
         return None
-    if isinstance(training, UnnamedTraining):
-        identity = identify(ledger, training.digest, kind=training.kind)
-        training = Training(identity, kind=training.kind)
-    ledger.register(training)
-    return training.id
+    named = training
+    if isinstance(named, UnnamedTraining):
+        named = Training(identify(ledger, named.digest, kind=named.kind), kind=named.kind)
+    ledger.register(named)
+    LedgerPlace(ledger.path).file(training=training)  # another run may have begun one at the same time
+    return named.id
 
 
 def void_delta(delta: float, num_records: int | None, private_data: str) -> str:

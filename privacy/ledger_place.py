@@ -138,6 +138,7 @@ class LedgerPlace:
         for sign in self.signs or ([] if self.path is None else [self.path]):
             if ledger_at(sign) is None:
                 _lead(sign, ledger)
+        self.file(chosen=ledger.path)  # of a part of the data, another run may have begun one at the same time
         lost = self.own and ledger.path is not None and _in_container(ledger.path)
         ledger.notes = self.notes + ((_OF_CONTAINER.format(path=ledger.path),) if lost else ())
         return ledger

@@ -17,11 +17,13 @@ from datamodules import MNIST, ClientRecords, Digits, ImageFolder
 from datamodules.shadowed import Shadowed
 from privacy import ledger_place
 from privacy.events import Gaussian
-from privacy.identity import Training
+from privacy.identity import Training, UnnamedTraining
 from privacy.journal import LedgerError
 from privacy.ledger import Ledger
 from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
+from privacy.mechanisms import NoisyLabels, Shape
 from privacy.plan import Charge
+from privacy.session import PrivacySession
 from privacy.statement import about_place
 
 ANSWER = Charge(release=Gaussian(mu=0.1))
@@ -150,6 +152,34 @@ def test_a_second_ledger_of_the_same_data_is_refused(pictures: Path, monkeypatch
         assert len(list(pictures.parent.rglob("*.jsonl"))) == before
     (weights.parent / "faces.ledger.jsonl").unlink()
     assert used(both).counts()[ANSWER] == total(place_of("faces", beside=weights)) == 2, "one leads to the other"
+
+
+def test_ledgers_that_two_runs_begin_at_once_are_refused(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pictures and a part of them, and of the same weights under two names, which share nothing else."""
+    (weights := pictures.parent / "weights.pt").touch()
+
+    def of_weights(name: str) -> None:
+        training = UnnamedTraining(b"their digest", folder=weights.parent)
+        session = PrivacySession(NoisyLabels(), Shape(4, 10, "DPSD"))
+        session.open(private_data=name, ledger=place_of(name, beside=weights), training=training)
+
+    def of_pictures(root: Path, **settings: float) -> None:
+        used(place_of("pictures/train", home=data(root, **settings).home))
+
+    for first, second in (
+        (lambda: of_pictures(pictures), lambda: of_pictures(pictures / "train", test_fraction=0.5)),
+        (lambda: of_weights("faces"), lambda: of_weights("people")),
+    ):
+
+        def begun(second: Callable[[], None] = second, **given: Any) -> Ledger:
+            """That of the first run, which has found none, while the second begins another."""
+            monkeypatch.setattr(ledger_place, "Ledger", Ledger)
+            second()
+            return Ledger(**given)
+
+        monkeypatch.setattr(ledger_place, "Ledger", begun)
+        with pytest.raises(LedgerError, match=r"are of the same private data or teacher.*total is not known"):
+            first()
 
 
 def test_weights_whose_folder_could_not_be_written_before_keep_their_ledger(pictures: Path) -> None:
