@@ -314,8 +314,13 @@ def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> set[Path]:
 
     They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
     known by name, and where files there lead. Files that are not ledgers are skipped.
+
+    Raises:
+        LedgerError: A file beside the teacher's leads to a ledger that cannot be read, which may know it.
     """
     beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
+    for mark in beside.glob("*.ledger.jsonl") if beside else ():
+        ledger_at(mark)
     folders = {ledger.parent, by_name(), *([beside.resolve()] if beside else [])}
     known = set()
     files = {path: header for folder in folders for path in folder.glob("*.jsonl") if (header := header_of(path))}

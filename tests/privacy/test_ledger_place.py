@@ -182,6 +182,16 @@ def test_ledgers_that_two_runs_begin_at_once_are_refused(pictures: Path, monkeyp
             first()
 
 
+def test_weights_have_no_new_ledger_under_another_name_while_that_beside_them_is_away(pictures: Path) -> None:
+    (weights := pictures.parent / "weights.pt").touch()
+    place, training = place_of("people", beside=weights), UnnamedTraining(b"their digest", folder=weights.parent)
+    there = used(place_of("faces", beside=weights), name="faces", chosen="disk/faces.jsonl").path
+    assert there is not None and place.file(training=training)[0] == weights.with_name("people.ledger.jsonl")
+    there.rename("unmounted")
+    with pytest.raises(LedgerError, match=r"faces\.jsonl, to which .*/faces\.ledger\.jsonl leads, is not there"):
+        place.file(training=training)
+
+
 def test_weights_whose_folder_could_not_be_written_before_keep_their_ledger(pictures: Path) -> None:
     weights = pictures.parent / "weights.pt"
     weights.touch()
