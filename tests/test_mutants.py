@@ -96,7 +96,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
      f"{TESTS}/privacy/test_processes.py -k known_to_all"),
     ("an interrupted direct fit leaves its page", "lightning_modules/private_fit.py",
      'if self.begun and self.session.account.counts(scope="run"):', "if False:",
-     f"{MODULES}/test_direct_training.py -k an_error_leaves"),
+     f"{MODULES}/test_direct_training.py -k was_interrupted"),
     ("filters share delta", "privacy/accounting/composition.py",
      "delta / (2 * len(ORDERS))", "delta / 2", f"{TESTS}/privacy/accounting/test_fully_adaptive.py"),
     ("an adaptive budget is one for all runs", "privacy/ledger.py",
