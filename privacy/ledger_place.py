@@ -312,16 +312,19 @@ def user_folder() -> Path:
 def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> set[Path]:
     """Ledgers that know a training, by identity or weights (`privacy.ledger.identify`).
 
-    They are searched beside a `ledger`, beside the teacher's file or where its training wrote, and where ledgers are
-    known by name, and where files there lead. Files that are not ledgers are skipped.
+    They are searched beside a `ledger`, beside the teacher's file (and in the user's folder) or where its training
+    wrote, where ledgers are known by name, and where files there lead. Files that are not ledgers are skipped.
 
     Raises:
         LedgerError: A file beside the teacher's leads to a ledger that cannot be read, which may know it.
     """
-    beside = training.folder if isinstance(training, UnnamedTraining) else training.ledger and training.ledger.parent
-    for mark in beside.glob("*.ledger.jsonl") if beside else ():
+    if isinstance(training, UnnamedTraining):
+        beside = [training.folder.resolve(), user_folder()] if training.folder else []
+    else:
+        beside = [training.ledger.parent.resolve()] if training.ledger else []
+    for mark in (mark for folder in beside for mark in folder.glob("*.ledger.jsonl")):
         ledger_at(mark)
-    folders = {ledger.parent, by_name(), *([beside.resolve()] if beside else [])}
+    folders = {ledger.parent, by_name(), *beside}
     known = set()
     files = {path: header for folder in folders for path in folder.glob("*.jsonl") if (header := header_of(path))}
     for path in {_led_from(*file) for file in files.items()}:

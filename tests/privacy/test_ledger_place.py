@@ -19,7 +19,7 @@ from privacy import ledger_place
 from privacy.events import Gaussian
 from privacy.identity import Training, UnnamedTraining
 from privacy.journal import LedgerError
-from privacy.ledger import Ledger
+from privacy.ledger import Ledger, identify
 from privacy.ledger_place import DataHome, LedgerPlace, benchmark_ledgers, place_of, user_folder
 from privacy.mechanisms import NoisyLabels, Shape
 from privacy.plan import Charge
@@ -195,7 +195,10 @@ def test_weights_have_no_new_ledger_under_another_name_while_that_beside_them_is
 def test_weights_whose_folder_could_not_be_written_before_keep_their_ledger(pictures: Path) -> None:
     weights = pictures.parent / "weights.pt"
     weights.touch()
-    used(LedgerPlace(DataHome(part="faces").known_by(weights)), name="faces")
+    there = used(LedgerPlace(DataHome(part="faces").known_by(weights)), name="faces")
+    training = UnnamedTraining(b"their digest", folder=weights.parent)
+    identify(there, training.digest)
+    assert place_of("people", beside=weights).file(training=training) == (there.path, True), "under any name"
     assert used(place_of("faces", beside=weights), name="faces").counts()[ANSWER] == 2
     assert (pictures.parent / "faces.ledger.jsonl").is_file(), "which leads to it from now on"
 
