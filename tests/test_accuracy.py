@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.fixtures import here as here
 
 from lightning_modules.cli import main
 from sweeps.runner.plan import Plan, Store, run_plan
@@ -19,11 +20,6 @@ DATA = RESULTS.parent / "data"
 #: Fits of pipelines that are held to their records.
 RECIPES = {"sweeps/demo.yaml": ["prior", "record"], "digits_methods": ["dpsd_data", "dpsd_label", "labeldp"]}
 LESS = 0.05
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def missed(measured: float, recorded: float) -> bool:

@@ -13,8 +13,6 @@ from support import epsilons_of_recipes
 from support.epsilons_of_recipes import SWEEPS, epsilons
 from support.fixtures import quick_whitening as quick_whitening
 
-from privacy import gaussian_epsilon, published_dpdfd_epsilon
-
 FILE = Path(epsilons_of_recipes.__file__).with_suffix(".json")
 PINNED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["recipes"]
 #: Building these takes seconds each: statistics of procedural images are computed for their features.
@@ -39,15 +37,6 @@ def same(found: dict[str, float], pinned: dict[str, float | str]) -> bool:
 )
 def test_a_recipe_costs_what_it_did(name: str) -> None:
     assert same(epsilons(name), PINNED[name])
-
-
-def test_dpsd_as_printed_costs_what_one_record_moves_its_batches() -> None:
-    """200 means of 256 gradients that are bounded together; bounded each by itself they would cost far more."""
-    found = epsilons("methods/dpsd_mnist_paper")
-    assert found["calls"] == 200
-    assert found["record"] == pytest.approx(gaussian_epsilon(math.sqrt(200) * 2 / 100, 1e-5), rel=1e-9)
-    assert found["record"] < 0.1 * gaussian_epsilon(math.sqrt(200 * 256) * 2 / 100, 1e-5)
-    assert found["published"] == pytest.approx(published_dpdfd_epsilon(1e-3, 10, 256, 200, 100.0, 1e-5))
 
 
 def test_another_cost_is_noticed() -> None:

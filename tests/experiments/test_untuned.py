@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +10,18 @@ import pytest
 from support.data_files import write_idx
 
 from datamodules import ImageFolder
-from experiments.untuned import Labels, Pixels, build_untuned
+from experiments.untuned import Pixels, build_untuned
 
 SMALL = (("cropped", 16, (30, 40)), ("overlaid", 28, (40, 20)))
+LABELS = np.arange(40) % 10
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.untuned.SETS", SMALL)
-
-
-def write_digits(root: Path, prefix: str, digits: Pixels, labels: Labels) -> None:
-    write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits)
-    write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
-
-
-def largest_by_part(place: Path) -> dict[str, set[int]]:
-    """Greatest grey value of each picture, by set and part."""
-    found = {}
+def largest_by_part(root: Path, digits: Mapping[str, Pixels]) -> dict[str, set[int]]:
+    """Greatest grey value of each character that is made of such digits, by set and part."""
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", digits[part])
+        write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", LABELS)
+    found, place = {}, build_untuned(root=root, to=root / "untuned")
     for name, size in (("cropped", 16), ("overlaid", 28)):
         for part in ("train", "test"):
             data = ImageFolder(root=place / name, size=size, channels=1, duplicates="allow")
@@ -37,18 +32,18 @@ def largest_by_part(place: Path) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize("darker", ["train", "test"])
-def test_training_and_test_characters_are_of_the_digits_of_their_own_part(tmp_path: Path, darker: str) -> None:
+def test_training_and_test_characters_are_of_the_digits_of_their_own_part(
+    tmp_path: Path, darker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Digits are plain blocks of their part's grey, which no scaling makes brighter and only a brighter one hides."""
-    labels = np.arange(40) % 10
+    monkeypatch.setattr("experiments.untuned.SETS", SMALL)
     greys = {part: 120 if part == darker else 240 for part in ("train", "test")}
     blocks = {part: np.zeros((40, 28, 28), dtype=np.uint8) for part in greys}
     for part, grey in greys.items():
         blocks[part][:, 4:24, 4:24] = grey
-        write_digits(tmp_path, {"train": "train", "test": "t10k"}[part], blocks[part], labels)
-    found = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "untuned"))
+    found = largest_by_part(tmp_path / "own", blocks)
     assert found == {f"{name}/{part}": {grey} for name in ("cropped", "overlaid") for part, grey in greys.items()}
     # Negative control: were a single class of digits the other part's, both sets would show it.
-    blocks[darker][labels == 3, 4:24, 4:24] = 240
-    write_digits(tmp_path, {"train": "train", "test": "t10k"}[darker], blocks[darker], labels)
-    leaking = largest_by_part(build_untuned(root=tmp_path, to=tmp_path / "leaking"))
+    blocks[darker][LABELS == 3, 4:24, 4:24] = 240
+    leaking = largest_by_part(tmp_path / "leaking", blocks)
     assert all(leaking[f"{name}/{darker}"] == {120, 240} for name in ("cropped", "overlaid"))

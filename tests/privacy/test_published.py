@@ -7,17 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from privacy import published_dgd_epsilon, published_dpdfd_epsilon
+from privacy import published_dgd_epsilon
 from privacy.numerics.epsilon import rdp_slope_epsilon
 from privacy.published import NoisyVotesClaim, RdpSlope, WholeRun, published_epsilon
-
-
-@pytest.mark.parametrize(
-    ("norm_bound", "steps", "epsilon"), [(1e-3, 200, 0.0456), (1e-3, 59_680, 1.0), (5e-3, 139_273, 10.0)]
-)
-def test_dpdfd_theorem_3(norm_bound: float, steps: int, epsilon: float) -> None:
-    value = published_dpdfd_epsilon(norm_bound, 10, 256, steps, 100.0, 1e-5)
-    assert value == pytest.approx(epsilon, abs=5e-5)
 
 
 @pytest.mark.parametrize("slope", [1e-12, 1e-6, 0.02, 1.63, 10.24, 500.0, 1e8])

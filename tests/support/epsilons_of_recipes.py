@@ -20,7 +20,8 @@ from lightning_modules import DPSGDTeacher
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.cli.calibrate import ACCOUNTINGS, epsilon_of
 from lightning_modules.cli.fit import TranscriptionCLI
-from privacy import SampledGaussian, calibrate_noise, compose
+from lightning_modules.teachers.dp_sgd_steps import PlannedSteps
+from privacy import SampledGaussian, compose
 from privacy.checks import json_number
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -57,15 +58,8 @@ def _of_dp_sgd(teacher: DPSGDTeacher, data: Any, *, epochs: int) -> dict[str, fl
         records = int((~held_out).sum())
     rate = data.batch_size / records
     steps = epochs * (data.steps_per_epoch or max(1, round(1 / rate)))
-    noise = teacher.noise_multiplier
-    if noise is None:
-        assert teacher.target_epsilon is not None
-        noise = calibrate_noise(
-            lambda value: compose({SampledGaussian(value, rate): steps}, teacher.delta).epsilon,
-            teacher.target_epsilon,
-            low=0.2,
-            high=1e4,
-        ).value
+    planned = PlannedSteps(delta=teacher.delta, target_epsilon=teacher.target_epsilon)
+    noise = teacher.noise_multiplier or planned.calibrated(rate=rate, steps=steps)
     epsilon = compose({SampledGaussian(noise, rate): steps}, teacher.delta).epsilon
     return {"steps": steps, "noise_multiplier": noise, "record": epsilon}
 

@@ -39,15 +39,11 @@ def drawn(spec: Spec, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def points(figure: Figure) -> set[tuple[float, float]]:
-    """Those of the panel of ε."""
-    return {(float(x), float(y)) for line in figure.axes[1].lines for x, y in zip(*line.get_data(), strict=True)}
-
-
 def test_both_figures_stand_at_each_point_the_largest_of_its_seeds(spec: Spec) -> None:
     rows = [row(1, "prior", (1.0, 26.0), (1.0, 27.0)), row(2, "prior", (1.0, 4.21e6)), row(3, "prior")]
     figure = drawn(spec, rows)
-    assert points(figure) == {(1, 1.0), (1, 27.0), (2, 1.0), (2, 4.21e6)}
+    points = {(float(x), float(y)) for line in figure.axes[1].lines for x, y in zip(*line.get_data(), strict=True)}
+    assert points == {(1, 1.0), (1, 27.0), (2, 1.0), (2, 4.21e6)}
     assert figure.axes[0].get_xlabel() == "" and figure.axes[1].get_xlabel() == "size of the student"
 
 

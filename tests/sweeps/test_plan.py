@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,31 +148,19 @@ def program(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "-c", code
 
 
-@pytest.fixture
-def killer() -> Iterator[Callable[[str], None]]:
+def kill_once_begun(cell: str) -> None:
     """Kills the process that begins a fit."""
-    started: list[int] = []
-
-    def begin(cell: str) -> None:
-        if (child := os.fork()) == 0:
-            while not (found := said(f"begun {cell}")):
-                time.sleep(0.02)
-            os.kill(int(found[0][2]), signal.SIGKILL)
-            os._exit(0)
-        started.append(child)
-
-    yield begin
-    for child in started:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    while not (found := said(f"begun {cell}")):
+        time.sleep(0.02)
+    os.kill(int(found[0][2]), signal.SIGKILL)
 
 
 def test_two_processes_make_each_fit_once_and_one_that_is_killed_is_resumed(
-    program: Any, killer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENDLESS", "cell2")
     LOG.unlink(missing_ok=True)
-    killer("cell2")
+    multiprocessing.get_context("fork").Process(target=kill_once_begun, args=("cell2",), daemon=True).start()
     lines: list[str] = []
     assert run_plan(plan(), fit(), jobs=2, command=["tables", "run"], say=lines.append) == {}
     begun = [(cell, resumed) for _, cell, _, resumed in said("begun")]

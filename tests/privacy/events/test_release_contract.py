@@ -179,24 +179,13 @@ FEW: dict[Release, int] = {SampledGaussian(0.5, 0.001): 1}
 EITHER = OneOf.of([MANY, FEW])
 
 
-def test_by_itself_it_costs_what_the_worst_training_costs() -> None:
-    assert epsilon({EITHER: 1}) == max(epsilon(MANY), epsilon(FEW)) == epsilon(MANY)
-
-
 def test_which_training_is_the_worst_follows_from_what_else_is_composed() -> None:
     """Choosing it once, by its own epsilon, would understate what two federations of the same clients cost."""
-    others: dict[Release, int] = {SampledGaussian(0.5, 0.001): 1}
-    truth = max(epsilon({**MANY, **others}), epsilon({SampledGaussian(0.5, 0.001): 2}))
-    assert epsilon({EITHER: 1, **others}) == truth
-    twice = {EITHER: 2}
-    wrong = epsilon({SampledGaussian(5.0, 0.05): 182})
-    ways = [
-        epsilon({SampledGaussian(5.0, 0.05): 182}),
-        epsilon({**MANY, **FEW}),
-        epsilon({SampledGaussian(0.5, 0.001): 2}),
-    ]
-    assert epsilon(twice) == max(ways) >= wrong
-    assert max(ways) > wrong * 1.01, "the choice by itself is too small here"
+    assert epsilon({EITHER: 1}) == max(epsilon(MANY), epsilon(FEW)) == epsilon(MANY)
+    many, mixed = epsilon({SampledGaussian(5.0, 0.05): 182}), epsilon({**MANY, **FEW})
+    few = epsilon({SampledGaussian(0.5, 0.001): 2})
+    assert epsilon({EITHER: 1, **FEW}) == max(mixed, few)
+    assert epsilon({EITHER: 2}) == max(many, mixed, few) > many * 1.01, "the choice by itself is too small here"
 
 
 def test_of_more_ways_than_are_gone_through_it_is_composed_by_renyi() -> None:
@@ -208,7 +197,7 @@ def test_numbers_of_any_size_are_composed_at_once() -> None:
     """A budget is tried with a thousand million calls; nothing may be gone through one by one."""
     many = 10**9
     assert epsilon({Gaussian(1e-9): many}) == epsilon({OneOf.of([{Gaussian(1e-9): 1}]): many})
-    assert compose({EITHER: many}, DELTA).method == "rdp"
+    assert epsilon({EITHER: many}) < math.inf
 
 
 def test_order_of_the_trainings_is_nothing_and_it_is_about_what_they_are_about() -> None:
