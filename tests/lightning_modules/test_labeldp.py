@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning import seed_everything
-from support.label_variants import FixedLabels, WellInformedLabelDP
-from support.runs import (
-    BATCH_SIZE,
-    RESUME,
-    checkpoint,
-    distil,
-    equal,
-    fit_script,
-    interrupted,
-    leaks,
-    networks,
-    of_digits,
-    teacher_weights,
-)
-from support.variants import two_teachers
+from support.runs import BATCH_SIZE, RESUME, checkpoint, distil, equal, interrupted, leaks, networks, teacher_weights
 
 from lightning_modules import LabelDP
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -49,26 +33,6 @@ def run(
 
 def _answers(calls: int) -> float:
     return compose({RandomizedResponse(1.0, 2): calls * BATCH_SIZE}, 1e-5).epsilon
-
-
-@pytest.mark.parametrize("train_on", ["stage", "union"])
-def test_prior_images_cost_their_answers_and_nothing_else(folder: Path, train_on: str) -> None:
-    model = run(images="prior", train_on=train_on).model
-    account = model.session.account
-    assert model.session.calls_made() == STEPS * STAGES
-    assert account.epsilon() == pytest.approx(_answers(STEPS * STAGES))
-    assert account.epsilon_published() == 1.0
-    assert (model.session.plan.calls, model.session.plan.changed) == (STEPS * STAGES, False)
-    assert len(model.stage_labels) == BATCH_SIZE * STEPS * (STAGES if train_on == "union" else 1)
-
-
-def test_a_generator_that_saw_the_teacher_is_bounded_by_nothing(folder: Path) -> None:
-    cli = run(images="generator")
-    account = cli.model.session.account
-    assert account.epsilon() == math.inf and account.epsilon_published() == 1.0
-    assert cli.model.session.calls_made() == STEPS * STAGES and not cli.model.session.plan.changed
-    assert "VOID: the generator was trained against the private teacher" in Path("run/public/guarantee.md").read_text()
-    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
 def _kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
@@ -97,11 +61,7 @@ def test_a_stage_survives_an_interruption_and_is_not_paid_for_again(folder: Path
         assert not torch.equal(saved["labels"], resumed.model.stage_labels)
         return
     assert not resumed.model.session.plan.changed and equal(_kept(whole), _kept(resumed))
-
-
-def test_a_student_that_asks_at_every_step_pays_at_every_step(folder: Path) -> None:
-    """The negative control of the cached answers."""
-    assert run(**QUIET, kind="AskingLabelDP").model.session.calls_made() == 2 * STEPS * STAGES
+    assert leaks("run", teacher_weights("teachers/digits.ckpt")) == []
 
 
 @pytest.mark.parametrize("train_on", ["stage", "union"])
@@ -113,25 +73,6 @@ def test_a_finished_stage_is_not_kept_in_checkpoints(folder: Path, train_on: str
     written = Path("run/checkpoints/last.ckpt").read_bytes()
     for name in ("images", "labels", "candidates"):
         assert (getattr(model, f"stage_{name}").numpy().tobytes() in written) is bool(kept)
-
-
-def _fitted(kind: type[LabelDP], teacher: torch.nn.Module) -> list[torch.Tensor]:
-    seed_everything(5)
-    mechanism = FixedLabels()
-    module = of_digits(kind, mechanism=mechanism, teacher=teacher, images="prior", threshold=0.1)
-    fit_script(module, steps=2, epochs=2)
-    return mechanism.seen
-
-
-def _same_candidates(kind: type[LabelDP]) -> bool:
-    first, second = (_fitted(kind, teacher) for teacher in two_teachers())
-    assert len(first) == 4 and all(int(rows.sum(dim=1).min()) >= 2 for rows in first)
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-def test_candidates_are_the_student_s_alone(folder: Path) -> None:
-    assert _same_candidates(LabelDP)
-    assert not _same_candidates(WellInformedLabelDP), "candidates that know the teacher are noticed"
 
 
 def test_a_plan_counts_a_stage_that_a_resumed_run_begins_and_does_not_end(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from support.dp_teachers import SMALL, train, trainer_settings
+from support.label_variants import FixedLabels
 from support.runs import (
     BATCH_SIZE,
     checkpoint,
@@ -25,22 +26,21 @@ from support.runs import (
     of_digits,
     teacher_weights,
 )
-from support.variants import FixedGradients, MoodyTeacher, UndetachedDPDFD, generator_gap
+from support.variants import FixedGradients, MoodyTeacher, two_teachers
 from torch import nn
+from torch.nn import functional
 
 from datamodules import Digits, ImageDataModule, PoissonSampled, SyntheticSteps
-from lightning_modules import DPDFD, DPSGDTeacher, FedDPSD
+from lightning_modules import DPDFD, DPSD, DPSGDTeacher, FedDPSD, LabelDP
+from lightning_modules.base import DataFreeDistillation
 from lightning_modules.dgd.phases import GeneratorPhase
 from lightning_modules.federated import LocalClients
-from lightning_modules.images import Images
-from lightning_modules.student import StudentConfig
+from lightning_modules.losses.targets import LinearCandidates
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.private_teacher import PrivateTeacher
 from privacy.account import Budget
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyGradients
-
-PRIOR = Images(source="prior")
 
 
 def test_no_file_of_a_run_holds_the_teacher(folder: Path) -> None:
@@ -123,64 +123,98 @@ def test_own_loaders_of_what_is_evaluated_are_refused(folder: Path, monkeypatch:
     assert not any("ACCESSED" in text and "accuracy" in text for text in module.guarantee().assumptions)
 
 
-def test_the_student_outlives_its_teacher(folder: Path) -> None:
-    weights = networks(distil())
-    Path("teachers/digits.ckpt").unlink()
-    loaded = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", map_location="cpu")
-    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in weights.items())
-    with pytest.raises(RuntimeError, match="loaded when a fit begins"):
-        _ = loaded.teacher
-
-
-def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+@pytest.mark.parametrize("seeded", [False, True])
+def test_one_seed_gives_the_same_images_and_never_the_same_noise(
+    folder: Path, seeded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: it is the source of the noise that tells two runs apart; one that repeats voids the guarantee."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     update = DPDFD.update_student
 
     def recording(self: DPDFD, images: torch.Tensor) -> torch.Tensor:
-        targets = update(self, images)
-        seen.append((images.clone(), targets.clone()))
-        return targets
+        seen.append((images.clone(), update(self, images)))
+        return seen[-1][1]
 
     monkeypatch.setattr(DPDFD, "update_student", recording)
-    return seen
-
-
-def test_one_seed_gives_the_same_images_and_never_the_same_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = _recorded(monkeypatch)
-    first, second = (
-        networks(distil("one", model={"images": "prior"})),
-        networks(distil("two", model={"images": "prior"})),
-    )
+    noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}} if seeded else {}
+    model = {"images": "generator" if seeded else "prior"}
+    ended = [networks(distil(name, model=model, mechanism=noise)) for name in ("one", "two")]
     for (images, targets), (again, others) in zip(seen[:3], seen[3:], strict=True):
-        assert torch.equal(images, again)
-        assert not torch.equal(targets, others)
-    assert not equal(first, second)
+        assert torch.equal(images, again) and torch.equal(targets, others) is seeded
+    assert equal(*ended) is seeded
+    assert ("VOID" in Path("two/public/guarantee.md").read_text()) is seeded
 
 
-def test_reproducible_noise_is_the_same_twice_and_voids_the_guarantee(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The negative control of the above: it is the source of the noise that tells two runs apart."""
-    seen = _recorded(monkeypatch)
-    noise = {"noise": {"class_path": "ReproducibleNoise", "init_args": {"seed": 1}}}
-    assert equal(networks(distil("one", mechanism=noise)), networks(distil("two", mechanism=noise)))
-    assert torch.equal(seen[0][1], seen[3][1])
-    assert "VOID" in Path("two/public/guarantee.md").read_text()
+class Undetached(DataFreeDistillation):
+    """Uses the released targets' values in the generator's loss, with the teacher still in their graph."""
+
+    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        answer = self.teacher._network_of(0)(images).softmax(dim=1)
+        return functional.cross_entropy(self.student(images), targets + answer - answer.detach())
 
 
-def _gap(kind: type[DPDFD], **settings: Any) -> float:
-    def fitted(teacher: torch.nn.Module) -> DPDFD:
+class WellInformed(DataFreeDistillation):
+    """Makes the teacher's class a candidate."""
+
+    def draw_images(self, step: int, latents: torch.Tensor | None) -> torch.Tensor:
+        self._drawn = super().draw_images(step, latents)
+        return self._drawn
+
+    def candidates(self, outputs: torch.Tensor) -> Any:
+        told = functional.one_hot(self.teacher.logits(self._drawn).argmax(dim=1), self.num_classes)
+        return super().candidates(outputs + 1e3 * told)  # type: ignore[misc]
+
+
+def mutant(kind: type, how: type) -> type:
+    return type(how.__name__ + kind.__name__, (how, kind), {})
+
+
+def gap(kind: type, mechanism: type, **settings: Any) -> float:
+    """Largest difference between the generator's gradients after a fit, under two teachers and one released target."""
+    found = []
+    for teacher in two_teachers():
         seed_everything(5)
-        module: DPDFD = of_digits(kind, teacher=teacher, mechanism=FixedGradients(), **settings)
+        module = of_digits(kind, teacher=teacher, mechanism=mechanism(), **settings)
         fit_script(module, steps=1)
-        return module
+        found.append([parameter.grad.clone() for parameter in module.optimized_groups()["generator"].parameters])
+    assert all(float(gradient.abs().max()) > 0 for gradient in (found[0][0], found[0][-1]))
+    return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
 
-    return generator_gap(fitted)
+
+@pytest.mark.parametrize(("kind", "mechanism"), [(DPDFD, FixedGradients), (DPSD, FixedGradients), (DPSD, FixedLabels)])
+def test_the_generator_learns_of_the_teacher_through_released_targets_alone(kind: type, mechanism: type) -> None:
+    assert gap(kind, mechanism, student_loss_weight=1.0) == 0
+    assert gap(mutant(kind, Undetached), mechanism) > 0, "a target that is not detached is noticed"
+    if mechanism is FixedLabels:
+        assert gap(kind, mechanism, discriminator="teacher") > 0, "a teacher that discriminates is noticed"
 
 
-def test_the_generator_learns_of_the_teacher_through_released_targets_alone(folder: Path) -> None:
-    assert _gap(DPDFD, student_loss_weight=1.0) == 0
-    assert _gap(UndetachedDPDFD) > 0, "a target that is not detached is noticed"
+def candidates(kind: type, **settings: Any) -> list[torch.Tensor]:
+    """Of every step, under either teacher."""
+    found = []
+    for teacher in two_teachers():
+        seed_everything(5)
+        mechanism = FixedLabels(smallest=3 if issubclass(kind, DPSD) else 2)
+        fit_script(of_digits(kind, teacher=teacher, mechanism=mechanism, **settings), steps=2, epochs=2)
+        found.append(torch.stack(mechanism.seen))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (DPSD, {"schedule": LinearCandidates(begin=0, end=3), "images": "both"}),
+        (LabelDP, {"threshold": 0.1, "images": "prior"}),
+    ],
+)
+def test_candidates_are_the_student_s_alone(kind: type, settings: dict[str, Any]) -> None:
+    """Another teacher, the same answers: the same candidates, in every step."""
+    first, second = candidates(kind, **settings)
+    assert torch.equal(first, second) and len(first) == 4
+    sizes = first.sum(dim=2)
+    assert sizes[:, 0].tolist() == [10, 8, 6, 3] if kind is DPSD else int(sizes.min()) >= 2
+    told = candidates(mutant(kind, WellInformed), **settings)
+    assert not torch.equal(*told), "candidates that know the teacher are noticed"
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -209,11 +243,9 @@ def test_a_student_begins_with_no_weight_of_the_teacher(
         fit_script(module, steps=1)
         return before
 
-    if broken:
+    said = r"belongs to another as well|begins as a weight of the teacher"
+    with nullcontext() if broken else pytest.raises(ValueError, match=said):
         assert torch.equal(begun(), weights["1.weight"])
-        return
-    with pytest.raises(ValueError, match=r"belongs to another as well|begins as a weight of the teacher"):
-        begun()
 
 
 class WarmStart(Callback):
@@ -235,10 +267,8 @@ def test_no_weight_of_the_teacher_comes_in_later(
     """By a callback, or between two fits."""
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    held: dict[str, Any] = {"teacher": TeacherConfig(path=teacher), "clients": LocalClients(teachers=[teacher])}
-    given = {name: held[name] for name in (["teacher"] if kind is DPDFD else ["clients"])}
-    student = StudentConfig(network=lambda num_classes, image_shape: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    module = kind(num_classes=10, image_shape=(1, 8, 8), batch_size=8, images=PRIOR, student=student, **given)
+    held = {"teacher": teacher} if kind is DPDFD else {"clients": LocalClients(teachers=[teacher])}
+    module = of_digits(kind, images="prior", student=lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **held)
     warm = WarmStart(teacher)
     if fits == 2:
         fit_script(module, steps=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,25 +12,12 @@ from datamodules import Digits
 from datamodules.base import Part
 from datamodules.records import ImageDataset
 from lightning_modules import DPDFD
-from lightning_modules.base import DataFreeDistillation
-from lightning_modules.networks import logits_and_features
 from privacy.mechanisms import NoisyGradients, Shape
 
 
 def two_teachers() -> list[nn.Module]:
     torch.manual_seed(0)
     return [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]
-
-
-def generator_gap(fitted: Callable[[nn.Module], DataFreeDistillation]) -> float:
-    """Largest difference between the generator's gradients after a fit, under two teachers and one released target."""
-    found = []
-    for teacher in two_teachers():
-        parameters = list(fitted(teacher).optimized_groups()["generator"].parameters)
-        found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
-    first, second = found
-    assert all(float(gradient.abs().max()) > 0 for gradient in (first[0], first[-1]))
-    return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
 
 
 class LockedDigits(Digits):
@@ -76,15 +62,6 @@ class CarelessDPDFD(DPDFD):
         pass
 
     on_validation_start = on_predict_start = on_test_start
-
-
-class UndetachedDPDFD(DPDFD):
-    """Uses the released targets' values in the generator's loss, with the teacher still in their graph."""
-
-    def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits, _ = logits_and_features(self.student, images)
-        answer = self.teacher._network_of(0)(images).softmax(dim=1)
-        return F.cross_entropy(logits, targets.detach() + answer - answer.detach())
 
 
 class FixedGradients(NoisyGradients):

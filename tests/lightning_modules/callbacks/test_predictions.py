@@ -33,7 +33,9 @@ def test_a_students_predictions_are_what_the_student_says(folder: Path) -> None:
     data.setup("test")
     assert [int(row["id"]) for row in rows] == data.test_records.ids.tolist()
     assert list(rows[0]) == ["id", "file", "class", "class_name", *(f"p({name})" for name in data.class_names)]
-    student = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt", teacher={"path": "elsewhere/digits.ckpt"}).eval()
+    student = DPDFD.load_from_checkpoint("run/checkpoints/last.ckpt").eval()
+    with pytest.raises(RuntimeError, match="loaded when a fit begins"):
+        _ = student.teacher
     images = data.test_records.__getitems__(range(len(rows)))[0]
     with torch.no_grad():
         expected = student(images).softmax(dim=1)
