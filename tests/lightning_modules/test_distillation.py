@@ -8,34 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import BATCH_SIZE, checkpoint, distil, of_digits
+from support.runs import checkpoint, distil, equal, of_digits
 from torch import nn
 
 from lightning_modules import Distillation
-from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.networks import LinearOnFeatures
 from lightning_modules.student import StudentConfig
 
 
-def run(folder: str = "run", *arguments: str, steps: int = 3, epochs: int = 1, **model: Any) -> TranscriptionCLI:
-    return distil(folder, *arguments, class_path="Distillation", steps=steps, epochs=epochs, model=model)
-
-
-def test_the_pool_is_asked_once_and_the_plan_says_so(folder: Path) -> None:
-    cli = run(steps=5, epochs=3)
-    assert isinstance(cli.model, Distillation)
-    assert cli.model.steps_done == 15
-    # 30 images are four batches of 8.
-    assert cli.model.session.calls_made() == cli.model.session.plan.calls == 4
-    assert cli.model.session.account.queries() == 4 * BATCH_SIZE
-
-
 def test_resumed_as_if_never_interrupted(folder: Path) -> None:
-    run("whole", steps=4, epochs=2)
-    run("part", steps=4, epochs=1)
-    run("part", "--ckpt_path=part/checkpoints/last.ckpt", steps=4, epochs=2)
-    whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
-    assert all(torch.equal(whole[name], part[name]) for name in whole)
+    settings: dict[str, Any] = {"class_path": "Distillation", "steps": 4}
+    distil("whole", **settings, epochs=2)
+    distil("part", **settings)
+    distil("part", "--ckpt_path=part/checkpoints/last.ckpt", **settings, epochs=2)
+    assert equal(checkpoint("whole")["state_dict"], checkpoint("part")["state_dict"])
 
 
 class Constant(nn.Module):

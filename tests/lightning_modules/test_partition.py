@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.data_files import write_folders
-from support.dp_teachers import SMALL, trainer_settings
+from support.dp_teachers import SMALL, private_teacher, trainer_settings
 from support.runs import configuration, fit
 from support.variants import CarelessDPDFD
 
@@ -32,20 +32,11 @@ def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
     return {"class_path": "ImageFolder", "init_args": given}
 
 
-def train_teacher(data: dict[str, Any]) -> None:
-    config = {
-        "trainer": trainer_settings("trained", 1),
-        "model": {"class_path": "Teacher", "init_args": {"network": SMALL}},
-        "data": data,
-    }
-    fit(config)
-
-
 @pytest.fixture(autouse=True)
 def teacher(tmp_path: Path) -> None:
     """Of 80 pictures, about a fifth of which are for testing."""
     write_folders(tmp_path / "insects")
-    train_teacher(pictures())
+    private_teacher("trained", data=pictures())
 
 
 def transcribe(data: dict[str, Any], *, teacher: str = "trained/checkpoints/last.ckpt", **model: Any) -> Any:
@@ -96,7 +87,7 @@ def test_a_student_is_not_judged_on_pictures_of_a_folder_inside_of_the_private_o
 ) -> None:
     for part in ("train", "test"):
         write_folders(Path("outer") / part)
-    train_teacher(pictures(None, root="outer"))
+    private_teacher("trained", data=pictures(None, root="outer"))
     if broken:
         monkeypatch.setattr(evaluation, "require_outside", lambda *given, **named: None)
         transcribe(pictures(root="outer/train"))
@@ -120,7 +111,7 @@ def test_a_students_guarantee_says_that_private_pictures_of_its_teacher_may_be_p
     shutil.copy("both/train/ants/003.png", "both/test/ants/copy.png")
     if broken:
         monkeypatch.delitem(own_training._NO_DATA, "assumptions")
-    train_teacher(pictures(None, root="both", duplicates="allow"))
+    private_teacher("trained", data=pictures(None, root="both", duplicates="allow"))
     told = "a private picture that is also in the public test part of both may be known"
     for duplicates in ("refuse", "allow"):
         said = transcribe(pictures(None, root="both", duplicates=duplicates)).model.guarantee().assumptions
@@ -175,13 +166,13 @@ def test_teachers_of_one_ledger_agree_on_what_is_private(broken: bool, monkeypat
         with refused(
             monkeypatch, broken, f"{told} of the data is", "records need a folder and a name", error=LedgerError
         ):
-            train_teacher(other)
+            private_teacher("trained", data=other)
     # Nor under another name: the folder leads to its ledger.
     with refused(
         monkeypatch, broken, "test_fraction of the data is", "need a folder and a name of their own", error=LedgerError
     ):
-        train_teacher(pictures(0.5, name="others"))
-    train_teacher(pictures(classes=["bees", "ants"]))
+        private_teacher("trained", data=pictures(0.5, name="others"))
+    private_teacher("trained", data=pictures(classes=["bees", "ants"]))
 
 
 @pytest.mark.parametrize("part", ["test", "train"])

@@ -18,13 +18,13 @@ class OtherDigits(Digits):
     """The digits under another name."""
 
 
-def private_teacher(folder: str, *, epochs: int = 1, **model: Any) -> Teacher:
+def private_teacher(folder: str, *, epochs: int = 1, data: Any = None, **model: Any) -> Teacher:
     """A teacher that nothing bounds, in `folder/checkpoints/last.ckpt`."""
     config = {
         "seed_everything": 3,
         "trainer": trainer_settings(folder, epochs),
         "model": {"class_path": "Teacher", "init_args": {"network": SMALL, **model}},
-        "data": {"class_path": "Digits"},
+        "data": data or {"class_path": "Digits"},
     }
     model: Teacher = fit(config).model
     return model

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.sessions import session_of
 from torch import Tensor
 
 from lightning_modules.losses.targets import GradientTargets, teacher_answers
 from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
 from privacy.mechanisms.base import Mechanism
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS
-from privacy.session import PrivacySession
 
 C = 1e-3
 MECHANISM, SOFT = NoisyGradients(norm_bound=C), NoisyGradients(norm_bound=C, stability=0.3)
@@ -22,12 +20,6 @@ MECHANISM, SOFT = NoisyGradients(norm_bound=C), NoisyGradients(norm_bound=C, sta
 
 def logits(seed: int, rows: int = 6, classes: int = 5) -> Tensor:
     return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
-
-
-def releasing(mechanism: NoisyGradients) -> Callable[[Tensor], Tensor]:
-    session = PrivacySession(mechanism, Shape(6, 5))
-    session.open(private_data="digits/train")
-    return functools.partial(session.release, mechanism)
 
 
 def by_differences(loss: Any, at: Tensor, *, step: float = 1e-5) -> Tensor:
@@ -74,12 +66,11 @@ def test_targets_are_a_step_from_the_probabilities_back_in_the_simplex() -> None
 
 def test_a_followed_gradient_moves_no_common_part_of_the_logits() -> None:
     settings = GradientTargets(student_target="gradients")
-    release = releasing(NoisyGradients(norm_bound=C, noise_multiplier=0.0, top_k=2))
+    session = session_of(NoisyGradients, Shape(6, 5), norm_bound=C, noise_multiplier=0.0, top_k=2)
     outputs = logits(0)
-    released = release(settings.gradients(outputs, logits(1)))
+    released = session.release(session.mechanism, settings.gradients(outputs, logits(1)))
     assert float(released.sum(1).abs().max()) > 0.1 * C  # a masked gradient has one
     made = settings.annotation(outputs, released, MECHANISM)
-    assert made.gradients is not None
     torch.testing.assert_close(made.gradients.sum(1), torch.zeros(6), atol=1e-5, rtol=0)
     torch.testing.assert_close((outputs - made.gradients).softmax(1), made.targets)
 
