@@ -43,7 +43,8 @@ class DirectGradients(NoisyGradients):
     q, and δ = Σ_K Bin(K; T, q)·δ_GDP(√K μ) for T steps. B is the nominal batch size: noise scaled to the drawn size
     would need its own proof.
 
-    The figure of DPDFD's Theorem 3, which indexes Table 4, is that of `NoisyGradients`: a claim.
+    The figure of DPDFD's Theorem 3, here the index of Table 4, is that of `NoisyGradients`: a claim. The paper states
+    the theorem for Algorithm 1, and does not say how Table 4 counts its ε.
 
     Settings are those of `NoisyGradients`. `release` must not be `ensemble`, which is for teachers, and `bounding` not
     `normalize_batch`, where a label changes every row through their common norm.
