@@ -15,7 +15,7 @@ from datamodules import Digits
 from datamodules.image_folder import ImageFolder
 from lightning_modules import DPSGDTeacher
 from lightning_modules.private_fit import ForwardExceptions
-from privacy import Ledger
+from privacy import Ledger, SampledGaussian, compose
 
 
 def pictures(folder: str, count: int) -> None:
@@ -63,6 +63,29 @@ def test_an_error_leaves_the_page_of_the_whole_plan(monkeypatch: pytest.MonkeyPa
         found = json.loads(page.read_text())["guarantee"]
         assert found["epsilon"] == whole > found["epsilon_spent"]
         assert not list(Path("interrupted/public").glob("*.pt"))
+
+
+def test_trainings_on_one_folder_are_one_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From two working folders, under another name, and with a folder for all ledgers."""
+    monkeypatch.delenv("TRANSCRIPTION_LEDGERS")
+    caplog.set_level("INFO")
+    pictures("some", 12)
+    for number, place in enumerate(("first", "second", "of another name", "with one for all", "fifth"), start=1):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        config = settings("some")
+        named = {"root": str(tmp_path / "some"), "name": "other" if number == 3 else "insects"}
+        config["data"]["init_args"]["dataset"]["init_args"] |= named
+        with monkeypatch.context() as patch:
+            if number == 4:
+                patch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "of all"))
+            fit(config)
+        stated = guarantee("run_some")
+        total = compose({SampledGaussian(2.0, stated["releases"][0][0]["sample_rate"]): 2 * number}, 1e-3).epsilon
+        assert stated["epsilon_all_runs"] == pytest.approx(total, rel=1e-6) and stated["trainings"] == number
+        assert "Privacy ledger of insects/train: " in caplog.text
 
 
 def test_nothing_is_trained_before_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
