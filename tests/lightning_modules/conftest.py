@@ -10,6 +10,14 @@ from support.runs import SMALL
 __all__ = ["folder", "here", "quick_exports", "quick_figures", "quick_whitening", "trained_teacher", "with_onnx"]
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is warned of a teacher from elsewhere."""
+    found: list[str] = []
+    monkeypatch.setattr("lightning_modules.teachers.external.rank_zero_warn", found.append)
+    return found
+
+
 @pytest.fixture(scope="session")
 def trained_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of three teachers of the digits, trained once."""

@@ -19,10 +19,6 @@ from lightning_modules.teachers.teacher import InnerProduct, PriorCrossEntropy
 NETWORK = {"class_path": "MeanEmbedding", "init_args": {"features": 200, "length": 8.0}}
 
 
-def charged() -> bool:
-    return any("mean embeddings" in file.read_text() for file in Path().rglob("*.jsonl"))
-
-
 def merf(teacher: str, *, steps: int = 400, **model: Any) -> dict[str, Any]:
     made = configuration("student", steps=steps)
     made["data"]["init_args"]["batch_size"] = 64
@@ -78,4 +74,4 @@ def test_other_teachers_are_refused_before_they_cost_anything(folder: Path) -> N
     private_teacher("teacher")
     with pytest.raises(ValueError, match="must be a MeanEmbedding, got SmallCNN"):
         fit(merf("teacher/checkpoints/last.ckpt"))
-    assert not charged()
+    assert not any("mean embeddings" in file.read_text() for file in Path().rglob("*.jsonl"))

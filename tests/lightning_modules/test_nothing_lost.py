@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 from support.kills import forked, released
-from support.runs import checkpoint, configuration, csv_rows, guarantee, result, working_in
+from support.runs import checkpoint, configuration, counted, csv_rows, guarantee, result, working_in
 
 from lightning_modules.cli import main
 from privacy.accounting.composition import compose
-from privacy.ledger import Ledger
 from privacy.plan import Charge
 
 STEPS, EPOCHS, BLOCK = 6, 5, 7
@@ -72,11 +71,6 @@ def require_same_end(whole: dict[str, Any]) -> None:
     assert ended["distillation"]["steps_done"] == STEPS * EPOCHS
     assert ended["state_dict"].keys() == whole["state_dict"].keys()
     assert all(torch.equal(value, whole["state_dict"][name]) for name, value in ended["state_dict"].items())
-
-
-def counted() -> Counter[Charge]:
-    """What the ledger of the private data says of all runs."""
-    return Ledger(path="ledgers/Digits-train.jsonl", private_data="Digits/train", run="reader").counts()
 
 
 def require_nothing_forgotten(counts: Counter[Charge], *, kills: int) -> None:

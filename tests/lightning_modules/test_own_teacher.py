@@ -31,13 +31,6 @@ def settings(**more: Any) -> dict[str, Any]:
     return {**named, "images": "prior", **more}
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr("lightning_modules.teachers.external.rank_zero_warn", found.append)
-    return found
-
-
 @pytest.mark.usefixtures("theirs")
 def test_what_was_looked_at_is_told_and_what_was_found_is_not(said: list[str]) -> None:
     distil("run", model=settings())

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
 from privacy.journal import write_atomically
 from privacy.ledger import Ledger
+from privacy.plan import Charge
 
 QUIET = [
     "--trainer.accelerator=cpu",
@@ -169,10 +171,14 @@ def csv_rows(path: str | Path) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
 
 
+def counted() -> Counter[Charge]:
+    """What the ledger of the private data says of all runs."""
+    return Ledger(path="ledgers/Digits-train.jsonl", private_data="Digits/train", run="reader").counts()
+
+
 def charged() -> int:
     """Releases that the ledger of the private data counts."""
-    ledger = Ledger(path="ledgers/Digits-train.jsonl", private_data="Digits/train", run="reader")
-    return sum(ledger.counts().values())
+    return sum(counted().values())
 
 
 def guarantee(folder: str = "run") -> dict[str, Any]:

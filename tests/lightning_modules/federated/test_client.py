@@ -25,7 +25,6 @@ from privacy.plan import Charge
 
 DELTA = 1e-5
 MU = math.sqrt(BATCH_SIZE) * 2 / 20.0
-LABELS = NoisyLabels(epsilon=1.0, smallest=3)
 
 
 def test_without_noise_nothing_is_bounded_and_the_server_s_guarantee_is_named() -> None:
@@ -95,7 +94,7 @@ def test_a_question_that_does_not_fit_is_refused_and_costs_nothing(changed: dict
     asked.begin(terms())
     with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
         asked.answer(question(**changed))
-    asked.begin(terms(LABELS))
+    asked.begin(terms(NoisyLabels(epsilon=1.0, smallest=3)))
     with pytest.raises(ClientRefusal, match=r"must be finite|must have shapes"):
         asked.answer(question(**({} if "candidates" in changed else changed)))
     assert not asked.session.account.counts()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUIET, checkpoint, result
+from support.runs import QUIET, checkpoint, equal, result
 from torch import nn
 
 from datamodules import Digits
@@ -35,9 +35,7 @@ SMALL = ["--model.network.init_args.width=8", "--model.local_steps=60"]
 
 def average(folder: str, *arguments: str) -> FedAvg:
     given = ["--config", "sweeps/methods/fedavg_digits.yaml", f"--trainer.default_root_dir={folder}", *SMALL, *QUIET]
-    cli = main(["fit", *given, *arguments])
-    assert cli is not None and isinstance(cli.model, FedAvg)
-    return cli.model
+    return main(["fit", *given, *arguments]).model  # type: ignore[union-attr,no-any-return]
 
 
 def test_clients_average_to_a_network_that_none_of_them_bounds(folder: Path) -> None:
@@ -86,5 +84,4 @@ def test_resumed_as_if_never_interrupted(folder: Path) -> None:
     average("part", few, "--model.rounds=2", "--data.steps_per_epoch=1", "--trainer.max_epochs=1")
     assert checkpoint("part")["federated"]["rounds_done"] == 1
     average("part", few, "--model.rounds=2", "--ckpt_path=part/checkpoints/last.ckpt")
-    whole, part = (checkpoint(name)["state_dict"] for name in ("whole", "part"))
-    assert all(torch.equal(whole[name], part[name]) for name in whole)
+    assert equal(checkpoint("whole")["state_dict"], checkpoint("part")["state_dict"])

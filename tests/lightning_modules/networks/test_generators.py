@@ -23,18 +23,15 @@ def test_pixels_have_the_stated_statistics_in_each_channel() -> None:
     torch.testing.assert_close(images.std((0, 2, 3)), torch.tensor([0.5, 2.0]), rtol=1e-2, atol=0)
 
 
-def estimate(rows: int, mean: torch.Tensor, log_variance: torch.Tensor) -> float:
-    """The divergence from samples and torch's own densities."""
-    own = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
-    codes = sample_codes(mean.expand(rows, -1), log_variance.expand(rows, -1), draw=torch.Generator().manual_seed(0))
-    return float((own.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)).sum(dim=1).mean())
-
-
 def test_the_divergence_is_that_of_the_densities() -> None:
     mean, log_variance = torch.tensor([[0.5, -1.0, 0.0]]), torch.tensor([[0.3, -2.0, 0.0]])
     image = torch.zeros(1, 1, 2, 2)
     loss = negative_elbo(image, image, mean, log_variance)
-    expected = estimate(200_000, mean, log_variance)
+    # From samples and torch's own densities.
+    own, rows = torch.distributions.Normal(mean, (0.5 * log_variance).exp()), (200_000, -1)
+    codes = sample_codes(mean.expand(rows), log_variance.expand(rows), draw=torch.Generator().manual_seed(0))
+    densities = own.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)
+    expected = float(densities.sum(dim=1).mean())
     assert float(loss) == pytest.approx(expected, rel=0.01)
     # A standard deviation taken for a variance is noticed.
     assert float(negative_elbo(image, image, mean, 0.5 * log_variance)) != pytest.approx(expected, rel=0.05)

@@ -118,7 +118,6 @@ def of_patches(network: Patches, pictures: Tensor) -> Tensor:
 @pytest.mark.parametrize("settings", [{}, {"cells": 1}])
 def test_kernels_are_what_their_definition_says(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     network, given = build("kernels", whitened=False, **settings).feature_extractor, images(3)
-    assert isinstance(network, Kernels)
     expected = torch.stack([of_kernels(network, picture) for picture in given])
     assert network(given).shape == (3, *network.output_shape)
     assert torch.allclose(network(given).double(), expected, atol=1e-4)
@@ -129,7 +128,6 @@ def test_kernels_are_what_their_definition_says(settings: dict[str, Any], monkey
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "cells": 3}])
 def test_patches_are_what_their_definition_says(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     network, given = build("patches", whitened=False, **settings).feature_extractor, images()
-    assert isinstance(network, Patches)
     expected, state = of_patches(network, given), copy.deepcopy(network.state_dict())
     assert network(given).shape == (5, *network.output_shape)
     assert torch.allclose(network(given).double(), expected, atol=1e-4)

@@ -19,12 +19,10 @@ from datamodules.records import ImageDataset
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.mechanisms.base import ReproducibleNoise
 
-LINEAR = linear_spec()
-
 
 def configuration(folder: str, *, epochs: int = 1, **model: Any) -> dict[str, Any]:
     again = {"class_path": "ReproducibleNoise", "init_args": {"seed": 5}}
-    settings = {"network": LINEAR, "noise": again, "noise_multiplier": 1.0, **model}
+    settings = {"network": linear_spec(), "noise": again, "noise_multiplier": 1.0, **model}
     return dp_sgd(folder, epochs, data={"noise": again}, trainer={"callbacks": []}, **settings)
 
 

@@ -153,13 +153,6 @@ def test_private_teachers_and_ensembles_apply_it() -> None:
 SHAPE = (1, 8, 8)
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr(trial, "rank_zero_warn", found.append)
-    return found
-
-
 def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
     teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
     session = PrivacySession(NoisyGradients(), Shape(8, 10))

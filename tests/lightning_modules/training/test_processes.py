@@ -22,6 +22,8 @@ from support.runs import QUIET, checkpoint, configuration, fit, result
 from lightning_modules import DPDFD
 from lightning_modules.cli import main
 from lightning_modules.training.run import check_strategy
+from privacy.ledger import Ledger
+from privacy.plan import Charge
 from privacy.processes import ProcessesError
 
 STEPS = 2
@@ -60,17 +62,10 @@ def settings(name: str, folder: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def charges(folder: str, path: Path) -> Counter[str]:
+def charges(folder: str, path: Path) -> Counter[Charge]:
     """What a run of a ledger was charged for: releases, claims, queries, and how often."""
     run = checkpoint(folder)["distillation"]["charged"]["run"]
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    used = {line["block"]: line["used"] for line in lines if line["event"] == "settle"}
-    found: Counter[str] = Counter()
-    for line in lines:
-        if line["event"] == "reserve" and line["run"] == run:
-            what = json.dumps([line["release"], line["claim"], line["queries"]])
-            found[what] += used.get(line["block"], line["count"])
-    return +found
+    return Ledger(path=path, private_data="Digits/train", run="reader").counts(run=run)
 
 
 def differing(states: list[dict[str, Any]]) -> list[str]:

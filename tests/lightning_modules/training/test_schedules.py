@@ -13,10 +13,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from lightning_modules.training.manual_optimization import CosineSchedule, OptimizedGroup
 
 
-def group(kind: Any = CosineSchedule) -> OptimizedGroup:
-    return OptimizedGroup([torch.nn.Parameter(torch.ones(1))], lambda given: torch.optim.SGD(given, lr=3e-3), kind)
-
-
 def rates(schedule: Any, steps: int) -> list[float]:
     found = []
     for _ in range(steps):
@@ -27,7 +23,7 @@ def rates(schedule: Any, steps: int) -> list[float]:
 
 
 def built(steps: float, kind: Any = CosineSchedule) -> Any:
-    one = group(kind)
+    one = OptimizedGroup([torch.nn.Parameter(torch.ones(1))], lambda given: torch.optim.SGD(given, lr=3e-3), kind)
     return one.schedule(one.optimizer(one.parameters), steps=steps)  # type: ignore[misc]
 
 
