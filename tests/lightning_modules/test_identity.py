@@ -10,7 +10,6 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 import torch
 from lightning import Trainer
 from support.dp_teachers import PLAIN_SGD, SMALL, private_teacher, teacher_by_dp_sgd, train
-from support.runs import RESUME, checkpoint, copy_runs, distil, fit_script, guarantee, of_digits, shelve, working_in
+from support.runs import RESUME, checkpoint, copy_runs, distil, guarantee, of_digits, shelve, working_in
 
 from datamodules import Digits, SyntheticSteps
 from lightning_modules import DPDFD, DPSGDTeacher, Teacher, private_fit
@@ -28,9 +27,9 @@ from lightning_modules.teachers import dp_sgd, own_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.dp_sgd_steps import KnownWeights, PlannedSteps
 from lightning_modules.training.run import clear
-from privacy import Budget, BudgetExceeded, Ledger, LedgerError, Release, SampledGaussian, compose
+from privacy import Budget, Ledger, LedgerError, Release, SampledGaussian, compose
 from privacy.account import restore_run
-from privacy.identity import CheckpointError, Training
+from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyGradients, Shape
 from privacy.plan import Plan
 from privacy.session import PrivacySession
@@ -221,7 +220,8 @@ def test_a_teacher_that_stopped_early_costs_its_whole_plan(monkeypatch: pytest.M
     again = teacher_by_dp_sgd("teacher", f"--ckpt_path={TEACHER}", target_epsilon=3.0, epochs=2)
     assert len(again.accountant) == 6 and sum(again.steps.plan.charges.values()) == 12
     assert again.guarantee().epsilon > 2.98 > again.epsilon()
-    assert compose(dict(releases_of(TEACHER)), 1e-5).epsilon > 2.98
+    of_file: Any = TeacherConfig(path=TEACHER).load(num_classes=10, image_shape=(1, 8, 8)).training
+    assert compose(of_file.releases, 1e-5).epsilon > 2.98
     # The mutant plans anew.
     fix = PlannedSteps.fix_plan
 
@@ -278,13 +278,6 @@ def test_dp_sgd_in_another_precision_is_refused() -> None:
     for precision in ("bf16-mixed", "16-true", "64-true"):
         with pytest.raises(ValueError, match="precision must be one of 32-true, 32, got"):
             teacher_by_dp_sgd("teacher", noise_multiplier=1.0, precision=precision)
-
-
-def releases_of(path: str) -> Mapping[Release, int]:
-    """What a teacher's file says of itself."""
-    training = TeacherConfig(path=path).load(num_classes=10, image_shape=(1, 8, 8)).training
-    assert isinstance(training, Training) and training.releases is not None
-    return training.releases
 
 
 def test_the_ledger_holds_the_plan_before_the_first_step(ledgers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,25 +364,3 @@ def test_a_target_is_kept_where_epochs_change_their_length(monkeypatch: pytest.M
     monkeypatch.setattr(dp_sgd, "steps_of_run", lambda *_, **__: 0)
     with pytest.raises(ValueError, match="and 7 steps in all"):
         teacher_by_dp_sgd("teacher", *shorter, target_epsilon=3.0, epochs=6)
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_second_fit_of_a_student_adds_its_steps() -> None:
-    mechanism = NoisyGradients(release="per_sample_full")
-    module = of_digits(DPDFD, teacher=f"private/{LAST}", images="prior", student=SMALL, mechanism=mechanism)
-    for calls in (2, 4):
-        fit_script(module, steps=2)
-        assert module.session.plan.calls == calls
-    assert module.session.plan.changed
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_budget_given_on_resuming_is_applied() -> None:
-    model = {"teacher": f"private/{LAST}"}
-    given = {"release": "per_sample_full", "noise_multiplier": 5000.0, "accounting": "record", "scope": "run"}
-    cli = distil("run", RESUME, model=model, mechanism={**given, "delta": 1e-6}, steps=1, epochs=2)
-    charged = sorted(charge.release.gaussian_mu for charge in cli.model.session.account.counts(scope="run"))
-    assert len(charged) == 2 and charged[0] == pytest.approx(8**0.5 * 2 / 5000)
-    assert cli.model.session.account.budget.delta == 1e-6
-    with pytest.raises(BudgetExceeded, match=r"target_epsilon=0\.001"):
-        distil("run", RESUME, model=model, mechanism={**given, "target_epsilon": 0.001}, steps=1, epochs=3)

@@ -17,12 +17,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sklearn.linear_model import Ridge
-from support.runs import distil, fit_script
-from support.variants import MoodyTeacher
+from support.runs import distil
 from torch import nn
 
-from lightning_modules import DPDFD
-from lightning_modules.images import Images
 from lightning_modules.networks import SmallCNN, TwoConvNet
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
@@ -252,14 +249,3 @@ def test_weights_in_another_form_are_refused_by_what_they_are() -> None:
     # Which a network that has the same form takes.
     torch.save(normalised.state_dict(), "weights.pt")
     load(network=lambda *_: copy.deepcopy(normalised))
-
-
-def test_answers_that_are_not_finite_neither_stop_the_run_nor_change_its_charge(folder: Path) -> None:
-    teacher = TeacherConfig(path=MoodyTeacher())
-    module = DPDFD(**SHAPE, batch_size=8, teacher=teacher, images=Images(source="prior"))
-    fit_script(module, steps=3)
-    assert not torch.isfinite(module.teacher.logits(torch.ones(1, 1, 8, 8))).any()
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in module.student.parameters())
-    assert module.steps_done == 3
-    healthy = distil(model={"images": "prior"}).model
-    assert module.session.account.epsilon() == healthy.session.account.epsilon() > 0

@@ -51,15 +51,19 @@ def vector(sums: list[torch.Tensor]) -> torch.Tensor:
 
 
 def by_autograd(
-    features: torch.Tensor, labels: torch.Tensor, layer: nn.Linear, log_prior: torch.Tensor | None = None
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    layer: nn.Linear,
+    log_prior: torch.Tensor | None = None,
+    counts: list[int] | None = None,
 ) -> torch.Tensor:
-    """The same from gradients that are stored one by one, in float64."""
+    """The same from gradients that are stored one by one, in float64; `counts` are persons' numbers of records."""
     criterion = PriorCrossEntropy(log_prior)
     exact = nn.Linear(FEATURES, CLASSES, bias=layer.bias is not None).double()
     exact.load_state_dict(layer.state_dict())
     total = torch.zeros(sum(parameter.numel() for parameter in exact.parameters()), dtype=torch.float64)
-    for row, label in zip(features.double(), labels, strict=True):
-        loss = criterion(exact(row[None]), label[None])
+    for rows, own in zip(features.double().split(counts or 1), labels.split(counts or 1), strict=True):
+        loss = criterion(exact(rows), own)
         gradient = vector(list(torch.autograd.grad(loss, list(exact.parameters()))))
         total += gradient * (C / gradient.norm()).clamp(max=1.0)
     return total
@@ -77,9 +81,13 @@ def flat(rows: list[torch.Tensor], *, stability: float | None = None) -> torch.T
     return vector(flat_sums(rows, norm=C, stability=stability)).double()
 
 
+def longest(clipped: Callable[[int], torch.Tensor]) -> float:
+    """The longest contribution of many single records, in clipping norms."""
+    return max(float(clipped(seed).norm()) / C for seed in range(300))
+
+
 def longest_flat(**settings: Any) -> float:
-    """The longest clipped gradient of many single records, in clipping norms."""
-    return max(float(flat(gradients(1, seed=seed), **settings).norm()) / C for seed in range(300))
+    return longest(lambda seed: flat(gradients(1, seed=seed), **settings))
 
 
 def by_opacus(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -96,7 +104,7 @@ def test_no_held_gradient_moves_the_sum_by_more_than_its_clipping_norm() -> None
     assert 1 - 1e-5 < longest_flat() <= 1.0
     assert 0.99 < longest_flat(stability=0.01) <= 1.0
     # Negative controls: float32, and a stability below 0, which lengthens what it should bound.
-    assert max(float(by_opacus(gradients(1, seed=seed)).norm()) / C for seed in range(300)) > 1.0
+    assert longest(lambda seed: by_opacus(gradients(1, seed=seed))) > 1.0
     assert longest_flat(stability=-0.01) > 1.0
 
 
@@ -141,26 +149,21 @@ def test_the_sum_is_that_of_the_clipped_gradients(bias: bool, log_prior: torch.T
     assert not vector(linear_sums(features[:0], labels[:0], layer, norm=C)).any()
 
 
-def longest(**settings: Any) -> float:
-    """The longest contribution of single records, in clipping norms."""
-    lengths = []
-    for seed in range(200):
-        features, labels = records(1, seed=seed, scale=10.0 ** (seed % 7 - 2))
-        lengths.append(float(vector(linear_sums(features, labels, head(), norm=C, **settings)).norm()) / C)
-    return max(lengths)
+def alone(seed: int) -> torch.Tensor:
+    return vector(linear_sums(*records(1, seed=seed, scale=10.0 ** (seed % 7 - 2)), head(), norm=C))
 
 
 def test_no_record_moves_the_sum_by_more_than_its_clipping_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 - 1e-5 < longest() <= 1.0
+    assert 1 - 1e-5 < longest(alone) <= 1.0
     # Negative controls: no margin in float32, and a norm that forgets the bias.
     with monkeypatch.context() as patch:
         patch.setattr(module, "LINEAR_MARGIN", 0.0)
         patch.setattr(torch.Tensor, "double", torch.Tensor.float)
-        assert longest() > 1.0
+        assert longest(alone) > 1.0
     square = torch.Tensor.square
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "square", lambda values: square(values) - 1)
-        assert longest() > 1.0
+        assert longest(alone) > 1.0
 
 
 SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-8, 1e-3, 1.0, 1e3, 1e12, 1e30, 3e38, torch.inf, torch.nan])
@@ -247,14 +250,9 @@ def test_a_person_of_50_pictures_moves_the_sum_by_at_most_the_clipping_norm(mode
 
 @pytest.mark.parametrize("mode", ["flat", "linear"])
 def test_what_is_clipped_is_the_mean_gradient_of_a_person(mode: str) -> None:
-    counts, layer = [1, 200, 7, 130, 1], head().double()  # more than a piece holds
+    counts = [1, 200, 7, 130, 1]  # more than a piece holds
     features, labels = records(sum(counts), seed=5, scale=0.3)
-    expected, start = torch.zeros(CLASSES * (FEATURES + 1), dtype=torch.float64), 0
-    for count in counts:
-        rows, start = slice(start, start + count), start + count
-        loss = F.cross_entropy(layer(features[rows].double()), labels[rows])
-        mean = vector(list(torch.autograd.grad(loss, list(layer.parameters()))))
-        expected += mean * (C / mean.norm()).clamp(max=1.0)
+    expected = by_autograd(features, labels, head(), counts=counts)
     assert torch.allclose(of_persons(mode, features, labels, counts), expected, rtol=1e-4, atol=1e-7)
     assert not torch.allclose(of_persons(mode, features, labels, counts[::-1]), expected, rtol=1e-2)
     features[3] = torch.nan  # and all of that person counts as zeros
@@ -331,31 +329,26 @@ OF_THE_BATCH = partial(Plain, norm=nn.BatchNorm2d(8, affine=False, track_running
 COUPLED: list[Callable[[], nn.Module]] = [Centred, OF_THE_BATCH, HookedLater]
 
 
-@pytest.mark.parametrize("network", [partial(Plain, padding_mode="reflect"), *COUPLED])
-def test_whatever_a_network_does_a_record_has_the_gradient_of_a_batch_of_one(network: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("network", "broken"),
+    [(partial(Plain, padding_mode="reflect"), False), *((one, broken) for one in COUPLED for broken in (False, True))],
+)
+def test_whatever_a_network_does_a_record_has_the_gradient_of_a_batch_of_one(
+    network: Callable[[], nn.Module], broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one record more moves a sum by its own clipped gradient and no other."""
     torch.manual_seed(0)
-    clipped = made(network())
-    found = clipped.gradients(IMAGES, LABELS)
-    for row in range(len(IMAGES)):
+    clipped, alike = made(network()), True
+    if broken:
+        monkeypatch.setattr(ClippedNetwork, "gradients", of_opacus)
+    found = clipped.gradients(IMAGES[:10], LABELS[:10])  # an even number, see `HookedLater`
+    for row in range(10):
         loss = F.cross_entropy(clipped._copy()(IMAGES[row : row + 1]), LABELS[row : row + 1])
         exact = torch.autograd.grad(loss, clipped.parameters)
         if network is HookedLater:
             exact = (*exact[:-2], exact[-2] / 3, exact[-1])  # which no hook has changed
-        assert all(torch.allclose(one[row], other, atol=1e-5) for one, other in zip(found, exact, strict=True))
-
-
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("network", COUPLED)
-def test_one_record_more_moves_a_sum_by_at_most_its_clipping_norm(
-    network: Callable[[], nn.Module], broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    clipped = made(network())
-    if broken:
-        monkeypatch.setattr(ClippedNetwork, "gradients", of_opacus)
-    sums = [vector(clipped.sums(IMAGES[:n], LABELS[:n])) for n in (2, 1)]
-    # float32 may round the other record's gradient otherwise in a batch of another size.
-    assert (float((sums[0] - sums[1]).norm()) <= C * (1 + 1e-6)) is not broken
+        alike &= all(torch.allclose(one[row], other, atol=1e-5) for one, other in zip(found, exact, strict=True))
+    assert alike is not broken
 
 
 @pytest.mark.parametrize("broken", [False, True])

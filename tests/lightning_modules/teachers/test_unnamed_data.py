@@ -40,26 +40,42 @@ def used(path: str, **given: Any) -> tuple[Guarantee, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("place", ["beside it", "one folder for all"])
-def test_a_file_that_was_renamed_has_no_new_budget(
-    place: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "before", "after"),  # and in which one folder for all ledgers
+    [
+        ("renamed", None, None),
+        ("renamed", "ledgers", "ledgers"),
+        ("named twice", None, None),
+        ("named twice", None, "ledgers"),
+        ("named twice", "once", None),
+    ],
+)
+def test_charges_of_the_same_weights_count_under_any_name(
+    how: str, before: str | None, after: str | None, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if place != "beside it":
-        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
-    if broken:  # known by the file's name alone
+    def used_in(folder: str | None, path: str, **given: Any) -> Guarantee:
+        with monkeypatch.context() as patch:
+            if folder is not None:
+                patch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / folder))
+            return used(path, **given)[0]
+
+    if broken:  # known by the name alone, of the file or the data
         monkeypatch.setattr(ledger_place, "ledgers_of", lambda training, ledger: set())
-    first, _ = used("weights.pt")
-    spent = first.queries
-    assert spent > 0
-    Path("weights.pt").rename("model.pt")
-    renamed, _ = used("model.pt")
-    assert (renamed.epsilon_all_runs, renamed.queries) == (first.epsilon, spent)
-    assert renamed.queries_of_run == (spent if broken else 0)
-    if place != "beside it":
+    spent = used_in(before, "weights.pt")
+    assert spent.queries > 0
+    again: list[tuple[str, dict[str, str]]] = [("weights.pt", {"private_data": name}) for name in ("faces", "people")]
+    if how == "renamed":
+        Path("weights.pt").rename("model.pt")
+        again = [("model.pt", {})]
+    for path, given in again:
+        found = used_in(after, path, **given)
+        # Nothing is left of the target; without the check each name has it anew.
+        assert found.queries_of_run == (spent.queries if broken else 0)
+        assert (found.queries, found.epsilon_all_runs) == (spent.queries, spent.epsilon_all_runs)
+    if how == "renamed" and after:
         Path("elsewhere").mkdir()
         Path("model.pt").rename("elsewhere/model.pt")
-        moved, _ = used("elsewhere/model.pt")
-        assert moved.queries_of_run == 0  # by its name, without the check as well
+        assert used_in(after, "elsewhere/model.pt").queries_of_run == 0  # by its name, without the check as well
 
 
 def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,27 +91,6 @@ def test_the_page_says_what_such_a_ledger_does_not_know(monkeypatch: pytest.Monk
     distil("run", model=model, mechanism={"noise_multiplier": 100.0}, steps=1)
     page = json.loads(Path("run/public/guarantee.json").read_text())["guarantee"]["assumptions"]
     assert sum("UNNAMED DATA" in text for text in page) == 1
-
-
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("then", ["named twice", "one folder for all", "no longer one folder for all"])
-def test_charges_of_the_same_weights_count_under_any_name(
-    then: str, broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if broken:
-        monkeypatch.setattr(ledger_place, "ledgers_of", lambda training, ledger: set())
-    with monkeypatch.context() as patch:
-        if then == "no longer one folder for all":
-            patch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "once"))
-        spent, _ = used("weights.pt")
-    assert spent.queries > 0
-    if then == "one folder for all":
-        monkeypatch.setenv("TRANSCRIPTION_LEDGERS", str(tmp_path / "ledgers"))
-    for name in ("faces", "people"):
-        named, _ = used("weights.pt", private_data=name)
-        # Nothing is left of the target; without the check each name has it anew.
-        assert named.queries_of_run == (spent.queries if broken else 0)
-        assert (named.queries, named.epsilon_all_runs) == (spent.queries, spent.epsilon_all_runs)
 
 
 def test_a_copy_in_another_type_and_without_counters_is_no_new_teacher() -> None:
