@@ -34,11 +34,6 @@ def _long_names(method: str) -> dict[str, str]:
     return {**short, **{name: one for name, one in long.items() if name not in own}, **chief}
 
 
-def _is_group(value: Any) -> bool:
-    """Whether a value is of the group itself, and not of the field that the short name stands for."""
-    return isinstance(value, Mapping) and not {"class_path", "name"} & value.keys()
-
-
 def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
     """Settings of a method by short names, in the groups that its constructor takes.
 
@@ -51,7 +46,9 @@ def grouped(kind: str | type, **settings: Any) -> dict[str, Any]:
         if isinstance(value, Images | StudentConfig | TeacherConfig):
             value = {field.name: getattr(value, field.name) for field in fields(value)}
         long = _long_names(method).get(name)
-        if long is None or (name == long.partition(".")[0] and _is_group(value)):
+        # Of the group itself, and not of the field that the short name stands for.
+        whole = isinstance(value, Mapping) and not {"class_path", "name"} & value.keys()
+        if long is None or (whole and name == long.partition(".")[0]):
             found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
             continue
         group, _, field = long.partition(".")

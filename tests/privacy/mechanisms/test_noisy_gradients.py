@@ -200,13 +200,6 @@ def test_no_noise_is_released_as_it_is_and_bounded_by_nothing() -> None:
         refused.account.require(refused.cost)
 
 
-@pytest.mark.parametrize(("batch_size", "sigma"), [(1, 5.0), (256, 100.0)])
-def test_directions_are_charged_for_two_units_of_each_row(batch_size: int, sigma: float) -> None:
-    charge = session(release="directions", batch_size=batch_size, noise_multiplier=sigma).cost
-    assert charge.release == Gaussian(mu=math.sqrt(batch_size) * 2 / sigma) and charge.queries == batch_size
-    assert charge.claim is None
-
-
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

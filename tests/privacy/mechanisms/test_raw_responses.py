@@ -34,14 +34,6 @@ def test_answers_of_a_bounded_teacher_cost_what_it_cost() -> None:
     assert made.account.queries() == 12
 
 
-def test_answers_of_any_other_teacher_are_bounded_by_nothing() -> None:
-    made = session(None)
-    asked(made, torch.randn(4, 3))
-    assert made.account.epsilon() == math.inf
-    assert made.account.unbounded() == ["the teacher's answers were released without noise"]
-    assert made.account.epsilon_published() == math.inf
-
-
 def test_a_target_below_the_teachers_own_is_refused() -> None:
     own = compose(TEACHER, 1e-5).epsilon
     asked(session(TEACHER, target_epsilon=own), torch.randn(4, 3))
