@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +55,17 @@ def run(
     return distil(folder, *arguments, class_path="Distillation", steps=STEPS, epochs=epochs, model={**given, **model})
 
 
-def forget_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant that asks again when it is resumed."""
-    load = Distillation.on_load_checkpoint
-
-    def forgetful(self: Distillation, content: dict[str, Any]) -> None:
-        load(self, content)
-        self.noisy_answers = None
-
-    monkeypatch.setattr(Distillation, "on_load_checkpoint", forgetful)
-
-
 @pytest.mark.parametrize("forgetful", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_resumed_run_does_not_pay_again(place: Path, monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
     interrupted(Distillation, 2, lambda: run(epochs=2))
     released = checkpoint()["noisy_answers"]["answers"]
     assert released.shape == (CALLS * BATCH_SIZE, 10)
-    if forgetful:
-        forget_the_answers(monkeypatch)
+    if forgetful:  # the mutant asks again when it is resumed
+        load = Distillation.on_load_checkpoint
+        lost = ("noisy_answers", None)
+        monkeypatch.setattr(
+            Distillation, "on_load_checkpoint", lambda own, file: (load(own, file), setattr(own, *lost))
+        )
     model = run("run", RESUME, epochs=2).model
     times = 2 if forgetful else 1
     assert model.session.account.counts() == {model.session.cost: times * CALLS}
@@ -104,26 +96,16 @@ def test_answers_to_other_images_are_refused_on_resuming(place: Path, change: di
         resumed(**{**settings, **change})
 
 
-def ask_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant in which the teachers themselves answer the pool."""
-
-    def each(self: Distillation) -> Callable[[Tensor], Tensor]:
-        fit_answers(self)
-        teacher = self.teacher
-        assert isinstance(teacher, PrivateEnsemble)
-        return lambda images: teacher.each(images).mean(dim=0)
-
-    fit_answers = Distillation.fit_answers
-    monkeypatch.setattr(Distillation, "fit_answers", each)
-
-
 @pytest.mark.parametrize("peeking", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_other_teachers_change_nothing_once_the_answers_are_out(
     place: Path, monkeypatch: pytest.MonkeyPatch, peeking: bool
 ) -> None:
     """What makes all that follows post-processing."""
-    if peeking:
-        ask_without_noise(monkeypatch)
+    if peeking:  # the teachers themselves answer the pool
+        fit = Distillation.fit_answers
+        monkeypatch.setattr(
+            Distillation, "fit_answers", lambda own: fit(own) and (lambda images: own.teacher.each(images).mean(dim=0))
+        )
     interrupted(Distillation, 2, lambda: run(epochs=2))
     before = Path("run/checkpoints/last.ckpt").read_bytes()
     ends = []
@@ -158,6 +140,8 @@ def test_the_ensemble_is_asked_about_the_queries_alone(place: Path, monkeypatch:
     assert sorted(drawn[:7]) == [-3, -2, -1, 0, 1, 2, 3]
     rows = torch.cat([*asked, model._pool[0].float()]).flatten(1)
     assert len(torch.unique(rows, dim=0)) == len(rows)
+    private = ensemble_weights()
+    assert leaks("run", private) == [] and leaks("teachers", private) == ["teachers/ensemble.ckpt"]
 
 
 class OneForAll(PrivateEnsemble):
@@ -200,14 +184,7 @@ def test_the_mechanism_is_given_each_teachers_own_answers(
         centred = own - own.mean(dim=2, keepdim=True)
         mean = (centred / centred.norm(dim=2, keepdim=True)).mean(dim=0)
         assert torch.allclose(released, mean, atol=1e-5) is (kind is PrivateEnsemble)
-    assert module.noisy_answers is not None
     assert torch.equal(module.noisy_answers, torch.cat([released for _, released in seen]))
-
-
-def test_no_file_holds_a_teacher(place: Path) -> None:
-    run()
-    private = ensemble_weights()
-    assert leaks("run", private) == [] and leaks("teachers", private) == ["teachers/ensemble.ckpt"]
 
 
 def test_a_budget_in_which_the_queries_do_not_fit_is_refused_before_any_charge(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import RESUME, checkpoint, distil, equal, interrupted, networks
+from support.runs import RESUME, checkpoint, distil, equal, interrupted, networks, result
 
 from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
@@ -25,15 +25,6 @@ QUIET_MODEL: dict[str, Any] = {
 def _quiet(folder: str, *arguments: str) -> TranscriptionCLI:
     mechanism = {"noise_multiplier": 0.0}
     return distil(folder, *arguments, model=QUIET_MODEL, mechanism=mechanism, steps=STEPS, epochs=EPOCHS)
-
-
-def _noisy(*arguments: str, epochs: int = EPOCHS) -> DPDFD:
-    model: DPDFD = distil("run", *arguments, model={"images": "prior"}, steps=STEPS, epochs=epochs).model
-    return model
-
-
-def _calls(model: DPDFD) -> int:
-    return sum(model.session.account.counts(scope="run").values())
 
 
 @pytest.mark.parametrize(
@@ -82,10 +73,7 @@ def test_a_step_that_was_cut_short_is_done_again(folder: Path) -> None:
     assert resumed.steps_done == STEPS * EPOCHS
     assert sum(resumed.session.account.counts(scope="run").values()) == STEPS * EPOCHS + 1
     # Accuracy was measured after each epoch, that of the interruption too.
-    curve = next(
-        callback for callback in resumed.trainer.callbacks if type(callback).__name__ == "ResultRecord"
-    ).history
-    assert [point["steps"] for point in curve] == [STEPS, 2 * STEPS]
+    assert [point["steps"] for point in result()["curve"]] == [STEPS, 2 * STEPS]
 
 
 def said(act: Callable[[], object]) -> list[str]:
@@ -102,11 +90,3 @@ def test_no_log_of_an_earlier_fit_is_deleted(folder: Path) -> None:
     first = Path("run/metrics.csv").read_text(encoding="utf-8")
     assert said(lambda: distil("run", "--ckpt_path=last", epochs=2)) == said(lambda: distil("run", epochs=1)) == []
     assert Path("run/metrics_1.csv").read_text(encoding="utf-8") == first and Path("run/metrics_2.csv").is_file()
-
-
-def test_a_shorter_plan_still_costs_the_first_one(folder: Path) -> None:
-    interrupted(DPDFD, 2, _noisy)
-    shorter = _noisy(RESUME, epochs=1)
-    assert (_calls(shorter), shorter.session.plan.calls) == (STEPS, 2 * STEPS)
-    guarantee = shorter.guarantee()
-    assert guarantee.epsilon > guarantee.epsilon_spent

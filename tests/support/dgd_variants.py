@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from lightning_modules.dgd import DGD
 from privacy.mechanisms import NoisyVotes, Shape
@@ -19,14 +18,6 @@ class ForgetfulDGD(DGD):
         self.query_set.labels = self.query_set.labels[:0]
         if self.phase == "student":
             self.phase_index, self.phase_step = 2, 0
-
-
-class BackDoorDGD(DGD):
-    """Takes the baseline past the session."""
-
-    def _unprotected_baseline(self) -> nn.Module:
-        assert self._baseline is not None
-        return self._baseline._network_of(0)
 
 
 class CuriousDGD(DGD):

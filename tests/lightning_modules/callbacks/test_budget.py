@@ -56,16 +56,6 @@ def test_a_run_that_had_used_its_target_up_ends_quietly_when_resumed(folder: Pat
     assert guarantee() == before
 
 
-def test_a_target_in_which_no_step_fits_is_refused_at_the_start(folder: Path) -> None:
-    with pytest.raises(
-        BudgetExceeded, match=r"target_epsilon=1 \(record accounting.*leaves no room.*raise noise_multiplier"
-    ):
-        distil(mechanism={"target_epsilon": 1.0})
-    ledger = Path("ledgers/Digits-train.jsonl").read_text()
-    assert "reserve" not in ledger
-    assert not Path("run/checkpoints").exists()
-
-
 def test_a_class_that_forgets_to_fix_its_plan_is_refused_before_the_first_release(folder: Path) -> None:
     careless = "tests.support.variants.CarelessDPDFD"
     with pytest.raises(RuntimeError, match="on_train_start of CarelessDPDFD must call that of its base class"):

@@ -38,7 +38,6 @@ from privacy.accounting.composition import compose
 from privacy.events import Gaussian, LaplaceVotes, Release, SampledGaussian
 from privacy.identity import Training, new_training_id
 from privacy.mechanisms import NoisyVotes, Shape
-from privacy.published import published_dgd_epsilon
 
 GENERATOR, VAE, QUERIES = 2, 2, 20
 ASKING = math.ceil(QUERIES / BATCH_SIZE)
@@ -105,41 +104,23 @@ def test_phases_follow_the_counter_and_train_their_own_network_alone(
     assert model.steps_done == STEPS * EPOCHS == len(seen)
     assert model.session.calls_made() == len(model.query_set.labels) == model.session.plan.calls == QUERIES
     assert changed == [set() if phase == "query" else {phase} for phase in seen]
-
-
-def test_votes_on_a_prior_cost_their_queries_and_nothing_else(place: Path) -> None:
-    model = run(votes={"latent_epsilon": 0.01}).model
-    account = model.session.account
-    assert account.epsilon() == pytest.approx(laplace(QUERIES)) == model.guarantee().epsilon
-    assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5, 0.01))
-
-
-@pytest.mark.slow
-def test_a_baseline_without_privacy_leaves_no_bound(place: Path) -> None:
-    model = run(**BASELINE).model
-    account = model.session.account
-    assert account.epsilon() == math.inf == model.guarantee().epsilon
-    assert account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
+    # Of a baseline without privacy nothing bounds what its generator shows; no file has it or a teacher.
+    assert model.guarantee().epsilon == math.inf
     assert "VOID: the generator was trained against a classifier" in Path("run/public/guarantee.md").read_text()
-    # Negative control: of a baseline that is not charged the figure would be that of the votes alone.
-    assert run("taken", kind="BackDoorDGD", votes={"scope": "run"}, **BASELINE).model.guarantee().epsilon < math.inf
+    private = ensemble_weights() + teacher_weights("teachers/digits.ckpt")
+    assert leaks("run", private) == [] != leaks("teachers", private)
 
 
 SGD: dict[Release, int] = {SampledGaussian(1.0, 0.01): 1000}
 
 
-def private_baseline() -> dict[str, Any]:
-    """The digits' teacher as if it had been trained by DP-SGD."""
+def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
+    """Once, however often the run is resumed: of the digits' teacher as if it had been trained by DP-SGD."""
     content = torch.load("teachers/digits.ckpt", map_location="cpu", weights_only=True)
     content["training"] = Training(new_training_id(), kind="DPSGDTeacher", releases=SGD).to_dict()
     content["dp_sgd"] = {"assumptions": ["the sky is blue"], "uncharged_queries": ["a look"]}
     torch.save(content, "teachers/dp.ckpt")
-    return {"images": "generator", "baseline": "teachers/dp.ckpt"}
-
-
-def test_a_baseline_by_dp_sgd_composes_with_the_votes(place: Path) -> None:
-    """Once, however often the run is resumed."""
-    settings = private_baseline()
+    settings = {"images": "generator", "baseline": "teachers/dp.ckpt"}
     run(epochs=1, **settings)
     guarantee = run("run", LAST, **settings).model.guarantee()
     together = compose({LaplaceVotes(40.0): QUERIES, **SGD}, 1e-5).epsilon
@@ -164,9 +145,13 @@ ROUND = ["query"] * math.ceil(QUERIES / 2 / BATCH_SIZE)
 TURNS = ["vae"] * VAE + ROUND + ["student"] * 2 + ROUND
 
 
-def test_rounds_of_queries_take_turns_with_the_student(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = steps_of(monkeypatch)
-    model = run(**IN_ROUNDS).model
+@pytest.mark.parametrize("kind", ["DGD", "CuriousDGD"])
+def test_rounds_of_queries_take_turns_with_the_student_and_what_is_shown_is_charged_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    seen, shown = steps_of(monkeypatch), watched(monkeypatch, PrivateEnsemble, "votes")
+    model = run(kind=kind, **IN_ROUNDS).model
+    assert (sum(shown) == model.session.account.queries() == QUERIES) is (kind == "DGD")
     assert seen == TURNS + ["student"] * (STEPS * EPOCHS - len(TURNS))
     assert model.session.calls_made() == len(model.query_set.labels) == model.session.plan.calls == QUERIES
     assert model.guarantee().epsilon == pytest.approx(laplace(QUERIES))
@@ -186,12 +171,6 @@ def test_a_later_round_leaves_out_what_was_asked_about(known: bool) -> None:
     module.query_set.positions = torch.arange(6 if known else 0)
     module.choose_queries()
     assert (set(module.query_set.positions[-6:].tolist()) == set(range(6, 12))) is known
-
-
-def test_no_file_holds_a_teacher_or_the_baseline(place: Path) -> None:
-    run(**BASELINE)
-    private = ensemble_weights() + teacher_weights("teachers/digits.ckpt")
-    assert leaks("run", private) == [] != leaks("teachers", private)
 
 
 def kept(cli: TranscriptionCLI) -> dict[str, torch.Tensor]:
@@ -249,13 +228,6 @@ def test_a_budget_in_which_nothing_fits_is_refused_before_any_work(
 POOL = {"images": "pool", "pool": {"class_path": "Digits"}}
 
 
-def test_a_pool_that_is_the_private_data_leaves_no_bound(place: Path) -> None:
-    model = run(**POOL, pool_part="train", private_data="by another name").model
-    assert model.guarantee().epsilon == math.inf
-    assert model.session.account.epsilon_published() == pytest.approx(published_dgd_epsilon(QUERIES, 0.05, 1e-5))
-    assert "VOID: the pool" in Path("run/public/guarantee.md").read_text()
-
-
 @pytest.mark.parametrize("named", ["Digits/train", "Others/train"])
 def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) -> None:
     settings = Images(source="pool", pool=Digits(classes=[7, 8]), pool_part="train")
@@ -266,7 +238,7 @@ def test_a_pool_with_other_classes_of_the_private_data_is_private(named: str) ->
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str) -> None:
-    run(**POOL, pool_part=part, vae_steps=0)
+    epsilon = run(**POOL, pool_part=part, vae_steps=0).model.guarantee().epsilon
     pool = Digits()
     pool.setup("fit" if part == "train" else "test")
     records = pool.train_records if part == "train" else pool.test_records
@@ -279,6 +251,7 @@ def test_a_private_pool_is_neither_kept_nor_drawn(place: Path, part: str) -> Non
     assert len(checkpoint()["dgd"]["query_positions"]) == QUERIES
     page = Path("run/public/guarantee.md").read_text()
     assert ("is public and existed independently of the private data" in page) is (part == "test")
+    assert ("VOID: the pool" in page) is (part == "train") is math.isinf(epsilon)
     drawn = list(Path("run").rglob("synthetic_*.png"))
     # Without a VAE the only images are the pool's own: public ones are shown, private ones are not.
     assert bool(drawn) is (part == "test") and not any("private" in path.parts for path in drawn)
@@ -298,13 +271,6 @@ def test_pate_is_a_public_pool_without_vae(place: Path, monkeypatch: pytest.Monk
     asked = model.query_set.images.flatten(1)
     assert bool((asked[:, None] == images[None]).all(dim=2).any(dim=1).all())
     assert len(asked.unique(dim=0)) == QUERIES
-
-
-@pytest.mark.parametrize("kind", ["DGD", "CuriousDGD"])
-def test_every_image_that_is_shown_is_charged_for(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    shown = watched(monkeypatch, PrivateEnsemble, "votes")
-    account = run(kind=kind, **IN_ROUNDS).model.session.account
-    assert (sum(shown) == account.queries() == QUERIES) is (kind == "DGD")
 
 
 def _votes(
