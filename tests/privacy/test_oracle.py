@@ -81,6 +81,7 @@ def test_wrong_noise_is_refused(factor: float) -> None:
         (Gaussian(1 / (3.0 * factor)), from_oracle(gaussian(3.0), 100, 1e-5)),
         (LaplaceVotes(40.0 * factor), from_oracle(laplace(40.0), 200, 1e-5)),
         (SampledGaussian(4.0 * factor, 0.5), from_oracle(sampled_gaussian(4.0, 0.5), 100, 1e-5)),
+        (SampledGaussian(4.0, 0.5 * factor), from_oracle(sampled_gaussian(4.0, 0.5), 100, 1e-5)),
         (RandomizedResponse(1 / factor, 10), from_oracle(response(1.0, 10), 100, 1e-5)),
     ):
         assert not agree(compose({wrong: 100}, 1e-5).epsilon, theirs)
