@@ -30,6 +30,7 @@ from datamodules.pictures import (
     subfolders,
     thumbnails_of,
     warn_of_dark,
+    warn_of_skipped,
 )
 from datamodules.records import ImageDataset, id_fraction, ids_of_names
 from privacy.checks import check_count, look_up
@@ -133,9 +134,10 @@ class ImageFolder(PictureDataModule):
         empty = sorted({*range(self.num_classes)} - {picture.label for picture in first})
         if empty:
             place = folders[0] / self.class_names[empty[0]]
-            other = ", ".join(f"{count} files {ending}" for ending, count in skipped_below(place).items())
+            other = ", ".join(skipped_below(place))
             raise ValueError(f"{place} holds no pictures ({', '.join(sorted(SUFFIXES))}){other and f', but {other}'}")
-        self._warn_of_skipped(place)
+        ignored = [] if self.test_fraction is not None else [one for one in subfolders(place) if one not in _PARTS]
+        warn_of_skipped(place, further=[f"folder {name}" for name in ignored], more=" ".join(_val_as_test(place)))
         self.states_bound = num_records is not None
         bound = None if parts == ["test"] else len(first)
         self.num_records = bound if num_records is None else check_count("num_records", num_records, minimum=1)
@@ -191,15 +193,6 @@ class ImageFolder(PictureDataModule):
         except ValueError as error:
             rank_zero_warn(f"public test pictures were not searched for copies of private ones: {error}")
         return records
-
-    def _warn_of_skipped(self, place: Path) -> None:
-        """One line about files and folders that a user may take for pictures and that are not read."""
-        said = [f"{count} files {ending}" for ending, count in sorted(skipped_below(place).items())]
-        if self.test_fraction is None:
-            said += [f"folder {name}" for name in subfolders(place) if name not in _PARTS]
-        if said:
-            made = "Files become pictures by: magick mogrify -format png FILE..."
-            rank_zero_warn(" ".join([f"{place}: not read are {', '.join(said)}.", made, *_val_as_test(place)]))
 
     def _warn_of_rare(self, part: Part, pictures: Sequence[Picture]) -> None:
         """Names classes of which there is too little to learn or to measure."""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from datamodules.progress import tracked
 from datamodules.records import ImageDataset
 
 #: Number of images per call, fewer if these take more bytes.
@@ -88,13 +88,12 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
                 return function(records.__getitems__(rows)[0])
 
         def computed(parts: Sequence[Tensor]) -> Iterator[Tensor]:
-            # Minutes of silence would look like a hanging fit.
             few = len(parts) < _WORTH_A_BAR
             if workers == 1:
-                yield from track(map(of_part, parts), "Computing features", len(parts), disable=few)
+                yield from tracked(map(of_part, parts), "computing features", len(parts), silent=few)
                 return
             with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                yield from track(pool.map(of_part, parts), "Computing features", len(parts), disable=few)
+                yield from tracked(pool.map(of_part, parts), "computing features", len(parts), silent=few)
 
         first = of_part(parts[0])
         if not isinstance(pictures, Tensor):

@@ -16,14 +16,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps
-from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
 
 from datamodules.base import ImageDataModule
 from datamodules.files import imported
 from datamodules.mapped import MappedRecords
+from datamodules.progress import tracked
 from datamodules.records import ImageDataset, Partition, PartitionError, ids_of_names
 from privacy.checks import check_choice, check_count, check_number
 
@@ -125,9 +126,8 @@ class PictureFiles:
         files = [Path(os.fsdecode(file)) for file in np.atleast_1d(found)]
         pixels = torch.empty(len(files), *self.shape[1:], dtype=torch.uint8)
         starts = range(0, len(files), _PIECE)
-        shown = track(starts, description="Decoding pictures", disable=len(files) < _WORTH_A_BAR, transient=True)
         with ThreadPoolExecutor(min(8, torch.get_num_threads())) as pool:  # Pillow does not hold Python's lock
-            for start in shown:
+            for start in tracked(starts, "decoding pictures", len(starts), silent=len(files) < _WORTH_A_BAR):
                 piece = np.stack(list(pool.map(self.prepare, files[start : start + _PIECE])))
                 pixels[start : start + len(piece)] = torch.from_numpy(piece)
         return pixels if np.ndim(found) else pixels[0]
@@ -288,10 +288,17 @@ def pictures_below(folder: Path) -> list[Path]:
     return [file for file in _files_below(folder) if file.suffix.lower() in SUFFIXES]
 
 
-def skipped_below(folder: Path) -> Counter[str]:
+def skipped_below(folder: Path) -> list[str]:
     """Counts the files in and below a folder that are neither pictures that can be read nor notes, by ending."""
     endings = Counter(file.suffix.lower() for file in _files_below(folder))
-    return Counter({ending: count for ending, count in endings.items() if ending not in SUFFIXES | _NOTES})
+    return [f"{count} files {ending}" for ending, count in sorted(endings.items()) if ending not in SUFFIXES | _NOTES]
+
+
+def warn_of_skipped(folder: Path, *, further: Sequence[str] = (), more: str = "") -> None:
+    """One line about files, and `further` things, that a user may take for pictures and that are not read."""
+    if said := [*skipped_below(folder), *further]:
+        made = "Files become pictures by: magick mogrify -format png FILE..."
+        rank_zero_warn(f"{folder}: not read are {', '.join(said)}. {made}{more and ' '}{more}")
 
 
 def _files_below(folder: Path) -> list[Path]:

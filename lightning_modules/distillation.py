@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from rich.progress import track
 
 from datamodules import ImageDataModule
+from datamodules.progress import tracked
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import Images, tell_informativeness
 from lightning_modules.losses.functional import class_weights, kd, logit_distance
@@ -172,7 +172,7 @@ class Distillation(DataFreeDistillation):
 
         rank_zero_info(f"{self.pool_calls * self.batch_size:,} images are answered once.")
         inputs, answers = [], []
-        for call in self._tracked(self.pool_calls, "answers"):
+        for call in self._tracked(self.pool_calls, "answers to batches"):
             images = self._own_images(call)
             features = images if extract is None else extract(images)
             answers.append(self.gather_rows(respond(images, features)))
@@ -209,7 +209,7 @@ class Distillation(DataFreeDistillation):
             LinearOnFeatures, num_classes=self.num_classes, image_shape=self.image_shape, name="features"
         ).to(self.device)
         answers, parts = [], []
-        for call in self._tracked(self.charged_calls, "queries"):
+        for call in self._tracked(self.charged_calls, "batches of queries"):
             # Negative steps, which no image of the pool has.
             images = self._own_images(-1 - call)
             parts.append(self.gather_rows(logits_and_features(describe, images)[1]))
@@ -247,7 +247,7 @@ class Distillation(DataFreeDistillation):
         super().on_fit_start()
 
     def _tracked(self, calls: int, description: str) -> Any:
-        return track(range(calls), description=description, disable=not self.trainer.is_global_zero)
+        return tracked(range(calls), description, calls, silent=not self.trainer.is_global_zero)
 
     def _forward_extracted(self, features: torch.Tensor) -> torch.Tensor:
         after: Any = self.student.forward_extracted

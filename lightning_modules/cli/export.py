@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from datamodules.pictures import SUFFIXES, PictureFiles, Preparation, pictures_below, warn_of_dark
+from datamodules.pictures import SUFFIXES, PictureFiles, Preparation, pictures_below, warn_of_dark, warn_of_skipped
 from lightning_modules.callbacks.results import table, useless
 from lightning_modules.publishing import ExportError, export_run, load_student
 from lightning_modules.publishing.folder import read_description
@@ -99,6 +99,7 @@ def predict(args: Sequence[str]) -> None:
     if not files:
         raise ValueError(f"--images must be a folder with pictures ({', '.join(sorted(SUFFIXES))}), got {where}")
     warn_of_dark(files)
+    warn_of_skipped(where)
     network = load_student(folder, trust_code=given.trust_code)
     images, rows = PictureFiles(files, prepare), list[list[float]]()
     for start in range(0, len(files), _AT_ONCE):

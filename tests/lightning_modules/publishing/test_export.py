@@ -196,7 +196,9 @@ def test_an_export_classifies_pictures_as_its_run_prepared_them(runs: Path, caps
     draw = np.random.default_rng(0)
     for name in ("b.png", "a.png", "deeper/c.png"):
         picture(draw.integers(0, 256, (12, 20), dtype=np.uint8), Path("new", name))
-    main(["predict", str(folder), "--images", "new", "--to", "table.csv"])
+    Path("new/d.heic").touch()
+    with pytest.warns(UserWarning, match=r"new: not read are 1 files \.heic"):
+        main(["predict", str(folder), "--images", "new", "--to", "table.csv"])
     rows = csv_rows("table.csv")
     assert [row["file"] for row in rows] == ["a.png", "b.png", "deeper/c.png"]
     given = torch.tensor([[float(row[f"p({label})"]) for label in range(10)] for row in rows])
