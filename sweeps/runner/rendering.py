@@ -21,8 +21,9 @@ from sweeps.runner.rows import RECORDS, Row, read_rows
 from sweeps.runner.spec import IN_PART, MEASURES, OURS, PROTOCOLS, TEACHER, Spec, list_specs
 
 LEGEND = (
-    "*ε published*: the paper's claim for our runs. *ε record-level*: a bound for every single "
-    "record. Of several seeds the largest ε is shown."
+    "*ε published*: the paper's claim for our runs; where labels are protected (LabelDP, DPSD's label switch), of one "
+    "response, however many there are. *ε record-level*: a bound for every single record, however it changes, or for "
+    "DP-SGD as it is added or removed. Of several seeds the largest ε is shown."
 )
 KINDS = f"Kinds of rows: {'; '.join(f'*{name}*, {what}' for name, what in PROTOCOLS.items())}."
 DROP = "*Drop*: the teacher's accuracy minus the student's, in points."
@@ -239,7 +240,7 @@ def _not_run(spec: Spec, rows: Sequence[Row], notes: Notes) -> Iterator[_Entry]:
         for entry in spec.reported()
         if entry not in shown and (entry.method in own or not any(entry.matches(point) for point in here))
     ]
-    several_units = len({entry.unit for entry in left if entry.unit}) > 1
+    several_units = len({entry.unit for entry in spec.reported() if entry.unit}) > 1
     for entry in left:
         words = [entry.method, entry.setting, entry.unit if several_units else ""]
         heading = entry.dataset if entry.epsilon is None else _heading(entry.dataset, f"{entry.epsilon:g}")

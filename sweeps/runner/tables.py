@@ -191,10 +191,14 @@ def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Se
 
 
 def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> str:
-    """Builds a fit's model and data, prices its first query, and sets its private data up; returns what goes wrong."""
+    """Builds a fit's model and data, prices its first query, and sets its private data up; returns what goes wrong.
+
+    A fit that leaves its student no step fails, too: it would learn nothing.
+    """
     from lightning_modules.base import DataFreeDistillation
     from lightning_modules.cli.calibrate import epsilon_of
     from lightning_modules.cli.errors import message_of
+    from lightning_modules.training.run import steps_planned
 
     said = io.StringIO()
     try:
@@ -209,6 +213,9 @@ def _error_of(plan: Plan, name: str, build: Callable[[Sequence[str]], Any]) -> s
         target, accounting = session.budget.target_epsilon, session.budget.accounting
         if target is not None and (first := epsilon_of(session, 1, accounting)) > target:
             return f"its first query costs ε = {first:.4g} ({accounting}) of {target:g}"
+        steps = steps_planned(cli.trainer, length=len(cli.datamodule.train_dataloader()))
+        if cli.trainer.max_steps == -1 and cli.model.schedule_steps("student", steps) <= 0:
+            return f"none of its {steps:g} steps is the student's: raise trainer.max_epochs or data.steps_per_epoch"
     except SystemExit:
         return said.getvalue().strip().removeprefix("error: ")
     except Exception as error:

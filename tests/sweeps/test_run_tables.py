@@ -122,6 +122,7 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
         "as it is": {},
         "misspelt": {"student": {"model.mechanism.scales": 1.0}},
         "too little": {"student": {"model.budget.target_epsilon": 1.0e-9}},
+        "too short": {"student": {"trainer.max_epochs": 1, "data.steps_per_epoch": 1}},
         "a shard without a class": {"ensemble": {"data.num_teachers": 200, "data.batch_size": 1}},
     }
     Path("own.yaml").write_text(
@@ -131,11 +132,12 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
     store.begin(task, {})  # a fit that was interrupted is built, too
     (store.folder(task.name) / "checkpoints").mkdir()
     (store.folder(task.name) / "checkpoints/last.ckpt").write_text("half")
-    with pytest.raises(SystemExit, match="3 of 6 fits would fail"):
+    with pytest.raises(SystemExit, match="4 of 7 fits would fail"):
         main(["tables", "run", "own.yaml", "--dry-run"])
     shown = capsys.readouterr().out
     assert "student (setting misspelt, seed 0): " in shown and "scales" in shown
     assert "student (setting too little, seed 0): its first query costs ε = " in shown
+    assert "student (setting too short, seed 0): none of its 1 steps is the student's" in shown
     assert "ensemble (setting a shard without a class): " in shown and "never vote for it" in shown
 
 
