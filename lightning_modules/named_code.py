@@ -58,7 +58,8 @@ def named_object(name: str) -> Any:
         return getattr(found, last)
     except (ImportError, AttributeError) as error:
         hint = did_you_mean(last, dict.fromkeys(dir(found))) or "; of a file give path/to/file.py:Name"
-        raise ValueError(f"{name} cannot be imported: {error}{hint}") from error
+        why = f"there is no {last}" if colon and isinstance(error, AttributeError) else error
+        raise ValueError(f"{name} cannot be imported: {why}{hint}") from error
 
 
 class _NamedModules(MetaPathFinder):

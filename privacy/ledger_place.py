@@ -39,8 +39,8 @@ _OF_PART = (
     "division"
 )
 _OF_CONTAINER = (
-    "A CONTAINER'S LEDGER: {path} lies in the file system of a container and is lost with it, with all that it counts. "
-    f"Set {LEDGERS} to a folder outside of it before the first run"
+    "A CONTAINER'S LEDGER: {path} lies in the file system of a container and is lost with it, with all that it counts "
+    f"({LEDGERS} names a folder for the ledgers of data that have none yet)"
 )
 
 _benchmarks = Path("ledgers")

@@ -240,7 +240,8 @@ class TranscriptionCLI(LightningCLI):
         # Also checked in the modules, but here before processes are started and data are read.
         check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
         device = trainer.strategy.root_device.type
-        if device == "cpu" and "bf16" in str(settings.precision) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if device == "cpu" and "bf16" in str(settings.precision) and not native:
             warnings.warn(  # attributed to this line: some filter what Lightning's calls say
                 f"This processor has no bfloat16, and trainer.precision={settings.precision} makes steps "
                 "several times as long: --trainer.precision 32-true",

@@ -123,7 +123,8 @@ def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
     try:
         network = factory(*of_data)
     except DRY_RUN_ERRORS as error:
-        raise ValueError(f"{name}: {error}") from error
+        given = f": set {name}.arguments.NAME" if "required positional argument" in str(error) else ""
+        raise ValueError(f"{name}: {error}{given}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name} must build a torch.nn.Module, got {type(network).__name__}")
     if type(network).__module__.startswith(_CHANNELS_LAST):

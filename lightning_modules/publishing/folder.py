@@ -59,7 +59,7 @@ def check_target(target: Path, *, force: bool) -> None:
     if not target.exists() and not target.is_symlink():
         return
     if target.is_symlink() or not target.is_dir():
-        raise ExportError(f"--to must be a folder, and {target} is not one")
+        raise ExportError(f"--to must be a folder, and {target} is {'a link' if target.is_symlink() else 'not one'}")
     if not any(target.iterdir()):
         return
     try:

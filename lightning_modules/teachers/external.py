@@ -177,7 +177,7 @@ def try_external(
         if from_file:
             rank_zero_warn(
                 f"{named}.input is not stated: {whose} is given pixels in [-1, 1]. State what it was trained "
-                f"with, for example {named}.input.range: [0, 1]"
+                f"with, for example {named}.input.range: [0, 1], or input.mean and input.std for torchvision's"
             )
         teacher = AdaptedTeacher(teacher, takes=TeacherInput(), outputs="logits")
     network, takes, outputs = teacher.network, teacher.takes, teacher.outputs

@@ -96,8 +96,12 @@ def test_torchvision_and_timm_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("{file}:Ned", {}, r"my\.py:Ned cannot be imported: .* no attribute 'Ned': did you mean Net\?"),
-        ("{file}:Net", {}, r"model\.teacher\.network: .*missing 1 required positional argument: 'n_out'"),
+        ("{file}:Ned", {}, r"my\.py:Ned cannot be imported: there is no Ned: did you mean Net\?"),
+        (
+            "{file}:Net",
+            {},
+            r"model\.teacher\.network: .*missing .* 'n_out': set model\.teacher\.network\.arguments\.NAME",
+        ),
         ("nowhere.at.all.Net", {}, "No module named 'nowhere'"),
         ("SmalCNN", {}, "no network is described by .*'SmalCNN'"),
         ("SmallCNN", {"widht": 3}, "no network is described by .*SmallCNN.*'widht' is not accepted"),
