@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from privacy.journal import write_atomically
 from sweeps.runner.reported import SELECTING, Reported
-from sweeps.runner.spec import OURS, TEACHER, Cell, Spec, names_of_tables
+from sweeps.runner.spec import OURS, TEACHER, Spec
 
 RECORDS = "records.jsonl"
-_Key = tuple[tuple[tuple[str, str], ...], int]
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Row:
 
     Attributes:
         labels: Value of each axis.
-        records: Records of the seeds that finished, with what any record knows of the fits that they learn from.
+        records: Records of the seeds that finished.
         errors: Errors of the seeds that failed.
         reported: The paper's figure, if there is one.
         outdated: Whether the configuration has changed since a record was made.
@@ -88,61 +86,24 @@ def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
     """Reads the grid of a preset, in order, with the records in `results` of each point."""
-    found, cells = _read(spec, preset, results)
-    versions = tuple((file, file.stat().st_mtime_ns) for file in sorted(results.glob(f"*/*/{RECORDS}")))
-    known = _parents_accuracies(versions)
+    found = read_records(results / spec.name / preset / RECORDS)
+    cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])
+    digests = {(tuple(cell.labels.items()), cell.seed): cell.task.digest for cell in cells}
     rows = []
-    for labels in dict.fromkeys(labels for labels, _ in cells):
+    for labels in dict.fromkeys(labels for labels, _ in digests):
         mine = [record for record in found if record["cell"] == dict(labels)]
-        records = [
-            {**{name: known[digest] for name, digest in _parents(record, cells).items() if digest in known}, **record}
-            for record in mine
-            if "error" not in record
-        ]
+        records = [record for record in mine if "error" not in record]
         rows.append(
             Row(
                 labels=labels,
                 records=records,
                 errors=[record["error"] for record in mine if "error" in record],
                 reported=_reported(spec, dict(labels)),
-                outdated=any(
-                    record.get("digest") != cells[labels, int(record["seed"])].task.digest for record in records
-                ),
+                outdated=any(record.get("digest") != digests[labels, int(record["seed"])] for record in records),
                 protocol=spec.preset(preset).protocol(dict(labels)),
             )
         )
     return rows
-
-
-def _read(spec: Spec, preset: str, results: Path) -> tuple[list[dict[str, Any]], dict[_Key, Cell]]:
-    """Reads the records of a preset, and its cells by labels and seed."""
-    found = read_records(results / spec.name / preset / RECORDS)
-    cells = spec.cells(preset, seeds=sorted({int(record["seed"]) for record in found}) or [0])
-    return found, {(tuple(cell.labels.items()), cell.seed): cell for cell in cells}
-
-
-def _parents(record: Mapping[str, Any], cells: Mapping[_Key, Cell]) -> dict[str, str]:
-    """Digests of the fits that a record's learns from, unless it may have learnt from others than today's."""
-    cell = cells.get((tuple(record["cell"].items()), int(record["seed"])))
-    current = cell is not None and record.get("digest") == cell.task.digest
-    return {measure: task.digest for measure, task in cell.parents.items()} if cell and current else {}
-
-
-@lru_cache(maxsize=1)
-def _parents_accuracies(versions: tuple[tuple[Path, int], ...]) -> dict[str, float]:
-    """What the records of installed tables say of the fits that they learn from, by the digest of such a fit.
-
-    `versions` are their files, with the time of their last change.
-    """
-    known: dict[str, float] = {}
-    for file, _ in versions:
-        preset, name, results = file.parent.name, file.parent.parent.name, file.parent.parent.parent
-        if name in names_of_tables() and preset in (spec := Spec.read(name)).presets:
-            found, cells = _read(spec, preset, results)
-            for record in found:
-                parents = _parents(record, cells).items()
-                known |= {digest: float(record[measure]) for measure, digest in parents if measure in record}
-    return known
 
 
 def _reported(spec: Spec, labels: Mapping[str, str]) -> Reported | None:

@@ -246,20 +246,6 @@ def test_the_papers_figure_stands_beside_each_kind_of_row(spec: Spec) -> None:
     ]
 
 
-def test_what_one_record_knows_of_a_teacher_holds_for_all_its_students(
-    monkeypatch: pytest.MonkeyPatch, spec: Spec
-) -> None:
-    monkeypatch.setattr("sweeps.runner.rows.names_of_tables", lambda: ["t"])
-    record(spec, "cpu", {("MNIST", "1", 1): 0.8, ("FashionMNIST", "1", 0): 0.7})
-    record(spec, "cpu", {("MNIST", "1", 0): 0.9}, teacher_accuracy=0.97)
-    rows = {row.labels: row for row in read_rows(spec, "cpu", Path("results"))}
-    known = {labels[0][1]: row.values("teacher_accuracy") for labels, row in rows.items() if row.records}
-    assert known == {"MNIST": [0.97, 0.97], "FashionMNIST": []}  # of which the teacher is another
-    Path("teacher.yaml").write_text("a: 3")  # the records' teacher may have been another than today's
-    made = [row for row in read_rows(spec, "cpu", Path("results")) if row.records]
-    assert made and all(row.outdated and row.drop is None for row in made)
-
-
 def test_a_printed_figure_counts_once_and_as_measured_with_a_record_alone() -> None:
     before = coverage(Path("results/tables"))
     assert not before[MEASURED] and not before[MISSING] and len(before[NO_DATA]) == 139  # without a record, no data
