@@ -146,8 +146,6 @@ def distill(args: Sequence[str], *, run: Callable[[Sequence[str]], Any], build: 
     add("--dry-run", action="store_true", help="Show what would be done and what it would cost, and stop.")
     add_export_options(parser)
     options, settings = parser.parse_known_args(list(args))
-    to = Path(options.to)
-    check_target(to, force=options.force)
     training, network, shape = facts_of(Path(options.teacher))
     config = configuration(options, bounded=training, network=network, shape=shape)
     line = [f"--config={json.dumps(config)}", *settings]
@@ -173,6 +171,9 @@ def distill(args: Sequence[str], *, run: Callable[[Sequence[str]], Any], build: 
         rank_zero_info(f"The teacher is asked {asked:,} images. A fit says how long it takes after its first seconds.")
         rank_zero_info("It was not asked yet: a fit also checks its outputs, and that model.teacher.input is stated.")
         rank_zero_info(cost_in_ledger(planned))
+    to = Path(options.to)
+    check_target(to, force=options.force)
+    if options.dry_run:
         return
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:

@@ -170,8 +170,8 @@ def _accuracy(run: FinishedRun) -> str:
     text = (
         f"**{percent(run.record['accuracy'])}** of the images of {run.data}, on {part}, at the last step of "
         "the fit: no checkpoint was chosen by it within the run. The test split is public by assumption. Expected "
-        f"calibration error, the gap between its confidence and how often it is right: "
-        f"{100 * run.record['calibration_error']:.1f} points."
+        f"calibration error: {100 * run.record['calibration_error']:.1f} points, the gap between confidence and how "
+        "often it is right."
     )
     if run.record["largest_share"] >= 0.99:
         text += " **It has collapsed: it assigns nearly all images to one class.**"
