@@ -23,5 +23,10 @@ def tracked(items: Iterable[_T], what: str, total: int, *, silent: bool = False)
         if done and now - said >= (10 if said == began else 60):
             said = now
             minutes = (total - done) * (now - began) / done / 60
-            print(f"{what}: {done:,} of {total:,}, about {minutes:.0f} min to go", flush=True)
+            print(f"{what}: {done:,} of {total:,}, {to_go(minutes)}", flush=True)
         yield item
+
+
+def to_go(minutes: float) -> str:
+    """The time that is left, as text."""
+    return f"about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} to go"

@@ -322,8 +322,9 @@ def ledgers_of(training: Training | UnnamedTraining, ledger: Path) -> set[Path]:
         beside = [training.folder.resolve(), user_folder()] if training.folder else []
     else:
         beside = [training.ledger.parent.resolve()] if training.ledger else []
-    for mark in (mark for folder in beside for mark in folder.glob("*.ledger.jsonl")):
-        ledger_at(mark)
+    for folder in beside:
+        for mark in folder.glob("*.ledger.jsonl"):
+            ledger_at(mark)
     folders = {ledger.parent, by_name(), *beside}
     known = set()
     files = {path: header for folder in folders for path in folder.glob("*.jsonl") if (header := header_of(path))}

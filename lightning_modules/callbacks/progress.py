@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
+from datamodules.progress import to_go
+
 #: Least number of seconds between two lines; the last epoch always has one.
 _APART = 10.0
 
@@ -36,7 +38,7 @@ class ProgressLines(Callback):
             total, left = (trainer.max_epochs or 0) * per_epoch, ""
             if 0 < total < math.inf:
                 minutes = (total - done) * (now - self._began) / (done - self._before) / 60
-                left = f" of {total:,}, about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} to go"
+                left = f" of {total:,}, {to_go(minutes)}"
             print(f"step {done:,}{left}", flush=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
