@@ -111,7 +111,7 @@ class PrivacySession(SharedLedger):
         if not tensors:
             raise ValueError("release needs the private tensors that are to be released, got none")
         if self.processes.size == 1:
-            self.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)
+            self.account.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)
             return mechanism.answer(self.shape, *tensors, **settings)
         gathered = self.processes.gather(tuple(tensor.detach().cpu() for tensor in tensors))
         released: torch.Tensor | None = None
@@ -211,7 +211,7 @@ class PrivacySession(SharedLedger):
         """Whether the target does not allow this many further calls, as far as this process has read the ledger."""
         if self.budget.target_epsilon is None:
             return False
-        known = (self.ledger.version, self.mechanism)
+        known = (self.account.ledger.version, self.mechanism)
         # Other processes do not see each charge, and all must come to the same answer.
         if self.processes.size > 1 or self._left[0] != known or self._left[1] < calls:
             self._left = (known, self.affordable(limit=max(calls, self.ledger.block)))

@@ -74,10 +74,9 @@ class ResultRecord(Callback):
             epsilons = {"epsilon": spent.epsilon(), "epsilon_published": spent.epsilon_published()}
             self.history.append({**point, **{name: json_number(value) for name, value in epsilons.items()}})
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Says when weights become NaN or infinite; looks at them where figures are logged."""
-        logged = trainer._logger_connector.should_update_logs or trainer.is_last_batch
-        if len(self._finite) > 1 or not logged:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says in which epoch weights became NaN or infinite."""
+        if len(self._finite) > 1:
             return
         steps = getattr(pl_module, "steps_done", trainer.global_step)
         if all(bool(torch.isfinite(weight).all()) for weight in pl_module.parameters()):

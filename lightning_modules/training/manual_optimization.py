@@ -162,7 +162,7 @@ class ManualOptimization(LightningModule, ABC):
         """Takes a step of an optimizer and its schedule on a loss, with gradients averaged over processes."""
         optimizer = self.optimizer(name)
         optimizer.zero_grad()
-        if self.processes.size == 1:
+        if self.trainer.world_size == 1:
             self.manual_backward(loss)
         else:
             # Student and generator take turns, for which DDP would have to look for unused parameters at each step.
