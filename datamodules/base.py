@@ -17,9 +17,10 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchvision.datasets.utils import check_integrity
 
-from datamodules.files import DOWNLOAD_ERRORS, missing_data, require_md5
-from datamodules.records import ImageDataset, id_fraction, keep_batch, positions_of
+from datamodules.files import DOWNLOAD_ERRORS, missing_data
+from datamodules.records import ImageDataset, id_fraction, keep_batch
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
 from privacy.processes import share_size
@@ -41,8 +42,11 @@ _SPELLED_OUT = 4
 #: Bytes of the batches that loader processes hold at a time, and of a batch for evaluation, whose features take more.
 _IN_FLIGHT, _EVALUATED = 2**30, 2**26
 
+EVALUATED_AT_ONCE = 512
+"""Images per validation and test batch, fewer where they would take more than 64 MiB."""
+
 _NOT_OF_PARTITION = frozenset(
-    {"self", "root", "batch_size", "eval_batch_size", "num_workers", "download", "verify", "name"}
+    {"self", "root", "batch_size", "num_workers", "download", "verify", "name"}
     | {"size", "channels", "resize", "bits", "preparation", "num_records", "classes", "settings"}
     | {"duplicates"}  # files carry it as an assumption
     | {"val_fraction"}  # held-out records are as private as training records
@@ -113,7 +117,6 @@ class ImageDataModule(LightningDataModule, ABC):
         *,
         root: str | os.PathLike[str] = "data",
         batch_size: int = 128,
-        eval_batch_size: int = 512,
         val_fraction: float = 0.1,
         num_workers: int | None = None,
         download: bool = False,
@@ -125,7 +128,6 @@ class ImageDataModule(LightningDataModule, ABC):
         Args:
             root: Folder that holds the data set's own folder. Data sets that come with a package ignore it.
             batch_size: Images per training batch.
-            eval_batch_size: Images per validation and test batch, fewer where they would take more than 64 MiB.
             val_fraction: Share of the official training part that is held out for validation, between 0 and 1. Has no
                 effect if there is an official validation part.
             num_workers: Loader processes. Default: none for images in memory, of which a batch is one index operation;
@@ -140,7 +142,6 @@ class ImageDataModule(LightningDataModule, ABC):
             raise ValueError(f"val_fraction must lie between 0 and 1, both excluded, got {val_fraction}")
         self.root = Path(root).expanduser()
         self.batch_size = check_count("batch_size", batch_size, minimum=1)
-        self.eval_batch_size = check_count("eval_batch_size", eval_batch_size, minimum=1)
         self.num_workers = None if num_workers is None else check_count("num_workers", num_workers)
         self.val_fraction = val_fraction
         self.download = download
@@ -151,7 +152,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.kept_classes: tuple[int, ...] | None = None
         if classes is not None:
             names = self.class_names
-            kept = positions_of(classes, names=names, aliases=self.class_aliases, dataset=self.name)
+            kept = self._positions(classes)
             label = "-".join(re.sub(r"\W+", "_", names[one]) for one in sorted(kept))
             if len(kept) > _SPELLED_OUT:
                 digest = hashlib.blake2b(repr(sorted(kept)).encode(), digest_size=4).hexdigest()
@@ -276,8 +277,13 @@ class ImageDataModule(LightningDataModule, ABC):
         if missing := self.missing(part):
             raise missing_data(self, missing)
         for name, published in files.items():
-            if self.verify and published is not None:
-                require_md5(self.folder / name, published)
+            # Detects damage and mistakes, but no adversary.
+            if self.verify and published is not None and not check_integrity(self.folder / name, published):
+                raise ValueError(
+                    f"{self.folder / name} has another MD5 sum than the published file, {published}: delete it and "
+                    "get it again; for a copy that you have changed yourself set verify to false (with SyntheticSteps "
+                    "--data.dataset.verify false)"
+                )
         return [self.folder / name for name in files]
 
     def prepare_data(self) -> None:
@@ -376,7 +382,7 @@ class ImageDataModule(LightningDataModule, ABC):
     ) -> Batches:
         """Returns batches of some records, by default in order and of the size of evaluation."""
         image, workers = 4 * math.prod(self.image_shape), self.num_workers
-        size = batch_size or min(self.eval_batch_size, max(1, _EVALUATED // image))
+        size = batch_size or max(1, min(EVALUATED_AT_ONCE, _EVALUATED // image))
         if workers is None:
             held = max(1, min(8, torch.get_num_threads(), _IN_FLIGHT // (size * image)))
             workers = 0 if isinstance(records.images, Tensor) else held
@@ -390,6 +396,29 @@ class ImageDataModule(LightningDataModule, ABC):
             pin_memory=torch.cuda.is_available(),
             collate_fn=keep_batch,
         )
+
+    def _positions(self, classes: Sequence[int | str]) -> tuple[int, ...]:
+        """Finds classes by name, alias or position; names take precedence, even those made of digits.
+
+        Raises:
+            ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer
+                than two classes.
+        """
+        known = {str(position): [position] for position in range(self.num_classes)}
+        for titles in (self.class_aliases, self.class_names):
+            known |= {title: [place for place, other in enumerate(titles) if other == title] for title in titles}
+        kept = []
+        for one in classes:
+            if len(found := known.get(str(one), [])) != 1:
+                listed = ", ".join(self.class_names[:20]) + (", ..." if self.num_classes > 20 else "")
+                raise ValueError(
+                    f"classes must be names of one class each, or positions from 0 to {self.num_classes - 1} of "
+                    f"{self.name}'s classes ({listed}), got {one!r}"
+                )
+            kept += found
+        if len({*kept}) < max(2, len(kept)):
+            raise ValueError(f"classes must name at least 2 classes of {self.name}, each once, got {list(classes)}")
+        return tuple(kept)
 
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that contain `splits`; train and validation may share one."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.datasets.utils import check_integrity
 
 from datamodules.records import ImageDataset
 
@@ -24,19 +23,6 @@ _LISTED = 10  # missing files named in a message
 DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
 """Errors of failed downloads: `URLError` is an `OSError`, a wrong checksum a `RuntimeError`, a lost connection an
 `HTTPException` or an `EOFError`, and a missing `gdown` an `ImportError`."""
-
-
-def require_md5(path: Path, published: str) -> None:
-    """Compares a file with the published MD5 sum, which detects damage and mistakes but no adversary.
-
-    Raises:
-        ValueError: The sums differ.
-    """
-    if not check_integrity(path, published):
-        raise ValueError(
-            f"{path} has another MD5 sum than the published file, {published}: delete it and get it again; for a copy "
-            "that you have changed yourself set verify to false (with SyntheticSteps --data.dataset.verify false)"
-        )
 
 
 @contextmanager

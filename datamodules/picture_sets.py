@@ -162,8 +162,13 @@ class ImageNet(PictureDataModule):
         self.subfolder = folder
         self.name = "ImageNet" if folder == "imagenet" else folder
         place = Path(settings.get("root", "data")).expanduser() / folder
-        self.wnids = self._listed(place)
-        names = _names(place)
+        parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
+        if not parts:
+            raise missing_data(self, ["train/", "val/"], folder=place)
+        self.wnids = class_folders(parts)
+        mapping = place / "LOC_synset_mapping.txt"
+        lines = mapping.read_text(encoding="utf-8").splitlines() if mapping.is_file() else []
+        names = {wnid: name.strip() for wnid, _, name in (line.partition(" ") for line in lines) if name.strip()}
         self.class_aliases = self.wnids
         self.class_names = tuple(names.get(wnid, wnid) for wnid in self.wnids)
         self.num_classes = len(self.wnids)
@@ -179,19 +184,6 @@ class ImageNet(PictureDataModule):
         """See `ImageDataModule.missing`; the folders of the chosen classes."""
         folders = [f"{_FOLDERS[part]}/{self.wnids[label]}/" for label in self.kept_labels]
         return [folder for folder in folders if not (self.folder / folder).is_dir()]
-
-    def _listed(self, place: Path) -> tuple[str, ...]:
-        parts = [place / name for name in ("train", "val") if (place / name).is_dir()]
-        if not parts:
-            raise missing_data(self, ["train/", "val/"], folder=place)
-        return class_folders(parts)
-
-
-def _names(place: Path) -> dict[str, str]:
-    """Reads class names by WordNet id, if there is a file of them."""
-    path = place / "LOC_synset_mapping.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {wnid: name.strip() for wnid, _, name in (line.partition(" ") for line in lines) if name.strip()}
 
 
 _COVIDX_TEST_FRACTION = 0.2

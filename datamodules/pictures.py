@@ -262,9 +262,8 @@ def _thumbnails(images: Tensor) -> Tensor:
 
 def subfolders(folder: Path) -> tuple[str, ...]:
     """Returns the names of a folder's subfolders in order, except hidden ones and what macOS adds to archives."""
-    with os.scandir(folder) as entries:
-        found = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    return tuple(name for name in found if name != _LEFTOVERS)
+    found = sorted(inner.name for inner in folder.iterdir() if inner.is_dir())
+    return tuple(name for name in found if not name.startswith(".") and name != _LEFTOVERS)
 
 
 def class_folders(parts: Sequence[Path]) -> tuple[str, ...]:

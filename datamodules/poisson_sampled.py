@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.base import Batches, ImageDataModule
+from datamodules.base import EVALUATED_AT_ONCE, Batches, ImageDataModule
 from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset, keep_batch
 from datamodules.wrapped import WrappedDataset
@@ -324,4 +324,4 @@ class PoissonSampled(WrappedDataset):
         mapped = self._mapped.get("validation")
         if mapped is None:
             return super().val_dataloader()
-        return DataLoader(mapped, batch_size=self.dataset.eval_batch_size, collate_fn=keep_batch)
+        return DataLoader(mapped, batch_size=EVALUATED_AT_ONCE, collate_fn=keep_batch)

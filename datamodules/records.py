@@ -173,40 +173,6 @@ Partition: TypeAlias = Mapping[str, Any]
 _ABSENT = "no such setting"
 
 
-def positions_of(
-    classes: Sequence[int | str], *, names: Sequence[str], aliases: Sequence[str] = (), dataset: str
-) -> tuple[int, ...]:
-    """Finds classes by name, alias or position; names take precedence, even those made of digits.
-
-    `names` and `aliases`, if any, are those of all classes, in the order of their labels.
-
-    Raises:
-        ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer than
-            two classes.
-    """
-    if isinstance(classes, (str, int)):
-        raise ValueError(f"classes must be a list of names or positions, got {classes!r}")
-    known = {str(position): [position] for position in range(len(names))}
-    for titles in (aliases, names):
-        known |= {title: [place for place, other in enumerate(titles) if other == title] for title in titles}
-    kept = []
-    for one in classes:
-        found = known.get(str(one), [])
-        if len(found) > 1:
-            places = ", ".join(map(str, found))
-            raise ValueError(f"classes: {dataset} has several named {one!r}, at positions {places}: give the position")
-        if not found:
-            listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise ValueError(
-                f"classes must be names or positions from 0 to {len(names) - 1} of {dataset}'s classes ({listed}), "
-                f"got {one!r}"
-            )
-        kept += found
-    if len(kept) < 2 or len(set(kept)) < len(kept):
-        raise ValueError(f"classes must name at least 2 classes of {dataset}, each once, got {list(classes)}")
-    return tuple(kept)
-
-
 class PartitionError(ValueError):
     """A data set's division into private and public records differs from the one in a teacher's file."""
 

@@ -37,7 +37,7 @@ class DerivedDataset(ImageDataModule):
 
     def __init__(self, *, dataset: ImageDataModule) -> None:
         _take_facts(self, dataset)
-        same = ("root", "batch_size", "eval_batch_size", "val_fraction", "num_workers", "download", "verify")
+        same = ("root", "batch_size", "val_fraction", "num_workers", "download", "verify")
         super().__init__(**{name: getattr(dataset, name) for name in same})
 
     @property

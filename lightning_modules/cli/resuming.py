@@ -33,7 +33,7 @@ MAY_CHANGE = {
 }
 """Settings that may change, by group, as `flat` names them; every other difference is refused."""
 
-_OF_DATA = ("root", "download", "verify", "num_workers", "batch_size", "eval_batch_size")
+_OF_DATA = ("root", "download", "verify", "num_workers", "batch_size")
 """Locations and sizes of a data set, which may change as well: of the data, of those that they wrap, and of a pool."""
 
 _CHANGED = "a run cannot be resumed with this changed"

@@ -279,27 +279,19 @@ def distance_to_statistics(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
             with the batch's.
 
     Raises:
-        ValueError: No BatchNorm layer of the model keeps statistics, or one of those that do was not called.
+        ValueError: No BatchNorm layer of the model keeps statistics.
     """
-    named = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm))
-    layers = {name: layer for name, layer in named if layer.running_mean is not None}
+    layers = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no BatchNorm layer to compare: set statistics_weight to 0")
-    distances: dict[str, list[Tensor]] = {name: [] for name in layers}
+    distances: list[Tensor] = []
 
-    def total() -> Tensor:
-        if silent := [name for name, found in distances.items() if not found]:
-            raise ValueError(f"model: {type(model).__name__} does not call its BatchNorm layers {', '.join(silent)}")
-        return torch.stack([value for found in distances.values() for value in found]).sum()
+    def measure(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        distances.append(_distance(layer, inputs[0].float()))
 
-    handles = [
-        layer.register_forward_pre_hook(
-            lambda layer, inputs, found=distances[name]: found.append(_distance(layer, inputs[0].float()))
-        )
-        for name, layer in layers.items()
-    ]
+    handles = [layer.register_forward_pre_hook(measure) for layer in layers]
     try:
-        yield total
+        yield lambda: torch.stack(distances).sum()
     finally:
         for handle in handles:
             handle.remove()
@@ -311,7 +303,7 @@ def logits_and_statistics(model: nn.Module, images: Tensor) -> tuple[Tensor, Ten
     Both are differentiable.
 
     Raises:
-        ValueError: No BatchNorm layer of the model keeps statistics, or one of those that do was not called.
+        ValueError: No BatchNorm layer of the model keeps statistics.
     """
     with distance_to_statistics(model) as distance:
         logits: Tensor = model(images)

@@ -6,7 +6,6 @@ import hashlib
 import pickle
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -62,13 +61,13 @@ class FeatureMemory:
     each by at most one part in two thousand.
 
     Args:
-        most_bytes: Maximum size; the least recently used entries are dropped first.
+        most_bytes: Size beyond which everything is dropped.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        self._entries: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._entries: dict[bytes, Tensor] = {}
         self._digests: weakref.WeakKeyDictionary[nn.Module, tuple[object, str]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # features are computed by several threads
 
@@ -80,9 +79,6 @@ class FeatureMemory:
         keys = self._keys(extractor, images)
         with self._lock:
             rows = [self._entries.get(key) for key in keys]
-            for key, row in zip(keys, rows, strict=True):
-                if row is not None:
-                    self._entries.move_to_end(key)
         missing = [number for number, row in enumerate(rows) if row is None]
         if missing:
             computed = compute(images if len(missing) == len(images) else images[missing])
@@ -92,8 +88,9 @@ class FeatureMemory:
                     if keys[number] not in self._entries:
                         self._entries[keys[number]] = row
                         self.held_bytes += row.nbytes
-                while self.held_bytes > self.most_bytes:
-                    self.held_bytes -= self._entries.popitem(last=False)[1].nbytes
+                if self.held_bytes > self.most_bytes:
+                    self._entries.clear()
+                    self.held_bytes = 0
         return torch.stack([row for row in rows if row is not None]).float()
 
     def _keys(self, extractor: nn.Module, images: Tensor) -> list[bytes]:

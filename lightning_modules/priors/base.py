@@ -25,12 +25,7 @@ class ImagePrior(ABC):
 
     @abstractmethod
     def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
+        self, batch_size: int, *, image_shape: tuple[int, int, int], generator: torch.Generator, device: torch.device
     ) -> Tensor:
         """Draws images, float32 (B, C, H, W) with values in [-1, 1].
 
@@ -64,12 +59,7 @@ class RowPrior(ImagePrior):
         """Draws one image per row: (B, C, H, W), or (B, H, W) for equal channels; the caller clips them to [-1, 1]."""
 
     def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
+        self, batch_size: int, *, image_shape: tuple[int, int, int], generator: torch.Generator, device: torch.device
     ) -> Tensor:
         """Draws `batch_size` images (B, C, H, W) in [-1, 1]; see `ImagePrior.sample`."""
         with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False), full_float32():
@@ -130,13 +120,8 @@ class NoisePrior(ImagePrior):
     """Standard normal pixels, as at the start of DeepInversion, but clipped to [-1, 1]."""
 
     def sample(
-        self,
-        batch_size: int,
-        *,
-        image_shape: tuple[int, int, int],
-        generator: torch.Generator,
-        device: torch.device | str,
-    ) -> torch.Tensor:
+        self, batch_size: int, *, image_shape: tuple[int, int, int], generator: torch.Generator, device: torch.device
+    ) -> Tensor:
         """Draws `batch_size` images (B, C, H, W); see `ImagePrior.sample`."""
         drawn = torch.randn(batch_size, *image_shape, generator=generator, device=generator.device)
         return drawn.clamp_(-1, 1).to(device)

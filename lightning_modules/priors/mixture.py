@@ -17,14 +17,13 @@ _CONTRAST = (0.1, 1.5)
 
 
 class MixturePrior(RowPrior):
-    """Draws each image from one of several priors and blends some pairs of images.
+    """Draws each image from one of several priors, all equally often, and blends some pairs of images.
 
     The choice of a prior and the blending come from the image's row of random numbers; each prior draws its images from
     its own generator, seeded from `generator`.
 
     Args:
         priors: the priors, one or more.
-        weights: relative frequencies, one per prior. Default: equal.
         blend_probability: probability that an image is blended with another one of the mixture: half of the time as a
             weighted mean (mixup, Zhang et al. 2018), half of the time along a straight cut (after CutMix, Yun et al.
             2019).
@@ -38,18 +37,14 @@ class MixturePrior(RowPrior):
         self,
         *,
         priors: Sequence[ImagePrior],
-        weights: Sequence[float] | None = None,
         blend_probability: float = 0.0,
         jitter: float = 0.0,
     ) -> None:
-        chosen = [1.0] * len(priors) if weights is None else [float(weight) for weight in weights]
-        if len(chosen) != len(priors) or not min(chosen, default=-1) >= 0 or not 0 < sum(chosen) < math.inf:
-            said = f"got {len(priors)} priors and weights {chosen}"
-            raise ValueError(f"priors must be one or more, with a weight of at least 0 each, not all 0, {said}")
+        if not priors:
+            raise ValueError("priors must be one or more, got none")
         check_number("blend_probability", blend_probability, least=0, most=1)
         check_number("jitter", jitter, least=0, most=1)
         self.priors = list(priors)
-        self.weights = tuple(weight / sum(chosen) for weight in chosen)
         self.blend_probability = float(blend_probability)
         self.jitter = float(jitter)
         self.seeds = len(priors) * (2 if blend_probability else 1)
@@ -71,7 +66,7 @@ class MixturePrior(RowPrior):
 
     def _drawn(self, rows: RandomRows, own: Sequence[torch.Generator], image_shape: tuple[int, int, int]) -> Tensor:
         """Draws one image of the mixture per row, (B, C, H, W)."""
-        limits = torch.tensor(self.weights).cumsum(0).to(rows.device)
+        limits = torch.full((len(own),), 1 / len(own)).cumsum(0).to(rows.device)
         kind = torch.bucketize(rows.uniform(1)[:, 0], limits[:-1], right=True)
         images = torch.empty(len(kind), *image_shape, device=rows.device)
         for number, (prior, generator) in enumerate(zip(self.priors, own, strict=True)):

@@ -133,10 +133,8 @@ class StrokePrior(RowPrior):
     def _ink(self, rows: RandomRows, size: tuple[int, int], box: float) -> Tensor:
         """Ink in [0, 1], shape (B, H, W)."""
         curves, device = self.max_curves, rows.device
-        numbers = rows.uniform(9 * curves + 5)
-        controls = numbers[:, : 8 * curves].reshape(-1, curves, 4, 2).clone()
-        joined = numbers[:, 8 * curves : 9 * curves] < self.join_probability
-        count, pen, edge, slant, aspect = numbers[:, 9 * curves :].unbind(1)
+        controls, joined = rows.uniform(curves, 4, 2), rows.uniform(curves) < self.join_probability
+        count, pen, edge, slant, aspect = rows.uniform(5).unbind(1)
         for curve in range(1, curves):
             controls[:, curve, 0] = torch.where(
                 joined[:, curve, None], controls[:, curve - 1, 3], controls[:, curve, 0]

@@ -37,7 +37,7 @@ from privacy.ledger_place import LEDGERS
 from sweeps.runner.fit import hashed
 from sweeps.runner.plan import Store
 
-_NO_RECIPE = ("root", "download", "verify", "num_workers", "eval_batch_size", "workers", "seed_everything")
+_NO_RECIPE = ("root", "download", "verify", "num_workers", "workers", "seed_everything")
 LEFT_OUT = ("ModelCheckpoint", "ResultRecord", "ProgressBar", "ModelSummary")
 """Ends of the names of callbacks that write to configured files, which all runs would share, or that print progress."""
 _HELD = ("teacher", "teachers", "baseline", "clients")

@@ -277,13 +277,11 @@ def test_facts_of_medmnist_are_the_package_s() -> None:
         assert data.num_classes == len(data.class_names) == len(INFO[subset]["label"]) >= 2
 
 
-def test_colour_of_medmnist_comes_channels_first_and_counts_are_the_published_ones(tmp_path: Path) -> None:
+def test_colour_of_medmnist_comes_channels_first(tmp_path: Path) -> None:
     write_medmnist(tmp_path, subset="bloodmnist", channels=3, classes=8, size=64)
-    build = partial(MedMNIST, root=tmp_path, subset="bloodmnist", size=64)
+    data = MedMNIST(root=tmp_path, subset="bloodmnist", size=64)
     with np.load(tmp_path / "medmnist" / "bloodmnist_64.npz") as arrays:
-        assert np.array_equal(build(verify=False).read("test").images, arrays["test_images"].transpose(0, 3, 1, 2))
-    with pytest.raises(ValueError, match="holds 30 test images, and the published file 3421"):
-        build().read("test")
+        assert np.array_equal(data.read("test").images, arrays["test_images"].transpose(0, 3, 1, 2))
 
 
 def test_the_test_part_of_medmnist_is_read_by_itself(copied: Callable[[str], Path]) -> None:

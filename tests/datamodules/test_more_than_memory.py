@@ -132,7 +132,7 @@ def test_loader_processes_hold_no_more_than_their_share(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     (data := folder()).setup("test")
     assert data.test_dataloader().num_workers == 6
-    monkeypatch.setattr(base, "_IN_FLIGHT", 3 * 4 * 64 * data.eval_batch_size)
+    monkeypatch.setattr(base, "_IN_FLIGHT", 3 * 4 * 64 * base.EVALUATED_AT_ONCE)
     assert data.test_dataloader().num_workers == 3
     monkeypatch.setattr(base, "_EVALUATED", 4 * 64 * 5)
     assert data.test_dataloader().batch_size == 5

@@ -118,7 +118,6 @@ def test_a_choice_has_a_name_of_its_own_whatever_the_order_and_the_private_data_
         ([3, 4, 3], "at least 2 classes of Digits, each once, got"),
         ([3, 10], r"positions from 0 to 9 of Digits's classes \(0, 1, .*\), got 10"),
         ([3, -1], "got -1"),
-        ("37", "must be a list of names or positions, got '37'"),
     ],
 )
 def test_a_choice_of_no_use_is_refused(classes: Any, message: str) -> None:

@@ -81,7 +81,7 @@ def test_a_fit_runs_one_batch(path: Path, teachers: Path, monkeypatch: pytest.Mo
         write_cifar10(teachers / "data")
         write_medmnist(teachers / "data")
     # The files are small ones that were made here, and not those that were published.
-    monkeypatch.setattr("datamodules.base.require_md5", lambda *_: None)
+    monkeypatch.setattr("datamodules.base.check_integrity", lambda *_: True)
     monkeypatch.setitem(INFO["pneumoniamnist"], "n_samples", {"train": 60, "val": 20, "test": 30})
     config, configs = yaml.safe_load(path.read_text()), ["--config", str(path)]
     if path.stem in FOLLOWS:
