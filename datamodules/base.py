@@ -225,9 +225,9 @@ class ImageDataModule(LightningDataModule, ABC):
                 raise ValueError(f"classes={list(self.class_names)} leaves the {part} part of {self.name} empty")
             records = records.select(mask).relabelled(labels[mask])
         if part == "train" and self.num_records is not None and len(records) > self.num_records:
+            # A delta would be compared with too few.
             raise ValueError(
-                f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)} "
-                "records: delta would be compared with too few. State the true number"
+                f"num_records of {self.name} is {self.num_records}, and its private part holds {len(records)}"
             )
         return records
 
@@ -280,9 +280,8 @@ class ImageDataModule(LightningDataModule, ABC):
             # Detects damage and mistakes, but no adversary.
             if self.verify and published is not None and not check_integrity(self.folder / name, published):
                 raise ValueError(
-                    f"{self.folder / name} has another MD5 sum than the published file, {published}: delete it and "
-                    "get it again; for a copy that you have changed yourself set verify to false (with SyntheticSteps "
-                    "--data.dataset.verify false)"
+                    f"{self.folder / name} has another MD5 sum than the published file: delete it and get it again, or "
+                    "for a changed copy set verify to false (with SyntheticSteps --data.dataset.verify false)"
                 )
         return [self.folder / name for name in files]
 
@@ -316,8 +315,7 @@ class ImageDataModule(LightningDataModule, ABC):
                 if split in needed:
                     if not mask.any():
                         raise ValueError(
-                            f"val_fraction={self.val_fraction} leaves the {split} split of {self.name} empty "
-                            f"({len(records)} records in all): choose another"
+                            f"val_fraction={self.val_fraction} leaves the {split} split of {self.name} empty"
                         )
                     self._splits[split] = records.select(mask)
 

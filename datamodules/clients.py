@@ -71,15 +71,12 @@ class ClientPartition:
         """
         if dataset.kept_classes is not None:
             raise ValueError(
-                f"dataset.classes must be null for clients, whose records depend on classes, got {dataset.name}: "
-                "a client would have other records for each choice of classes"
+                f"dataset.classes must be null for clients, whose records depend on it, got {dataset.name}"
             )
         counted = isinstance(dataset, ImageFolder) and not dataset.states_bound
         if dataset.num_records is None or counted:
-            raise ValueError(
-                f"dataset.num_records must be given for clients of {dataset.name}, as a bound independent of its "
-                "records: with their number, one more record could move others to other clients"
-            )
+            # With their number, one more record could move others to other clients.
+            raise ValueError(f"dataset.num_records must be given for clients of {dataset.name}, as a bound")
         return cls(
             num_classes=dataset.num_classes,
             num_clients=check_count("num_clients", num_clients, minimum=1),
@@ -97,8 +94,8 @@ class ClientPartition:
             if proportions.mean(axis=0).min() >= self.least_share:
                 return torch.from_numpy(proportions)
         raise ValueError(
-            f"{_TRIES} draws of alpha={self.alpha}, seed={self.seed} left one of {self.num_clients} clients with an "
-            f"expected share below {self.least_share:.4g}: lower num_clients, or raise alpha"
+            f"{_TRIES} draws of alpha={self.alpha}, seed={self.seed} left one of {self.num_clients} clients below its "
+            "least share: lower num_clients, or raise alpha"
         )
 
     def client_of(self, ids: Tensor, labels: Tensor) -> Tensor:

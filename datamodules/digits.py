@@ -116,8 +116,6 @@ class SVHN(ImageDataModule):
         with reading(path, "MATLAB file with X and y"):
             content = loadmat(path, variable_names=["X", "y"])
             pixels, digits = content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1)
-            if len(digits) and not (digits.min() >= 1 and digits.max() <= 10):
-                raise ValueError("labels lie outside 1 to 10")
         return records_of_file(self, path, pixels, digits.astype(np.int64) % 10)
 
     def files(self, part: Part) -> dict[str, str | None]:

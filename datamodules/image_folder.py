@@ -109,10 +109,7 @@ class ImageFolder(PictureDataModule):
         except re.error:
             groups = 0
         if not groups:
-            raise ValueError(
-                "person_pattern must be a regular expression with a group, such as '^(patient[0-9]+)_', got "
-                f"{person_pattern!r}"
-            )
+            raise ValueError(f"person_pattern must be a regular expression with a group, got {person_pattern!r}")
         place = Path(root).expanduser()
         self.name = name or place.resolve().name
         self._named = name or ""
@@ -130,7 +127,9 @@ class ImageFolder(PictureDataModule):
         listed = [pictures_in(folder, self.class_names) for folder in folders]
         first = listed[0]
         #: Pictures of all classes, whichever are chosen, by part.
-        self._listed: dict[Part, list[Picture]] = dict(zip(parts, listed, strict=False)) or self._divided(first)
+        self._listed: dict[Part, list[Picture]] = (
+            dict(zip(parts, listed, strict=True)) if test_fraction is None else self._divided(first, test_fraction)
+        )
         empty = sorted({*range(self.num_classes)} - {picture.label for picture in first})
         if empty:
             place = folders[0] / self.class_names[empty[0]]
@@ -180,10 +179,8 @@ class ImageFolder(PictureDataModule):
             rank_zero_warn(said)
         known = self._identities(public)
         if identities is not None and known is not None and (shared := torch.isin(identities, known)).any():
-            raise ValueError(
-                f"the person of {pictures[int(shared.nonzero()[0])].file} has pictures in test as well, which are "
-                "public: all pictures of a person belong in either train or test"
-            )
+            whose = pictures[int(shared.nonzero()[0])].file
+            raise ValueError(f"the person of {whose} has pictures in test as well, which are public")
         records = self.records_of(pictures, identities=identities)
         known = thumbnails_of(records)
         try:
@@ -202,16 +199,13 @@ class ImageFolder(PictureDataModule):
         if unseen := [self._official[label] for label in self.kept_labels if not shown[label]]:
             rank_zero_warn(f"{self.root} has no test picture of {', '.join(unseen)}: the accuracy leaves these out")
 
-    def _divided(self, everything: list[Picture]) -> dict[Part, list[Picture]]:
+    def _divided(self, everything: list[Picture], test_fraction: float) -> dict[Part, list[Picture]]:
         """Divides the pictures by `test_fraction`: by the hash of each one's path, or its person."""
         deciding = self._identities(everything)
         deciding = ids_of_names([picture.name for picture in everything]) if deciding is None else deciding
-        assert self.test_fraction is not None
-        is_test = (id_fraction(deciding, purpose="folder-test") < self.test_fraction).tolist()
-        parts: dict[Part, list[Picture]] = {"train": [], "test": []}
-        for picture, test in zip(everything, is_test, strict=True):
-            parts["test" if test else "train"].append(picture)
-        return parts
+        is_test = (id_fraction(deciding, purpose="folder-test") < test_fraction).tolist()
+        drawn = list(zip(everything, is_test, strict=True))
+        return {part: [one for one, test in drawn if test == (part == "test")] for part in _PARTS}
 
     def _identities(self, pictures: Sequence[Picture]) -> Tensor | None:
         """Hashes (N,) int64 of the persons that `person_pattern` finds; None without a pattern."""
@@ -235,23 +229,20 @@ class ImageFolder(PictureDataModule):
     ) -> tuple[int, Literal[1, 3]]:
         """Fill in size and channels from the test pictures: opening private ones would be an unaccounted query."""
         if self.test_fraction is not None:
-            raise ValueError(
-                "size and channels must be given with test_fraction: a teacher may have used another fraction, so that "
-                "no picture is known to be public (--data.size 64 --data.channels 3)"
-            )
+            # A teacher may have used another fraction, so that no picture is known to be public.
+            raise ValueError("size and channels must be given with test_fraction (--data.size 64 --data.channels 3)")
         files = [picture.file for picture in self._listed.get("test", [])]
         sizes, found = sizes_and_channels(files)
-        if not files or (size is None and len(sizes) > 1):
-            most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))
-            found_none = (
-                f"{place}/test/CLASS has no pictures. Students need them there: public ones, a folder for each class, "
-                "in the teacher's order. To train a teacher without them, set size and channels"
-            )
+        how = "(--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
+        if not files:
+            hints = "".join(f". {hint}" for hint in _val_as_test(place))
             raise ValueError(
-                (f"{place} has test pictures of {len(sizes)} sizes ({most}): set size" if files else found_none)
-                + " (--data.size 64, with SyntheticSteps or PoissonSampled --data.dataset.size)"
-                + "".join(f". {hint}" for hint in _val_as_test(place))
+                f"{place}/test/CLASS has no pictures. Students need public ones there, a folder for each class, in the "
+                f"teacher's order. To train a teacher without them, set size and channels {how}{hints}"
             )
+        if size is None and len(sizes) > 1:
+            most = ", ".join(f"{number} of {width} x {height}" for (width, height), number in sizes.most_common(3))
+            raise ValueError(f"{place} has test pictures of {len(sizes)} sizes ({most}): set size {how}")
         return min(next(iter(sizes))) if size is None else size, channels or found
 
     def _require_layout(self, place: Path) -> None:
@@ -259,14 +250,13 @@ class ImageFolder(PictureDataModule):
             raise ValueError(f"root {place} is not a folder: give the one that holds your pictures")
         found = subfolders(place)
         has_parts = any(part in found for part in _PARTS)
-        if self.test_fraction is None:
-            if not has_parts:
-                raise ValueError(
-                    f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, "
-                    "which are private, and test/CLASS, which are public. To train a teacher, test_fraction divides "
-                    "them (--data.test_fraction 0.2)"
-                )
+        if self.test_fraction is None and has_parts:
             return
+        if self.test_fraction is None:
+            raise ValueError(
+                f"{place} has no folders train and test ({_some(found)}): sort them into train/CLASS, which are "
+                "private, and test/CLASS, which are public. To train a teacher, test_fraction 0.2 divides them"
+            )
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"test_fraction must lie between 0 and 1, both excluded, got {self.test_fraction}")
         if set(found) <= {*_PARTS, *_VALIDATION} and has_parts:

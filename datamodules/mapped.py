@@ -99,7 +99,7 @@ class MappedRecords(Dataset[tuple[Tensor, Tensor]]):
         if not isinstance(pictures, Tensor):
             first = first.to("cpu", dtype)
             # With the first results: a key does not tell the code of a function, or where it runs.
-            name = hashlib.sha256(f"{key} {pictures.state} {first.dtype} ".encode() + _bytes(first)).hexdigest()
+            name = hashlib.sha256(f"{key} {pictures.state} {first.dtype} ".encode() + bytes_of(first)).hexdigest()
             inputs = _in_file(Path("private", f"features-{name[:32]}"), first, parts, computed)
             return cls(inputs, records.labels, in_file=True)
         if first.is_cuda and torch.cuda.mem_get_info(first.device)[0] < 2 * first[0].nbytes * len(records):
@@ -142,11 +142,12 @@ def _in_file(
         took = f"{needed * size / 1e9:.1f} GB"
         rank_zero_info(f"{file} ({took}) keeps what is computed once of {needed:,} pictures: {there:,} are done.")
         for values in computed(parts[done:]) if done else chain([first], computed(parts[1:])):
-            handle.write(_bytes(values.to(first)))
+            handle.write(bytes_of(values.to(first)))
             handle.flush()
     shape = (int(ends[-1]), *first.shape[1:])
     return torch.from_file(str(file), size=math.prod(shape), dtype=first.dtype).view(shape)
 
 
-def _bytes(values: Tensor) -> memoryview:
-    return values.contiguous().view(-1).view(torch.uint8).numpy().data
+def bytes_of(values: Tensor) -> memoryview:
+    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

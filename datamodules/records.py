@@ -64,10 +64,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(f"images must be (N, C, H, W) uint8, got {tuple(images.shape)} of {images.dtype}")
         for name, values in (("labels", self.labels), ("ids", self.ids), ("identities", self.identities)):
             if values is not None and (values.shape != (len(images),) or values.dtype != torch.int64):
-                raise ValueError(
-                    f"{name} must be ({len(images)},) int64 for {len(images)} images, "
-                    f"got {tuple(values.shape)} of {values.dtype}"
-                )
+                raise ValueError(f"{name} must be ({len(images)},) int64, got {tuple(values.shape)} of {values.dtype}")
         if len(torch.unique(self.ids)) != len(self.ids):
             raise ValueError("ids must be distinct: an id names one record")
         if peak < 255 and isinstance(images, Tensor) and images.numel() and int(images.max()) > peak:
@@ -161,9 +158,7 @@ def selection_halves(records: ImageDataset) -> tuple[ImageDataset, ImageDataset]
     """
     mask = id_fraction(records.ids, purpose="selection") < 0.5
     if mask.all() or not mask.any():
-        raise ValueError(
-            f"evaluation='selection' needs a test split that can be halved, got {len(records)} record(s): use 'test'"
-        )
+        raise ValueError(f"evaluation='selection' needs a test split that can be halved, got {len(records)} records")
     return records.select(mask), records.select(~mask)
 
 
@@ -214,9 +209,8 @@ def require_partition(partitions: Iterable[Partition | None], data: Any, *, whos
             was, is_now = before.get(name, _ABSENT), now.get(name, _ABSENT)
             if was != is_now:
                 raise PartitionError(
-                    f"{name} of the data is {is_now!r}, and {whose} says {was!r} of {one['data']}: records that are "
-                    f"private there may be in the public test split here. Set {name} to what it was; other records "
-                    "need a folder and a name of their own"
+                    f"{name} of the data is {is_now!r}, and {whose} says {was!r} of {one['data']}: records private "
+                    "there may be public. Set it to what it was; other records need a folder and a name of their own"
                 )
 
 
@@ -235,6 +229,5 @@ def require_classes(partitions: Iterable[Partition | None], data: Any) -> None:
         if one is not None and own is not None and one.get("class_names") not in (None, own["class_names"]):
             raise PartitionError(
                 f"the classes of the data are {', '.join(own['class_names'])}, and the teacher's outputs are "
-                f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose and order them with "
-                "classes"
+                f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose them with classes"
             )

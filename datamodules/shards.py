@@ -147,8 +147,7 @@ class Shards(WrappedDataset):
         if int(sizes[smallest]) < self.batch_size:
             raise ValueError(
                 f"shard {smallest} of {self.name} has {int(sizes[smallest])} record(s), fewer than "
-                f"batch_size={self.batch_size} ({len(shards.records)} records on {len(shards)}): lower it, or "
-                "their number"
+                f"batch_size={self.batch_size}: lower it, or the number of teachers"
             )
         if not self.require_all_classes:
             return
@@ -159,7 +158,6 @@ class Shards(WrappedDataset):
         if len(missing):
             shard, label = (int(index) for index in missing[0])
             raise ValueError(
-                f"shard {shard} of {self.name} has no record of class {label} ({self.class_names[label]!r}) among its "
-                f"{int(sizes[shard])}, so that its teacher could never vote for it: lower data.num_teachers "
-                f"({self.num_teachers}), or allow it with data.require_all_classes=false"
+                f"shard {shard} of {self.name} has no record of class {label} ({self.class_names[label]!r}), for which "
+                "its teacher could never vote: lower data.num_teachers, or allow it with data.require_all_classes=false"
             )

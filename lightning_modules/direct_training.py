@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from datamodules import ImageDataModule, PoissonSampled
 from datamodules.poisson_sampled import require_poisson
 from lightning_modules.losses.functional import output_gradients
-from lightning_modules.losses.targets import Annotation, GradientTargets, annotation_of_labels
+from lightning_modules.losses.targets import Annotation, GradientTargets, LabelTargets
 from lightning_modules.private_fit import ForwardExceptions, PrivateFit
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.evaluation import refuse_selection
@@ -122,7 +122,7 @@ class DirectTraining(PrivateFit, Teacher):
             self.noisy_labels = self.session.release(mechanism, self._labels())
         every_class = torch.ones_like(outputs, dtype=torch.bool)
         responses = self.noisy_labels[records.cpu()].to(records.device)
-        return annotation_of_labels(outputs, responses, every_class, epsilon=mechanism.epsilon)
+        return LabelTargets().annotation(outputs, responses, every_class, epsilon=mechanism.epsilon)
 
     def update(self, loss: Tensor) -> None:
         """Runs backward, an optimizer step, and a step of the default schedule."""

@@ -92,8 +92,7 @@ class Images:
         check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
-                "images.pool must be given for images.source='pool', and for no other, got "
-                f"pool={self.pool!r} with source={self.source!r}"
+                f"images.pool must be given for images.source='pool', and for no other, got {self.source!r}"
             )
         if self.pool is not None and self.prior is not None:
             raise ValueError(f"prior must be left out with a pool, got {type(self.prior).__name__}")

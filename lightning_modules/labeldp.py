@@ -10,7 +10,7 @@ import torch
 
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.losses.functional import GeneratorLoss, distance_to_statistics
-from lightning_modules.losses.targets import Annotation, annotation_of_labels
+from lightning_modules.losses.targets import Annotation, LabelTargets
 from lightning_modules.networks.network import evaluating
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.run import share_of
@@ -224,8 +224,8 @@ class LabelDP(DataFreeDistillation):
         """Targets (B, c) from the kept labels, for Eq. 3: its KL is the cross-entropy up to a constant."""
         kept = (self.stage_labels, self.stage_candidates)
         labels, candidates = (values[self._rows].to(self.device) for values in kept)
-        corrected = self.stages.noise_correction
-        return annotation_of_labels(outputs, labels, candidates, epsilon=self.mechanism.epsilon, corrected=corrected)
+        targets = LabelTargets(noise_correction=self.stages.noise_correction)
+        return targets.annotation(outputs, labels, candidates, epsilon=self.mechanism.epsilon)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 2 on generated images (n, C, H, W), with their graph; uses no targets."""

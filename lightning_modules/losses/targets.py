@@ -308,7 +308,10 @@ class LabelTargets:
 
     def annotation(self, outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float) -> Annotation:
         """Targets for detached logits (B, c), from labels (B,), each drawn among candidates (B, c), bool, with ε."""
-        return annotation_of_labels(outputs, labels, candidates, epsilon=epsilon, corrected=self.noise_correction)
+        if not self.noise_correction:
+            return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
+        evidence = label_evidence(labels, candidates, epsilon=epsilon)
+        return Annotation(label_posterior(outputs.float(), evidence), evidence=evidence)
 
 
 def label_evidence(responses: Tensor, candidates: Tensor, *, epsilon: float) -> Tensor:
@@ -350,13 +353,3 @@ def class_shares(responses: Tensor, *, num_classes: int, epsilon: float) -> Tens
     other = 1 / (math.exp(epsilon) + num_classes - 1)
     counted = torch.bincount(responses, minlength=num_classes) / len(responses)
     return (counted - other) / (math.expm1(epsilon) * other)
-
-
-def annotation_of_labels(
-    outputs: Tensor, labels: Tensor, candidates: Tensor, *, epsilon: float, corrected: bool = True
-) -> Annotation:
-    """Targets from noisy labels: by `label_evidence`, or the labels; `outputs` are detached logits (B, c)."""
-    if not corrected:
-        return Annotation(functional.one_hot(labels, outputs.shape[1]).float())
-    evidence = label_evidence(labels, candidates, epsilon=epsilon)
-    return Annotation(label_posterior(outputs.float(), evidence), evidence=evidence)

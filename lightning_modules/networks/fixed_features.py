@@ -153,9 +153,6 @@ class WhitenedFeatures(nn.Module):
         for name, value in zip(("mean", "directions", "gains", "scale"), statistics, strict=True):
             self.register_buffer(name, value)
 
-    def extra_repr(self) -> str:
-        return repr(self.whitening)
-
     def _statistics_of(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], count: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -144,9 +144,6 @@ class Kernels(nn.Module):
         for name, tensor in zip(("first", "first_factor", "second", "second_factor"), tensors, strict=True):
             self.register_buffer(name, tensor)
 
-    def extra_repr(self) -> str:
-        return f"{len(self.first)} and {len(self.second)} anchors, cells={self.cells}"
-
     @torch.no_grad()
     def _fitted_on(
         self, prior: ImagePrior, image_shape: tuple[int, int, int], first_anchors: int, anchors: int

@@ -133,9 +133,7 @@ def built(factory: Callable[..., Any], *of_data: Any, name: str) -> Any:
     taken = {_address(tensor) for tensor in _handed_out} - {0}  # 0 is the address of empty tensors
     for weight, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if _address(tensor) in taken:
-            raise ValueError(
-                f"{name} must build a new network, and {weight!r} belongs to another as well: return a copy"
-            )
+            raise ValueError(f"{name} must build a new network, and {weight!r} belongs to another as well")
     hand_out(network)
     return network
 
@@ -177,11 +175,6 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def bytes_of(values: Tensor) -> memoryview:
-    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
-    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def check_network(
     network: nn.Module, *, num_classes: int, image_shape: tuple[int, int, int], name: str, any_outputs: bool = True
 ) -> None:
@@ -204,8 +197,7 @@ def check_network(
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
-            f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two: the "
-            f"data has {num_classes} classes"
+            f"{name}: {type(network).__name__} must give {num_classes} logits an image, got {found} for two images"
         )
     if not bool(torch.isfinite(logits).all()):
         raise ValueError(f"{name}: {type(network).__name__} gives logits that are not finite for blank images")

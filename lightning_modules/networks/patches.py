@@ -130,10 +130,6 @@ class Patches(nn.Module):
         self.register_buffer("power", torch.tensor(float(power)))
         self.register_buffer("average", cell_windows(rows, columns, cells), persistent=False)
 
-    def extra_repr(self) -> str:
-        count, channels = self.filters.shape[:2]
-        return f"{count} filters of {channels}x{self.patch}x{self.patch}, stride={self.stride}, cells={self.cells}"
-
     def forward(self, images: Tensor) -> Tensor:
         """Maps images (N, C, H, W) to features (N, 2·K·cells²)."""
         maps = _MAPS if self.filters.device.type == "cpu" else _MAPS_OF_GPU

@@ -68,7 +68,8 @@ class Scattering(nn.Module):
         fine, coarse = (self._filtered(spectrum, scale) for scale in range(2))
         second = self._filtered(torch.fft.fft2(fine), 1)
         maps = ((padded[:, :, None], 0), (fine, 0), (coarse, 1), (second.flatten(2, 3), 1))
-        return torch.cat([self._average(*one) for one in maps], dim=2).flatten(1, 2)
+        averaged = [some.flatten(-2) @ self.get_buffer(f"average{scale}") for some, scale in maps]
+        return torch.cat(averaged, dim=2).flatten(1, 2).unflatten(-1, self.output_shape[1:])
 
     def _filtered(self, spectra: Tensor, scale: int) -> Tensor:
         """Moduli of maps filtered by the wavelets of a scale and subsampled by 2**`scale`."""
@@ -77,16 +78,10 @@ class Scattering(nn.Module):
         real, imaginary = torch.view_as_real(maps).unbind(dim=-1)
         return (real.square() + imaginary.square()).sqrt_()
 
-    def _average(self, maps: Tensor, scale: int) -> Tensor:
-        _, height, width = self.output_shape
-        averaged: Tensor = (maps.flatten(-2) @ self.get_buffer(f"average{scale}")).unflatten(-1, (height, width))
-        return averaged
-
     def _averaging(self, size: tuple[int, int], kept: int) -> Tensor:
         """Matrix that averages by a Gaussian and subsamples maps that were subsampled by `kept` before."""
-        _, height, width = self.output_shape
         sides = []
-        for length, (before, _), count in zip(size, self.margins, (height, width), strict=True):
+        for length, (before, _), count in zip(size, self.margins, self.output_shape[1:], strict=True):
             source = torch.arange(0, length, kept, dtype=torch.float64)
             target = before + _STEP * torch.arange(count, dtype=torch.float64)
             distance = torch.remainder(source[:, None] - target + length / 2, length) - length / 2

@@ -23,12 +23,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from datamodules.mapped import bytes_of
 from datamodules.records import ImageDataset, id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import find_config, flat
 from lightning_modules.cli.resuming import differences
-from lightning_modules.networks.network import bytes_of
 from lightning_modules.training.run import folder_of_checkpoint, provenance
 from privacy.attacks import Answers, Records, Shadows, answers_of
 from privacy.identity import CheckpointError
