@@ -4,7 +4,7 @@ from datamodules.base import ImageDataModule as ImageDataModule
 from datamodules.cifar import CIFAR10 as CIFAR10, CIFAR100 as CIFAR100
 from datamodules.clients import ClientRecords as ClientRecords, Clients as Clients
 from datamodules.digits import MNIST as MNIST, SVHN as SVHN, Digits as Digits, FashionMNIST as FashionMNIST
-from datamodules.files import MissingDataError as MissingDataError, MissingExtraError as MissingExtraError
+from datamodules.files import MissingDataError as MissingDataError
 from datamodules.image_folder import ImageFolder as ImageFolder
 from datamodules.medmnist import MedMNIST as MedMNIST
 from datamodules.picture_sets import CelebA as CelebA, COVIDx as COVIDx, ImageNet as ImageNet

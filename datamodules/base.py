@@ -10,6 +10,8 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +21,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets.utils import check_integrity
 
-from datamodules.files import DOWNLOAD_ERRORS, missing_data
-from datamodules.records import ImageDataset, id_fraction, keep_batch
+from datamodules.files import missing_data
+from datamodules.records import ImageDataset, id_fraction
 from privacy.checks import check_count
 from privacy.ledger_place import DataHome
 from privacy.processes import share_size
@@ -223,7 +225,7 @@ class ImageDataModule(LightningDataModule, ABC):
                 labels[records.labels == old] = new
             if not (mask := labels >= 0).any():
                 raise ValueError(f"classes={list(self.class_names)} leaves the {part} part of {self.name} empty")
-            records = records.select(mask).relabelled(labels[mask])
+            records = replace(records.select(mask), labels=labels[mask])
         if part == "train" and self.num_records is not None and len(records) > self.num_records:
             # A delta would be compared with too few.
             raise ValueError(
@@ -247,7 +249,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return [name for name in self.files(part) if not (self.folder / name).is_file()]
 
     def download_files(self, part: Part, missing: Sequence[str]) -> None:
-        """Downloads the missing files of `files(part)`; raises one of `DOWNLOAD_ERRORS` if it fails."""
+        """Downloads the missing files of `files(part)`; raises one of the errors that `fetch` expects if it fails."""
         raise OSError("there is no download")
 
     def fetch(self, part: Part) -> None:
@@ -260,7 +262,8 @@ class ImageDataModule(LightningDataModule, ABC):
             return
         try:
             self.download_files(part, missing)
-        except DOWNLOAD_ERRORS as error:
+        except (OSError, RuntimeError, HTTPException, EOFError, ImportError) as error:
+            # A wrong checksum is a RuntimeError, a lost connection an HTTPException or EOFError; gdown may be missing.
             for name in missing:
                 if (self.folder / name).is_file():
                     (self.folder / name).unlink()  # it may be incomplete
@@ -345,7 +348,7 @@ class ImageDataModule(LightningDataModule, ABC):
     def loaded_records(self) -> ImageDataset:
         """What training batches are loaded from: the training records, or these with their numbers as labels."""
         records = self.train_records
-        return records.relabelled(torch.arange(len(records))) if self._numbered else records
+        return replace(records, labels=torch.arange(len(records))) if self._numbered else records
 
     def train_dataloader(self) -> Batches:
         """Returns shuffled training batches: images (B, C, H, W), labels (B,).
@@ -392,7 +395,7 @@ class ImageDataModule(LightningDataModule, ABC):
             num_workers=workers,
             prefetch_factor=1 if workers else None,
             pin_memory=torch.cuda.is_available(),
-            collate_fn=keep_batch,
+            collate_fn=tuple,
         )
 
     def _positions(self, classes: Sequence[int | str]) -> tuple[int, ...]:

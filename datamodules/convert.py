@@ -123,7 +123,7 @@ def convert(source: Path, to: Path, *, label: str | None = None) -> int:
 
     Raises:
         ValueError: There are no pictures or labels, or `to` exists.
-        MissingExtraError: The package `pyarrow` is needed and not installed.
+        ImportError: The package `pyarrow` is needed and not installed.
     """
     files = [source] if source.is_file() else sorted(source.rglob("*"))
     tables = [file for file in files if file.suffix in TABLES]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from datamodules.base import ImageDataModule
 
 _LISTED = 10  # missing files named in a message
-
-DOWNLOAD_ERRORS = (OSError, RuntimeError, HTTPException, EOFError, ImportError)
-"""Errors of failed downloads: `URLError` is an `OSError`, a wrong checksum a `RuntimeError`, a lost connection an
-`HTTPException` or an `EOFError`, and a missing `gdown` an `ImportError`."""
 
 
 @contextmanager
@@ -38,21 +33,17 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise ValueError(f"{path} is damaged or no {what} ({error}): delete it and get it again") from error
 
 
-class MissingExtraError(ImportError):
-    """A data set needs a package that is only installed by an extra."""
-
-
 def imported(*modules: str, needed_by: object, extra: str = "") -> list[Any]:
     """Imports modules of one package, of which the first has its name.
 
     Raises:
-        MissingExtraError: It is not installed.
+        ImportError: It is not installed.
     """
     try:
         return [importlib.import_module(module) for module in modules]
     except ImportError as error:
         install = f"'private-model-transcription[{extra}]'" if extra else modules[0]
-        raise MissingExtraError(f"{needed_by} needs the package {modules[0]}: pip install {install}") from error
+        raise ImportError(f"{needed_by} needs the package {modules[0]}: pip install {install}") from error
 
 
 class MissingDataError(FileNotFoundError):

@@ -46,7 +46,7 @@ class MedMNIST(ImageDataModule):
             settings: See `ImageDataModule`.
 
         Raises:
-            MissingExtraError: The package `medmnist` is not installed.
+            ImportError: The package `medmnist` is not installed.
             ValueError: The subset or size does not exist, or is not supported.
         """
         known = imported("medmnist", needed_by="MedMNIST", extra="medmnist")[0].INFO

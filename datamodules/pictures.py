@@ -174,7 +174,7 @@ def _dicom(path: Path) -> Image.Image:
     """The first frame of a DICOM file, bright where there is much, in 8 bits by its window or its stored bits.
 
     Raises:
-        MissingExtraError: The package `pydicom` is not installed.
+        ImportError: The package `pydicom` is not installed.
         ValueError: It is no DICOM file, or has no pixels.
     """
     reader, pixels = imported("pydicom", "pydicom.pixels", needed_by=path, extra="dicom")

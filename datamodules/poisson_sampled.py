@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import EVALUATED_AT_ONCE, Batches, ImageDataModule
 from datamodules.mapped import MappedRecords
-from datamodules.records import ImageDataset, keep_batch
+from datamodules.records import ImageDataset
 from datamodules.wrapped import WrappedDataset
 from privacy.checks import check_count
 from privacy.mechanisms.base import NoiseSource, SystemNoise
@@ -122,20 +122,16 @@ def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
         ValueError: It is not a `PoissonLoader`, or draws at another rate, in another way or from other records, or by
             coins that can be reproduced although `secure` ones are charged.
     """
-    found = type(loader).__name__
-    if isinstance(loader, PoissonLoader):
-        drawn, records = loader.batches, type(loader.records)
-        # No subclasses, which may repeat or mix the records of a batch.
-        as_drawn = type(loader) is PoissonLoader and type(drawn) is PoissonBatches
-        as_charged = (drawn.sample_rate, drawn.noise.secure) == (sample_rate, secure)
-        if as_drawn and records in (ImageDataset, MappedRecords) and as_charged:
-            return
-        kinds = ", ".join(type(one).__name__ for one in (drawn, loader.records, drawn.noise))
-        found += f" at {drawn.sample_rate:g}, whose batches, records and coins are {kinds}"
+    drawn, records = getattr(loader, "batches", None), getattr(loader, "records", None)
+    kinds = tuple(type(one) for one in (loader, drawn, records))
+    # No subclasses, which may repeat or mix the records of a batch.
+    as_drawn = kinds in ((PoissonLoader, PoissonBatches, kind) for kind in (ImageDataset, MappedRecords))
+    if as_drawn and (drawn.sample_rate, drawn.noise.secure) == (sample_rate, secure):
+        return
     raise ValueError(
         "train_dataloader() must give a PoissonLoader at the sample_rate that steps are charged for, "
-        f"{sample_rate:g}, of PoissonBatches and an ImageDataset by the data's own noise, got a {found}: ε is of "
-        "batches that draw a coin per record, and of records as they are"
+        f"{sample_rate:g}, of PoissonBatches and an ImageDataset by the data's own noise, got "
+        f"{', '.join(kind.__name__ for kind in kinds)} at {getattr(drawn, 'sample_rate', None)}"
     )
 
 
@@ -324,4 +320,4 @@ class PoissonSampled(WrappedDataset):
         mapped = self._mapped.get("validation")
         if mapped is None:
             return super().val_dataloader()
-        return DataLoader(mapped, batch_size=EVALUATED_AT_ONCE, collate_fn=keep_batch)
+        return DataLoader(mapped, batch_size=EVALUATED_AT_ONCE, collate_fn=tuple)

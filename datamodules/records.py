@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from privacy.checks import check_number
 if TYPE_CHECKING:
     from datamodules.pictures import PictureFiles
 
-Batch = TypeVar("Batch")
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -35,7 +33,7 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
 
     Pixels are stored as in the files (one byte each) and become float32 in [-1, 1] when fetched. `DataLoader` asks
     `__getitems__` for a whole batch, which is one index operation instead of a Python loop over records; use
-    `collate_fn=keep_batch` with it.
+    `collate_fn=tuple` with it.
 
     Attributes:
         ids: (N,) int64, distinct, the stable id of every record, which decides splits and teachers' shards.
@@ -95,21 +93,12 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             own["images"] = self.images.at(rows)
         return replace(self, **own, names=self.names and [self.names[row] for row in rows.tolist()])
 
-    def relabelled(self, labels: Tensor) -> ImageDataset:
-        """Returns the same records, images shared, with other labels (N,) int64."""
-        return replace(self, labels=labels)
-
     def to(self, device: torch.device) -> ImageDataset:
         """Returns a copy on a device, where batches are then assembled; what is not in memory stays in its files."""
         if not isinstance(self.images, Tensor):
             return self
         moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **moved)
-
-
-def keep_batch(batch: Batch) -> Batch:
-    """Collates what `ImageDataset.__getitems__` returns, which is already a batch."""
-    return batch
 
 
 def id_fraction(ids: Tensor, *, purpose: str) -> Tensor:

@@ -30,7 +30,7 @@ from datamodules.pictures import (
 from datamodules.records import Partition, require_partition, same_data
 from lightning_modules import priors
 from lightning_modules.losses.functional import informativeness
-from lightning_modules.networks import DAFLGenerator, ImageGenerator, ScaledOutput
+from lightning_modules.networks import DAFLGenerator, ImageGenerator
 from lightning_modules.networks.network import GeneratorCallable, built, evaluating, frozen_statistics, network_of
 from lightning_modules.priors import PRIORS, ImagePrior, StrokePrior
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
@@ -59,8 +59,7 @@ class Images:
         prior: Procedural images, for `prior` and `both`. Default: those for the data, by their class (`priors.PRIORS`):
             strokes for the digits and MNIST, silhouettes for FashionMNIST, `BroadPrior` for a folder of pictures and
             data of your own, else `GeneralPrior`. A generator takes the statistics of strokes.
-        generator: Builds the generator. If it is `standardised`, its pixels get the mean and standard deviation of the
-            prior's images.
+        generator: Builds the generator. Pixels of DAFL's get the mean and standard deviation of the prior's images.
         reset_every: Number of steps after which the generator is reset to new random weights; null is never. A
             generator trained for long collapses to a few kinds of images; fresh ones show the student more. The
             optimizer's state is cleared; the learning-rate schedule continues.
@@ -245,14 +244,14 @@ class SyntheticSource(ImageSource):
             raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")
         return generator
 
-    def _scaled(self, generator: ImageGenerator) -> nn.Module:
-        """Gives a `standardised` generator the statistics of the prior's images, the same in every run."""
-        made: nn.Module = generator
-        if generator.standardised:
+    def _scaled(self, generator: ImageGenerator) -> ImageGenerator:
+        """Gives DAFL's generator the statistics of the prior's images, the same in every run."""
+        if isinstance(generator, DAFLGenerator):
             images = self._drawn(_STATISTICS_IMAGES, None, stream(0, 0, 0, "statistics"), torch.device("cpu")).double()
             std, mean = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD), images.mean(dim=(0, 2, 3))
-            made = ScaledOutput(generator, scale=std.tolist(), shift=mean.tolist())
-        return made
+            generator.scale.copy_(std[:, None, None])
+            generator.shift.copy_(mean[:, None, None])
+        return generator
 
     @property
     def generated(self) -> int:
@@ -290,12 +289,11 @@ class SyntheticSource(ImageSource):
 
     def reset(self, step: int, draws: Draws) -> None:
         assert self.generator is not None
-        network = self.generator.network if isinstance(self.generator, ScaledOutput) else self.generator
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(draws.seed, step, 0, "reset"))
-            network.load_state_dict(self._built().state_dict())
+            self.generator.load_state_dict(self._built().state_dict())
             # BatchNorm's initial statistics last for dozens of steps and would make images flat in eval mode.
-            update_bn([self.latents(step, draws.common)], network)
+            update_bn([self.latents(step, draws.common)], self.generator)
 
     def assumptions(self) -> list[str]:
         """State the assumption that priors from outside this project do not depend on private records."""

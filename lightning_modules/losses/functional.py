@@ -256,11 +256,8 @@ class GeneratorLoss:
 
     def of(self, logits: Tensor, features: Tensor) -> Tensor:
         """The weighted sum of the terms of logits (n, c) and features (n, F)."""
-        loss = logits.new_zeros(())
-        if self.one_hot_weight:
-            loss = loss + self.one_hot_weight * one_hot_loss(logits)
-        if self.balance_weight:
-            loss = loss + self.balance_weight * class_balance(logits, of=self.balance_of)
+        loss = self.one_hot_weight * one_hot_loss(logits)
+        loss = loss + self.balance_weight * class_balance(logits, of=self.balance_of)
         if self.activation_weight:
             loss = loss - self.activation_weight * activation(features, norm=self.activation_norm)
         return loss

@@ -16,7 +16,6 @@ from lightning_modules.networks.generators import (
     ConvVAE as ConvVAE,
     DAFLGenerator as DAFLGenerator,
     ImageGenerator as ImageGenerator,
-    ScaledOutput as ScaledOutput,
 )
 from lightning_modules.networks.kernels import Kernels as Kernels
 from lightning_modules.networks.network import (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,22 +14,20 @@ class ImageGenerator(nn.Module):
 
     Attributes:
         latent_dim: Width of the input.
-        standardised: Whether pixels have mean 0 and standard deviation 1 in each channel.
     """
 
     latent_dim: int
-    standardised = False
 
 
 class DAFLGenerator(ImageGenerator):
     """The generator of DAFL (Chen et al. 2019). None of the four papers describes its own.
 
     Dense to `width` x (H/4) x (W/4), BN, double, conv 3x3 (width), BN, LeakyReLU 0.2, double, conv 3x3 (width/2), BN,
-    LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch
-    (`standardised`), which data-free training depends on; DAFL's data are standardised as well. `ScaledOutput` then
-    gives pixels the mean and standard deviation of a prior's images in [-1, 1]; single pixels may lie outside that
-    range. The two inner BN layers have DAFL's epsilon of 0.8. Upsampling is nearest-neighbour; a side that is not a
-    multiple of 4 starts at its quarter, rounded up, and is resized to its half, rounded up, and to the full side.
+    LeakyReLU 0.2, conv 3x3 (C), tanh, BN without weights. The last layer standardises each channel over the batch,
+    which data-free training depends on; DAFL's data are standardised as well. `scale` and `shift` then give pixels the
+    standard deviation and mean of a prior's images in [-1, 1]; single pixels may lie outside that range. The two inner
+    BN layers have DAFL's epsilon of 0.8. Upsampling is nearest-neighbour; a side that is not a multiple of 4 starts at
+    its quarter, rounded up, and is resized to its half, rounded up, and to the full side.
 
     Args:
         image_shape: channels, height, width of the images.
@@ -40,9 +36,13 @@ class DAFLGenerator(ImageGenerator):
 
     Raises:
         ValueError: `latent_dim` is below 1, or `width` below 2.
+
+    Attributes:
+        scale: (C, 1, 1), set by whoever builds the generator, as is `shift`; a checkpoint has neither.
     """
 
-    standardised = True
+    scale: Tensor
+    shift: Tensor
 
     def __init__(
         self, image_shape: tuple[int, int, int] = (1, 28, 28), *, latent_dim: int = 100, width: int = 128
@@ -68,41 +68,14 @@ class DAFLGenerator(ImageGenerator):
             nn.Tanh(),
             nn.BatchNorm2d(channels, affine=False),
         )
+        self.register_buffer("scale", torch.ones(channels, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.zeros(channels, 1, 1), persistent=False)
 
     def forward(self, latents: Tensor) -> Tensor:
         """Maps latents (N, latent_dim) to images (N, C, H, W)."""
         x = self.start(self.project(latents).unflatten(1, self._start))
         x = self.middle(functional.interpolate(x, size=self._half))
-        images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:]))
-        return images
-
-
-class ScaledOutput(nn.Module):
-    """Scales and shifts each channel of a network's images: x · scale + shift.
-
-    A generator that ends in BatchNorm without weights, as DAFL's does, always gives pixels of mean 0 and standard
-    deviation 1. To match images in [-1, 1] (MNIST: mean -0.74, standard deviation 0.62), set `scale` to their standard
-    deviation and `shift` to their mean. Both are buffers and part of a checkpoint.
-
-    Args:
-        network: The generator.
-        scale: C factors.
-        shift: C summands.
-    """
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, network: ImageGenerator, *, scale: Sequence[float], shift: Sequence[float]) -> None:
-        super().__init__()
-        self.network = network
-        self.latent_dim = network.latent_dim
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None])
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32)[:, None, None])
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Maps the network's inputs (N, …) to scaled images (N, C, H, W)."""
-        images: Tensor = self.network(inputs) * self.scale + self.shift
+        images: Tensor = self.end(functional.interpolate(x, size=self.image_shape[1:])) * self.scale + self.shift
         return images
 
 

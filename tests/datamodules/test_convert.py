@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from support.data_files import picture, write_folders
 
-from datamodules import ImageFolder, MissingExtraError
+from datamodules import ImageFolder
 from datamodules.convert import convert
 from datamodules.pictures import Preparation
 
@@ -113,7 +113,7 @@ def test_dicom_files_are_pictures(tmp_path: Path, inverted: bool, monkeypatch: p
     prepare = Preparation(size=8, channels=1)
     with monkeypatch.context() as without:
         without.setitem(__import__("sys").modules, "pydicom", None)
-        with pytest.raises(MissingExtraError, match=r"a\.dcm .*pip install 'private-model-transcription\[dicom\]'"):
+        with pytest.raises(ImportError, match=r"a\.dcm .*pip install 'private-model-transcription\[dicom\]'"):
             prepare(path)
     pydicom: Any = importlib.import_module("pydicom")
     with pytest.raises(ValueError, match=r"a\.dcm cannot be read as a picture \(no DICOM file with pixels"):

@@ -17,7 +17,7 @@ from support.short_names import budgeted
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from datamodules import COVIDx, Digits, ImageFolder, ImageNet
-from datamodules.records import ImageDataset, keep_batch
+from datamodules.records import ImageDataset
 from lightning_modules import DirectTraining, direct_training
 from lightning_modules.losses.targets import Annotation
 from privacy import RandomizedResponse, compose
@@ -91,7 +91,7 @@ class Balanced(Digits):
     def train_dataloader(self) -> Any:
         weights = torch.where(self.train_records.labels == 3, 1e9, 1e-9).tolist()
         sampler = WeightedRandomSampler(weights, 128, replacement=False)
-        return DataLoader(self.loaded_records, batch_size=self.batch_size, sampler=sampler, collate_fn=keep_batch)
+        return DataLoader(self.loaded_records, batch_size=self.batch_size, sampler=sampler, collate_fn=tuple)
 
 
 class OfOneClass(Digits):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modules.networks import DAFLGenerator, ScaledOutput
+from lightning_modules.networks import DAFLGenerator
 from lightning_modules.networks.generators import negative_elbo, sample_codes
 
 
@@ -17,7 +17,9 @@ def test_parameter_count_is_that_of_dafl() -> None:
 
 def test_pixels_have_the_stated_statistics_in_each_channel() -> None:
     torch.manual_seed(0)
-    network = ScaledOutput(DAFLGenerator(image_shape=(2, 8, 8), width=8), scale=[0.5, 2.0], shift=[-0.7, 0.1])
+    network = DAFLGenerator(image_shape=(2, 8, 8), width=8)
+    network.scale.copy_(torch.tensor([0.5, 2.0])[:, None, None])
+    network.shift.copy_(torch.tensor([-0.7, 0.1])[:, None, None])
     images = network(torch.randn(16, 100))
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.tensor([-0.7, 0.1]), rtol=0, atol=1e-3)
     torch.testing.assert_close(images.std((0, 2, 3)), torch.tensor([0.5, 2.0]), rtol=1e-2, atol=0)

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from datamodules import Digits, PoissonSampled
 from datamodules.poisson_sampled import PoissonBatches, require_batches_as_drawn
-from datamodules.records import keep_batch
 from lightning_modules import DPSGDTeacher
 from lightning_modules.teachers import dp_sgd as dp_sgd_module
 from lightning_modules.teachers.dp_sgd_steps import KnownWeights
@@ -139,7 +138,7 @@ class Repeated(PoissonSampled):
     """One record fills each batch."""
 
     def train_dataloader(self) -> Any:
-        loader: Any = DataLoader(self.dataset.loaded_records, batch_size=64, sampler=[0] * 128, collate_fn=keep_batch)
+        loader: Any = DataLoader(self.dataset.loaded_records, batch_size=64, sampler=[0] * 128, collate_fn=tuple)
         loader.batches = super().train_dataloader().batches
         return loader
 
