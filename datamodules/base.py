@@ -44,8 +44,8 @@ _SPELLED_OUT = 4
 #: Bytes of the batches that loader processes hold at a time, and of a batch for evaluation, whose features take more.
 _IN_FLIGHT, _EVALUATED = 2**30, 2**26
 
+#: Images per validation and test batch, fewer where they would take more than 64 MiB.
 EVALUATED_AT_ONCE = 512
-"""Images per validation and test batch, fewer where they would take more than 64 MiB."""
 
 _NOT_OF_PARTITION = frozenset(
     {"self", "root", "batch_size", "num_workers", "download", "verify", "name"}
@@ -267,7 +267,7 @@ class ImageDataModule(LightningDataModule, ABC):
             for name in missing:
                 if (self.folder / name).is_file():
                     (self.folder / name).unlink()  # it may be incomplete
-            raise missing_data(self, missing, failure=f"{self.site}: {error}") from error
+            raise missing_data(self, missing, further=[f"The download failed: {self.site}: {error}"]) from error
 
     def require_files(self, part: Part) -> list[Path]:
         """Paths of the files of one official part.

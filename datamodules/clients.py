@@ -146,7 +146,6 @@ class Clients(Shards):
             steps_per_epoch=steps_per_epoch,
             require_all_classes=False,
         )
-        self.num_clients = num_clients
         self.assumptions += (
             "whose record it is does not change with its label: the simulated clients stand for ones that hold their "
             "records by nature",
@@ -159,7 +158,7 @@ class Clients(Shards):
 
     def sharded(self, records: ImageDataset) -> ShardedRecords:
         owners = self._clients.client_of(records.ids, records.labels)
-        return ShardedRecords.of(records, owners, num_shards=self.num_clients)
+        return ShardedRecords.of(records, owners, num_shards=self.num_teachers)
 
 
 class ClientRecords(DerivedDataset):

@@ -75,18 +75,15 @@ def _of_arrays(source: Path, label: str | None) -> Iterator[Row]:
     with np.load(source, allow_pickle=False) as content:
         arrays = {name: content[name] for name in content.files}
     for name, images in arrays.items():
-        fit = [
-            a
-            for other, a in arrays.items()
-            if a.ndim < 3 and _part_of(other) == _part_of(name) and len(a) == len(images)
-        ]
+        part = _part_of(name)
+        fit = [a for other, a in arrays.items() if a.ndim < 3 and _part_of(other) == part and len(a) == len(images)]
         if images.ndim < 3 or not fit:
             continue
         if images.dtype != np.uint8:
             raise ValueError(f"{name} of {source} must be uint8, got {images.dtype}")
         images = images.squeeze(-1 if images.shape[-1] == 1 else ()) if images.ndim == 4 else images
         for number, pixels in enumerate(images):
-            yield Row(_part_of(name), fit[0].reshape(-1)[number], f"{name}_{number:06d}.png", pixels)
+            yield Row(part, fit[0].reshape(-1)[number], f"{name}_{number:06d}.png", pixels)
 
 
 def _of_arrow(source: Path, label: str | None) -> Iterator[Row]:

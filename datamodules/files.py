@@ -17,8 +17,6 @@ from datamodules.records import ImageDataset
 if TYPE_CHECKING:
     from datamodules.base import ImageDataModule
 
-_LISTED = 10  # missing files named in a message
-
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
@@ -55,21 +53,12 @@ class MissingDataError(FileNotFoundError):
 
 
 def missing_data(
-    data: ImageDataModule,
-    missing: Sequence[str],
-    *,
-    folder: Path | None = None,
-    failure: str = "",
-    hints: Sequence[str] = (),
+    data: ImageDataModule, missing: Sequence[str], *, folder: Path | None = None, further: Sequence[str] = ()
 ) -> MissingDataError:
-    """Makes an error that lists missing files or folders, why a download failed if tried, and how to get them."""
+    """Makes an error that lists missing files or folders, how to get them, and further lines."""
     name = getattr(data, "name", "") or type(data).__name__
     lines = [f"{name}: {len(missing)} file(s) missing in {folder or data.folder}:"]
-    lines += [f"  {name}" for name in missing[:_LISTED]]
-    if len(missing) > _LISTED:
-        lines.append(f"  ... and {len(missing) - _LISTED} more")
-    if failure:
-        lines.append(f"The download failed: {failure}")
+    lines += [f"  {name}" for name in missing[:10]]
     nested = "(with SyntheticSteps or PoissonSampled: --data.dataset."
     lines += [
         "Get them in one of these ways:",
@@ -80,7 +69,7 @@ def missing_data(
         lines += ["  - with a network: set `download`", f"      --data.download true {nested}download true)"]
     if data.site:
         lines.append(f"  - by hand: get them from {data.site} and save them, uncompressed, under the names above")
-    return MissingDataError("\n".join([*lines, *hints]))
+    return MissingDataError("\n".join([*lines, *further]))
 
 
 def records_of_file(

@@ -156,7 +156,7 @@ class ImageFolder(PictureDataModule):
     def read(self, part: Part) -> ImageDataset:
         """Reads the pictures of one part."""
         if part not in self._listed:
-            raise missing_data(self, [f"{part}/"], folder=self.root, hints=_val_as_test(self.root))
+            raise missing_data(self, [f"{part}/"], folder=self.root, further=_val_as_test(self.root))
         kept = self.kept_labels
         pictures = [picture for picture in self._listed[part] if picture.label in kept]
         if not pictures:

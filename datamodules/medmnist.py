@@ -47,15 +47,13 @@ class MedMNIST(ImageDataModule):
 
         Raises:
             ImportError: The package `medmnist` is not installed.
-            ValueError: The subset or size does not exist, or is not supported.
+            ValueError: The subset does not exist, or is not supported.
         """
         known = imported("medmnist", needed_by="MedMNIST", extra="medmnist")[0].INFO
         supported = [name for name in known if not name.endswith("3d") and known[name]["task"] in _SINGLE_LABEL]
         if subset not in supported:
             raise ValueError(f"subset must be 2D with one label per image: {', '.join(supported)}; got {subset!r}")
         self._info: dict[str, Any] = known[subset]
-        if size not in (28, 64, 128, 224):
-            raise ValueError(f"size must be 28, 64, 128 or 224, got {size!r}")
         self.subset = subset
         self.size = size
         self._suffix = "" if size == 28 else f"_{size}"

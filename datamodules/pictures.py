@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -180,8 +179,7 @@ def _dicom(path: Path) -> Image.Image:
     reader, pixels = imported("pydicom", "pydicom.pixels", needed_by=path, extra="dicom")
     try:
         data = reader.dcmread(path)
-        frames = data.pixel_array
-        frame = frames[0] if int(data.get("NumberOfFrames", 1)) > 1 else frames
+        frame = pixels.pixel_array(data, index=0)
         if frame.ndim == 3:
             return Image.fromarray(frame.astype(np.uint8))
         least, most = (-1, 1) if data.PixelRepresentation else (0, 2)
@@ -215,10 +213,9 @@ def warn_of_dark(files: Sequence[Path]) -> None:
     for path in files:
         with _opened(path) as picture:
             if picture.mode.startswith("I;16") and 256 <= np.asarray(picture).max() < 4096:
-                warnings.warn(
+                rank_zero_warn(
                     f"{path} has 16 bits and no pixel of 4,096 or more, and becomes almost black: if its content has "
-                    "12 bits, as radiographs often do, set bits 12",
-                    stacklevel=2,
+                    "12 bits, as radiographs often do, set bits 12"
                 )
                 return
 
@@ -319,8 +316,7 @@ def sizes_and_channels(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]],
     for path in files[:: -(-len(files) // 999) or 1]:
         with _opened(path) as picture:
             sizes[picture.size] += 1
-            grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
-            channels = channels if grey else 3
+            channels = channels if Image.getmodebase(picture.mode) == "L" else 3
     return sizes, channels
 
 

@@ -10,8 +10,6 @@ from datamodules.records import ImageDataset, id_fraction
 from datamodules.wrapped import DerivedDataset
 from privacy.checks import check_count
 
-_FIRST_ID = -3
-
 
 class Shadowed(DerivedDataset):
     """About half of another data set's private part, plus about half of the canaries.
@@ -68,7 +66,7 @@ class Shadowed(DerivedDataset):
         noise = torch.randint(2, (count - mislabelled, *self.image_shape), generator=draw, dtype=torch.uint8)
         drawn = torch.randint(self.num_classes, (len(noise),), generator=draw)
         # Below every ordinary id, and not held out for validation.
-        ids = _FIRST_ID - torch.arange(20 + round(2 * count / (1 - self.val_fraction)))
+        ids = -3 - torch.arange(20 + round(2 * count / (1 - self.val_fraction)))
         ids = ids[id_fraction(ids, purpose="validation") >= self.val_fraction][:count]
         return ImageDataset(
             images=torch.cat([first.images[:], noise * test.peak]),

@@ -225,7 +225,11 @@ class SyntheticSource(ImageSource):
         self.rows = batch_size
         self._settings = settings
         self.prior: ImagePrior = settings.prior or StrokePrior()
-        self.generator = None if self.kind == "prior" else self._scaled(self._built())
+        self.generator = None if self.kind == "prior" else self._built()
+        if isinstance(self.generator, DAFLGenerator):  # has the statistics of the prior's images, the same in every run
+            images = self._drawn(_STATISTICS_IMAGES, None, stream(0, 0, 0, "statistics"), torch.device("cpu")).double()
+            self.generator.scale.copy_(images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD)[:, None, None])
+            self.generator.shift.copy_(images.mean(dim=(0, 2, 3))[:, None, None])
         self.reset_every = settings.reset_every
         self.covered = (*(["generator"] if self.generator is not None else []), "synthetic images")
 
@@ -242,15 +246,6 @@ class SyntheticSource(ImageSource):
         generator = built(factory, self.image_shape, name="model.images.generator")
         if not isinstance(generator, ImageGenerator):
             raise ValueError(f"images.generator must build an ImageGenerator, got {type(generator).__name__}")
-        return generator
-
-    def _scaled(self, generator: ImageGenerator) -> ImageGenerator:
-        """Gives DAFL's generator the statistics of the prior's images, the same in every run."""
-        if isinstance(generator, DAFLGenerator):
-            images = self._drawn(_STATISTICS_IMAGES, None, stream(0, 0, 0, "statistics"), torch.device("cpu")).double()
-            std, mean = images.std(dim=(0, 2, 3)).clamp_min(_SMALLEST_STD), images.mean(dim=(0, 2, 3))
-            generator.scale.copy_(std[:, None, None])
-            generator.shift.copy_(mean[:, None, None])
         return generator
 
     @property

@@ -122,10 +122,8 @@ class GradientTargets:
                 f"or ensemble, got {made[0]!r} and {made[1]!r}"
             )
         if self.loss == "kd" and mechanism.stability < _LEAST_STABILITY:
-            raise ValueError(
-                "gradient_targets.student_target='answers' of loss='kd' needs a mechanism.stability of "
-                f"{_LEAST_STABILITY} or more, got {mechanism.stability}"
-            )
+            needed = f"mechanism.stability of {_LEAST_STABILITY} or more, got {mechanism.stability}"
+            raise ValueError(f"gradient_targets.student_target='answers' of loss='kd' needs a {needed}")
 
     def gradients(self, outputs: Tensor, responses: Tensor) -> Tensor:
         """Gradient of each sample's own distillation loss w.r.t. the student's outputs. **Private** until released.

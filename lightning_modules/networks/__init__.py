@@ -22,9 +22,6 @@ from lightning_modules.networks.network import (
     External as External,
     NetworkCallable as NetworkCallable,
     build_network as build_network,
-    check_network as check_network,
-    described as described,
-    network_of as network_of,
 )
 from lightning_modules.networks.patches import Patches as Patches
 from lightning_modules.networks.scattering import Scattering as Scattering

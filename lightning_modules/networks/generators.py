@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from privacy.checks import check_whole_number
-
 
 class ImageGenerator(nn.Module):
     """Base class of generators, built from image_shape, which map latents (N, latent_dim) to images (N, C, H, W).
@@ -34,9 +32,6 @@ class DAFLGenerator(ImageGenerator):
         latent_dim: size of the latent noise z.
         width: channels of the first stage. With DAFL's 128, a batch of 256 takes seconds on two cores.
 
-    Raises:
-        ValueError: `latent_dim` is below 1, or `width` below 2.
-
     Attributes:
         scale: (C, 1, 1), set by whoever builds the generator, as is `shift`; a checkpoint has neither.
     """
@@ -49,8 +44,6 @@ class DAFLGenerator(ImageGenerator):
     ) -> None:
         super().__init__()
         channels, height, columns = image_shape
-        check_whole_number("latent_dim", latent_dim, least=1)
-        check_whole_number("width", width, least=2)
         self.latent_dim = latent_dim
         self.image_shape = (channels, height, columns)
         self._start = (width, -(-height // 4), -(-columns // 4))
@@ -91,9 +84,6 @@ class ConvVAE(nn.Module):
         image_shape: channels, height, width of the images.
         latent_dim: width c of the code; 32 in DGD.
         width: channels of the outer stage.
-
-    Raises:
-        ValueError: A size is not positive.
     """
 
     def __init__(
@@ -101,8 +91,6 @@ class ConvVAE(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, columns = image_shape
-        for name, value in (("latent_dim", latent_dim), ("width", width)):
-            check_whole_number(name, value, least=1)
         self.latent_dim = latent_dim
         self.image_shape = (channels, height, columns)
         self._half = (-(-height // 2), -(-columns // 2))

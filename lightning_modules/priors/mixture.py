@@ -42,11 +42,9 @@ class MixturePrior(RowPrior):
     ) -> None:
         if not priors:
             raise ValueError("priors must be one or more, got none")
-        check_number("blend_probability", blend_probability, least=0, most=1)
-        check_number("jitter", jitter, least=0, most=1)
         self.priors = list(priors)
-        self.blend_probability = float(blend_probability)
-        self.jitter = float(jitter)
+        self.blend_probability = check_number("blend_probability", blend_probability, least=0, most=1)
+        self.jitter = check_number("jitter", jitter, least=0, most=1)
         self.seeds = len(priors) * (2 if blend_probability else 1)
 
     def numbers(self, image_shape: tuple[int, int, int]) -> int:

@@ -19,8 +19,8 @@ from lightning_modules.callbacks.results import epsilon_of
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import innermost
 from lightning_modules.named_code import require_known_code, texts_in
-from lightning_modules.networks import build_network, described
-from lightning_modules.networks.network import named_network
+from lightning_modules.networks import build_network
+from lightning_modules.networks.network import described, named_network
 from lightning_modules.publishing.folder import ExportError, name_of, without_folders
 from lightning_modules.training.run import LAST, LOCK
 from privacy.accounting.composition import compose

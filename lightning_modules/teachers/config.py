@@ -15,8 +15,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lightning_modules.named_code import require_known_code
-from lightning_modules.networks import ImageClassifier, NetworkCallable, build_network, described, network_of
-from lightning_modules.networks.network import hand_out
+from lightning_modules.networks import ImageClassifier, NetworkCallable, build_network
+from lightning_modules.networks.network import described, hand_out, network_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
 from lightning_modules.teachers.files import TeacherError, fitted_weights, read_file, weights_in

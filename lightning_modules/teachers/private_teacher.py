@@ -15,8 +15,8 @@ from torch import nn
 
 from datamodules.mapped import bytes_of
 from datamodules.records import Partition, same_data
-from lightning_modules.networks import check_network
 from lightning_modules.networks.feature_cache import digest_of
+from lightning_modules.networks.network import check_network
 from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external

@@ -20,9 +20,8 @@ from lightning_modules.networks import (
     SmallCNN,
     build_network,
     logits_and_features,
-    network_of,
 )
-from lightning_modules.networks.network import built
+from lightning_modules.networks.network import built, network_of
 
 NET = """
 import torch
