@@ -122,10 +122,10 @@ def require_poisson(loader: Any, sample_rate: float, secure: bool) -> None:
         ValueError: It is not a `PoissonLoader`, or draws at another rate, in another way or from other records, or by
             coins that can be reproduced although `secure` ones are charged.
     """
-    drawn, records = getattr(loader, "batches", None), getattr(loader, "records", None)
-    kinds = tuple(type(one) for one in (loader, drawn, records))
+    drawn: Any = getattr(loader, "batches", None)
+    kinds = (type(loader), type(drawn), type(getattr(loader, "records", None)))
     # No subclasses, which may repeat or mix the records of a batch.
-    as_drawn = kinds in ((PoissonLoader, PoissonBatches, kind) for kind in (ImageDataset, MappedRecords))
+    as_drawn = kinds[:2] == (PoissonLoader, PoissonBatches) and kinds[2] in (ImageDataset, MappedRecords)
     if as_drawn and (drawn.sample_rate, drawn.noise.secure) == (sample_rate, secure):
         return
     raise ValueError(

@@ -69,7 +69,8 @@ class Scattering(nn.Module):
         second = self._filtered(torch.fft.fft2(fine), 1)
         maps = ((padded[:, :, None], 0), (fine, 0), (coarse, 1), (second.flatten(2, 3), 1))
         averaged = [some.flatten(-2) @ self.get_buffer(f"average{scale}") for some, scale in maps]
-        return torch.cat(averaged, dim=2).flatten(1, 2).unflatten(-1, self.output_shape[1:])
+        features: Tensor = torch.cat(averaged, dim=2).flatten(1, 2).unflatten(-1, self.output_shape[1:])
+        return features
 
     def _filtered(self, spectra: Tensor, scale: int) -> Tensor:
         """Moduli of maps filtered by the wavelets of a scale and subsampled by 2**`scale`."""
