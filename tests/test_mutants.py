@@ -24,7 +24,8 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
      "os.fsync(self._descriptor)\n            self._offset += len(data)", "self._offset += len(data)",
      f"{MODULES}/test_every_setting.py -k on_the_disk"),
     ("a release is charged", "privacy/session.py",
-     "self.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)\n            return",
+     "self.account.ledger.charge(*self._priced(mechanism, tensors, settings), afford=self.account.grant)\n"
+     "            return",
      "pass\n            return",
      f"{MODULES}/test_every_setting.py -k on_the_disk"),
     ("a plan that is stopped early counts whole", "privacy/account.py",
