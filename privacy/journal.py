@@ -8,21 +8,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
 class LedgerError(RuntimeError):
     """A ledger that cannot be read or written; without it no ε can be stated."""
-
-
-class State(Protocol):
-    """What the lines of a journal add up to."""
-
-    def take(self, line: dict[str, Any], *, dry: bool = False) -> None:
-        """Takes a line over, whoever wrote it, or only checks it if `dry`; raises a `ValueError` to refuse it."""
 
 
 @dataclass(eq=False)
@@ -31,12 +24,12 @@ class Journal:
 
     Attributes:
         path: The file, created if missing; None keeps no file, and lines only change the state.
-        state: Takes each line in order, read or written.
+        take: Takes each line over in order, read or written, or only checks it if `dry`; refuses by a `ValueError`.
         hashes: Hashes of the lines read or written so far.
     """
 
     path: Path | None
-    state: State
+    take: Callable[..., None]
     hashes: list[str] = field(default_factory=list)
     _offset: int = 0
     _descriptor: int = -1
@@ -115,7 +108,7 @@ class Journal:
                     raise ValueError("the first line, and no other, says what the ledger is about")
                 if entry.get("prev", "") != (self.hashes or [""])[-1]:
                     raise ValueError("it does not hold the hash of the line before it: one of the two was changed")
-                self.state.take(entry)
+                self.take(entry)
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise LedgerError(
                     f"the privacy ledger {self.path} is damaged at the line {line[:200]!r} ({error}); what was spent "
@@ -134,13 +127,13 @@ class Journal:
             if self._denied is not None:
                 raise self._denied
             data = (json.dumps({**line, "prev": (self.hashes or [""])[-1]}, separators=(",", ":")) + "\n").encode()
-            self.state.take(json.loads(data), dry=True)
+            self.take(json.loads(data), dry=True)
             if os.write(self._descriptor, data) != len(data):
                 raise OSError("the line was cut short; is the disk full?")
             os.fsync(self._descriptor)
             self._offset += len(data)
             self.hashes.append(hashlib.sha256(data).hexdigest()[:32])
-        self.state.take(line)
+        self.take(line)
 
 
 def write_atomically(path: str | Path, content: str | bytes | memoryview, *, mode: int = 0o666) -> Path:

@@ -202,13 +202,12 @@ class Ledger:
         self.path = None if path is None else Path(path).resolve()
         key, identity = secrets.token_hex(16), secrets.token_hex(8)
         self._state = LedgerState(self.path, private_data, key=key, id=identity, renamed=renamed)
-        self._journal = Journal(self.path, self._state)
+        self._journal = Journal(self.path, self._state.take)
         self._unmade_by_others: tuple[int, str, Counter[Charge]] | None = None
         self._open: Block | None = None
         self._used = 0
         self._process: int | None = os.getpid()
-        with self._locked():  # reads the file
-            pass
+        self.sync()  # reads the file
 
     @property
     def private_data(self) -> str:

@@ -11,11 +11,11 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, cast
 
 from privacy.identity import Head
 from privacy.journal import LedgerError
-from privacy.ledger import Ledger, Write
+from privacy.ledger import Ledger
 from privacy.plan import Charge
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class SharedLedger:
         self.__dict__.update(told["own"])
         if not isinstance(self._ledger, LedgerReplica):
             self._ledger = LedgerReplica(path=None, private_data="", run="")
-        self._ledger.__dict__.update(told["ledger"], _process=os.getpid(), _following=True)
+        self._ledger.__dict__.update(told["ledger"], _process=os.getpid())
 
 
 class LedgerReplica(Ledger):
@@ -220,7 +220,6 @@ class LedgerReplica(Ledger):
     """
 
     _followed_head: Head | None = None
-    _following = False
 
     @property
     def head(self) -> Head | None:
@@ -232,17 +231,12 @@ class LedgerReplica(Ledger):
         Raises:
             LedgerError: Always.
         """
-        with self._locked():
-            pass
+        self._locked()
 
     def sync(self) -> None:
         """Does nothing: process 0 does it."""
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[Write]:
-        if not self._following:
-            yield lambda line: None
-            return
+    def _locked(self) -> NoReturn:
         raise LedgerError(
             "this process follows the privacy ledger of its run, which process 0 alone writes: it can charge nothing, "
             "and release nothing by itself"

@@ -69,7 +69,7 @@ MUTANTS: list[tuple[str, str, str, str, str]] = [
      "def unknown_code(", "def unknown_code(*_, **__): return None\n\n\ndef _unknown_code(",
      f"{MODULES}/publishing/test_named_code.py"),
     ("a line that nobody could read is not written", "privacy/journal.py",
-     "            self.state.take(json.loads(data), dry=True)\n", "", LEDGER),
+     "            self.take(json.loads(data), dry=True)\n", "", LEDGER),
     ("a file that was cut is noticed", "privacy/ledger.py",
      "if not 1 <= lines <= len(hashes) or hashes[lines - 1] != digest:", "if False:",
      f"{TESTS}/privacy/test_identity_mutations.py"),
