@@ -15,7 +15,7 @@ from datamodules.image_folder import ImageFolder
 from datamodules.records import ImageDataset, id_fraction
 from datamodules.shards import ShardedRecords, Shards
 from datamodules.wrapped import DerivedDataset
-from privacy.checks import check_count, check_number, check_whole_number
+from privacy.checks import check_count, check_number
 from privacy.ledger_place import DataHome
 
 MIN_RECORDS = 100
@@ -58,7 +58,7 @@ class ClientPartition:
         """
         # Below 0.001 a draw of Dirichlet may underflow to no proportions at all.
         check_number("alpha", self.alpha, least=1e-3, most=1e6)
-        check_whole_number("seed", self.seed, least=0)
+        check_count("seed", self.seed, minimum=0)
         check_number("seed", self.seed, most=_LARGEST_SEED)
         self.proportions  # noqa: B018 - raises if no draw is accepted
 

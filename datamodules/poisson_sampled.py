@@ -16,7 +16,7 @@ from datamodules.base import EVALUATED_AT_ONCE, Batches, ImageDataModule
 from datamodules.mapped import MappedRecords
 from datamodules.records import ImageDataset
 from datamodules.wrapped import WrappedDataset
-from privacy.checks import check_whole_number
+from privacy.checks import check_count
 from privacy.mechanisms.base import NoiseSource, SystemNoise
 
 _CALLBACKS_HOOK = "on_train_batch_start"
@@ -184,7 +184,7 @@ class PoissonSampled(WrappedDataset):
             noise: Source of the coins; None is the operating system.
         """
         super().__init__(dataset=dataset, batch_size=batch_size, evaluation=evaluation)
-        check_whole_number("steps_per_epoch", steps_per_epoch, least=1, null="each record once on average")
+        check_count("steps_per_epoch", steps_per_epoch, minimum=1, null="each record once on average")
         self.steps_per_epoch = steps_per_epoch
         self.noise = noise
         self._mapped: dict[str, MappedRecords] = {}

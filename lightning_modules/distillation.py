@@ -21,7 +21,7 @@ from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateTeacher
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.run import share_of
-from privacy.checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_count, check_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, RawResponses
 
@@ -84,8 +84,8 @@ class Distillation(DataFreeDistillation):
             images=Images(source="pool" if pool else "prior", prior=prior, pool=pool, pool_varied=pool is not None),
             **shared,
         )
-        check_whole_number("pool_size", pool_size, least=1)
-        check_whole_number("queries", queries, least=2, null="one teacher")
+        check_count("pool_size", pool_size, minimum=1)
+        check_count("queries", queries, minimum=2, null="one teacher")
         check_number("balance", balance, least=0, most=1)
         check_choice("loss", loss, ("logits", "kl"))
         check_number("temperature", temperature, above=0)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lightning_modules.base import DataFreeDistillation
 from lightning_modules.networks import MeanEmbedding
 from lightning_modules.teachers.private_teacher import PrivateModel
-from privacy.checks import check_choice, check_whole_number
+from privacy.checks import check_choice, check_count
 from privacy.guarantee import Guarantee
 from privacy.mechanisms import RawResponses
 
@@ -44,7 +44,7 @@ class DPMERF(DataFreeDistillation):
 
     def __init__(self, *, generator_steps: int = 1000, mechanism: RawResponses = RawResponses(), **shared: Any) -> None:
         super().__init__(mechanism=mechanism, **shared)
-        check_whole_number("generator_steps", generator_steps, least=1)
+        check_count("generator_steps", generator_steps, minimum=1)
         check_choice("images.source", self.images.kind, ("generator",))
         if (width := self.images.latent_dim) <= self.num_classes:
             raise ValueError(f"images.generator needs a latent_dim above {self.num_classes} (classes), got {width}")

@@ -35,7 +35,7 @@ from lightning_modules.networks.network import GeneratorCallable, built, evaluat
 from lightning_modules.priors import PRIORS, ImagePrior, StrokePrior
 from lightning_modules.training.randomness import Draws, full_float32, key, stream
 from lightning_modules.training.run import innermost
-from privacy.checks import check_choice, check_whole_number
+from privacy.checks import check_choice, check_count
 from privacy.processes import ProcessesError, share_size
 
 _STATISTICS_IMAGES = 512
@@ -88,7 +88,7 @@ class Images:
             raise ValueError(f"images.prior must be an ImagePrior, got {self.prior!r}")
         check_choice("images.source", self.source, get_args(_Source))
         check_choice("images.pool_part", self.pool_part, ("test", "train"))
-        check_whole_number("images.reset_every", self.reset_every, least=1, null="never")
+        check_count("images.reset_every", self.reset_every, minimum=1, null="never")
         if (self.pool is not None) != (self.source == "pool"):
             raise ValueError(
                 f"images.pool must be given for images.source='pool', and for no other, got {self.source!r}"

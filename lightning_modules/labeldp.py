@@ -15,7 +15,7 @@ from lightning_modules.networks.network import evaluating
 from lightning_modules.training.manual_optimization import joined
 from lightning_modules.training.run import share_of
 from privacy.account import BudgetExceeded
-from privacy.checks import check_choice, check_number, check_whole_number, settings_of
+from privacy.checks import check_choice, check_count, check_number, settings_of
 from privacy.mechanisms import NoisyLabels
 from privacy.mechanisms.noisy_labels import threshold_candidates
 
@@ -64,7 +64,7 @@ class GeneratorTraining(GeneratorLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("generator_training.discriminator", self.discriminator, ("teacher", "student"))
-        check_whole_number("generator_training.pretraining_steps", self.pretraining_steps, least=0)
+        check_count("generator_training.pretraining_steps", self.pretraining_steps, minimum=0)
         check_number("generator_training.statistics_weight", self.statistics_weight, least=0)
         check_number("generator_training.student_loss_weight", self.student_loss_weight, least=0, most=0)
 

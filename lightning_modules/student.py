@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_modules.losses.targets import Annotation, label_posterior
 from lightning_modules.networks import NetworkCallable, SmallCNN
-from privacy.checks import check_number, check_whole_number, settings_of
+from privacy.checks import check_count, check_number, settings_of
 from privacy.identity import CheckpointError
 
 _MOST_BYTES = 2**29
@@ -44,8 +44,8 @@ class Replay:
     stride: float = 1.0
 
     def __post_init__(self) -> None:
-        check_whole_number("replay.capacity", self.capacity, least=0)
-        check_whole_number("replay.steps", self.steps, least=1)
+        check_count("replay.capacity", self.capacity, minimum=0)
+        check_count("replay.steps", self.steps, minimum=1)
         check_number("replay.stride", self.stride, least=1)
 
     def build(self, *, batch_size: int) -> ReplayMemory | None:

@@ -19,28 +19,26 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def _number(name: str, value: Any) -> float:
-    """`value` as a float; refuses a bool, which Python would count as 0 or 1, and an integer that no float can hold."""
-    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > sys.float_info.max):
-        raise ValueError(f"{name} must be a number, got {str(value)[:40]}")
-    return float(value)
-
-
-def check_delta(delta: float, *, zero: bool = False) -> float:
-    """Returns `delta` if it is a failure probability in (0, 1), or in [0, 1) where `zero` is allowed."""
-    value = _number("delta", delta)
-    if not (0.0 < value < 1.0 or (zero and value == 0.0)):
-        bracket = "[" if zero else "("
-        raise ValueError(f"delta must be in {bracket}0, 1), got {delta!r}")
+def check_delta(delta: float) -> float:
+    """Returns `delta` if it is a failure probability in (0, 1)."""
+    if not 0.0 < (value := check_number("delta", delta)) < 1.0:
+        raise ValueError(f"delta must be in (0, 1), got {delta!r}")
     return value
 
 
-def check_count(name: str, value: int, *, minimum: int = 0) -> int:
-    """Returns `value` as an int if it is a whole number of at least `minimum`."""
-    number = _number(name, value)
-    if not math.isfinite(number) or number != math.floor(number) or number < minimum:
-        raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
-    return int(value)
+def check_count(name: str, given: Any, *, minimum: int = 0, null: str = "") -> int:
+    """Returns a whole number of at least `minimum` that a float can hold; refuses fractions, words and truth values.
+
+    `null` says what None, which counts as 0, stands for, where it is allowed.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if given is None and null:
+        return 0
+    if isinstance(given, bool) or not isinstance(given, Integral) or not minimum <= int(given) <= sys.float_info.max:
+        raise ValueError(f"{name} must be {minimum} or more and a whole number{_or(null)}, got {given!r}")
+    return int(given)
 
 
 def settings_of(kind: type[_T], given: Any, *, name: str) -> _T:
@@ -78,20 +76,6 @@ def check_left_out(names: Iterable[str], groups: Mapping[str, Any], *, by: objec
             raise ValueError(f"{name} must be left out for {type(by).__name__}, which does not use it: {given}")
 
 
-def check_whole_number(name: str, given: Any, *, least: int, null: str = "") -> None:
-    """Refuses anything but a whole number of at least `least`: fractions, NaN, words and truth values.
-
-    `null` says what None stands for, where it is allowed.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if given is None and null:
-        return
-    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
-        raise ValueError(f"{name} must be {least} or more and a whole number{_or(null)}, got {given!r}")
-
-
 def check_number(
     name: str,
     given: Any,
@@ -103,7 +87,7 @@ def check_number(
     infinite: bool = False,
     null: str = "",
 ) -> float:
-    """Returns a number in range as a float; infinity only if it is `infinite`. For `null` see `check_whole_number`.
+    """Returns a number in range as a float; infinity only if it is `infinite`. For `null` see `check_count`.
 
     A truth value is no number, which Python would count as 0 or 1, nor is an integer that no float can hold.
 
@@ -112,18 +96,16 @@ def check_number(
     """
     if given is None and null:
         return math.nan
-    number = math.nan if isinstance(given, bool) or not isinstance(given, Real) else _number(name, given)
+    huge = isinstance(given, int) and abs(given) > sys.float_info.max
+    number = math.nan if huge or isinstance(given, bool) or not isinstance(given, Real) else float(given)
     inside = least <= number <= most and above < number and (number < below or below == math.inf)
     if inside and (infinite or math.isfinite(number)):
         return number
-    if below < math.inf:
-        allowed = f"{least:g} or more and below {below:g}"
-    elif most < math.inf:
+    low = f"above {above:g}" if above > -math.inf else f"{least:g} or more"
+    high = "" if infinite else " and finite" if below == math.inf else f" and below {below:g}"
+    allowed = "a finite number" if max(above, least) == -math.inf else f"{low}{high}"
+    if most < math.inf:
         allowed = f"a number between {least:g} and {most:g}"
-    elif least > -math.inf:
-        allowed = f"{least:g} or more{'' if infinite else ' and finite'}"
-    else:
-        allowed = "a finite number" if above == -math.inf else f"above {above:g}{'' if infinite else ' and finite'}"
     raise ValueError(f"{name} must be {allowed}{_or(null)}, got {given!r}")
 
 

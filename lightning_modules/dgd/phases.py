@@ -9,7 +9,7 @@ from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.networks import ConvVAE
 from lightning_modules.networks.network import VAECallable
 from lightning_modules.teachers.config import TeacherConfig
-from privacy.checks import check_choice, check_number, check_whole_number, settings_of
+from privacy.checks import check_choice, check_count, check_number, settings_of
 
 Selection = Literal["random", "confident"]
 
@@ -36,11 +36,11 @@ class GeneratorPhase(GeneratorLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole_number("generator_phase.images", self.images, least=1, null="new ones in each step")
+        check_count("generator_phase.images", self.images, minimum=1, null="new ones in each step")
         if self.baseline not in (None, "student"):
             config: Any = settings_of(TeacherConfig, self.baseline, name="generator_phase.baseline")
             object.__setattr__(self, "baseline", config.held())
-        check_whole_number("generator_phase.steps", self.steps, least=0)
+        check_count("generator_phase.steps", self.steps, minimum=0)
         check_number("generator_phase.student_loss_weight", self.student_loss_weight, least=0, most=0)
 
 
@@ -57,7 +57,7 @@ class VAEPhase:
     steps: int = 500
 
     def __post_init__(self) -> None:
-        check_whole_number("vae_phase.steps", self.steps, least=0)
+        check_count("vae_phase.steps", self.steps, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class QueryPhase:
 
     def __post_init__(self) -> None:
         for name in ("queries", "candidates", "rounds", "steps_between"):
-            check_whole_number(f"query_phase.{name}", getattr(self, name), least=1)
+            check_count(f"query_phase.{name}", getattr(self, name), minimum=1)
         check_choice("query_phase.selection", self.selection, get_args(Selection))
         if (self.selection == "confident") != (self.rounds > 1):
             raise ValueError(

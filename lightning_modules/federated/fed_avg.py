@@ -16,7 +16,7 @@ from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.randomness import Draws
 from lightning_modules.training.run import check_strategy, datamodule_as
-from privacy.checks import check_whole_number
+from privacy.checks import check_count
 
 
 class FedAvg(Teacher):
@@ -43,8 +43,8 @@ class FedAvg(Teacher):
         super().__init__(**shared)
         if self.scheduler_factory is not None:
             raise ValueError("lr_scheduler has no effect in federated averaging: leave it out")
-        check_whole_number("rounds", rounds, least=1)
-        check_whole_number("local_steps", local_steps, least=1)
+        check_count("rounds", rounds, minimum=1)
+        check_count("local_steps", local_steps, minimum=1)
         self.automatic_optimization = False
         self.rounds = rounds
         self.local_steps = local_steps

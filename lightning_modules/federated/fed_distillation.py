@@ -16,7 +16,7 @@ from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.classifiers import logits_and_features
 from lightning_modules.networks.network import evaluating
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
-from privacy.checks import check_choice, check_number, check_whole_number, settings_of
+from privacy.checks import check_choice, check_count, check_number, settings_of
 from privacy.mechanisms import RawResponses
 
 _PIXEL_RATE = 0.05
@@ -57,7 +57,7 @@ class ImageTerms:
         for name in (field.name for field in fields(self) if field.name.endswith("_weight")):
             check_number(f"image_terms.{name}", getattr(self, name), least=0)
         for name in ("steps", "student_steps", "pool_size"):
-            check_whole_number(f"image_terms.{name}", getattr(self, name), least=1)
+            check_count(f"image_terms.{name}", getattr(self, name), minimum=1)
 
 
 class FedDistillation(DataFreeDistillation):

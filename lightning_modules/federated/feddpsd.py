@@ -23,7 +23,7 @@ from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
 from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateModel
 from lightning_modules.training.run import is_dev_run, run_folder
-from privacy.checks import check_choice, check_whole_number, settings_of
+from privacy.checks import check_choice, check_count, settings_of
 from privacy.events import OneOf, Release
 from privacy.events.base import Unit
 from privacy.identity import Training, UnnamedTraining
@@ -161,8 +161,8 @@ class FederationConfig:
 
     def __post_init__(self) -> None:
         check_choice("federation.unit", self.unit, ("record", "client"))
-        check_whole_number("federation.min_clients", self.min_clients, least=1)
-        check_whole_number("federation.num_records", self.num_records, least=1, null="the sum of what clients state")
+        check_count("federation.min_clients", self.min_clients, minimum=1)
+        check_count("federation.num_records", self.num_records, minimum=1, null="the sum of what clients state")
         if not self.name.strip():
             raise ValueError("federation.name must name what the clients hold together, got an empty name")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from privacy.checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_count, check_number
 
 
 class ImageClassifier(nn.Module):
@@ -148,7 +148,7 @@ class TwoConvNet(ImageClassifier):
         layers.append(nn.Flatten())
         inputs = 128 * (height // 4) * (width // 4)
         for outputs in hidden:
-            check_whole_number("hidden", outputs, least=1)
+            check_count("hidden", outputs, minimum=1)
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             inputs = outputs
         self.features = nn.Sequential(*layers)
@@ -193,8 +193,8 @@ class SmallCNN(ImageClassifier):
     ) -> None:
         super().__init__()
         for name, value in (("width", width), ("depth", depth), ("convolutions", convolutions)):
-            check_whole_number(name, value, least=1)
-        check_whole_number("hidden", hidden, least=0)
+            check_count(name, value, minimum=1)
+        check_count("hidden", hidden, minimum=0)
         check_choice("norm", norm, ("batch", "group", "none"))
         check_choice("activation", activation, ("relu", "tanh"))
         channels, height, columns = checked_shape(f"SmallCNN of depth {depth}", image_shape, least=2**depth)
@@ -316,7 +316,7 @@ class MeanEmbedding(ImageClassifier):
         length: float = 20.5,
     ) -> None:
         super().__init__()
-        check_whole_number("features", features, least=2)
+        check_count("features", features, minimum=2)
         check_number("length", length, above=0)
         draw = torch.Generator().manual_seed(0)  # public; a student must have the same frequencies
         self.register_buffer("frequencies", torch.randn(math.prod(image_shape), features // 2, generator=draw) / length)

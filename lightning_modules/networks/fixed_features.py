@@ -18,7 +18,7 @@ from lightning_modules.networks.feature_cache import compute_once, digest_of, re
 from lightning_modules.networks.scattering import Scattering
 from lightning_modules.priors import DeadLeavesPrior, ImagePrior, StrokePrior
 from lightning_modules.training.randomness import full_float32
-from privacy.checks import check_number, check_whole_number
+from privacy.checks import check_count, check_number
 
 #: Mean norm of whitened features other than scattering's. It is that of normalised scattering features at 28 pixels, so
 #: that learning rates carry over.
@@ -49,8 +49,8 @@ class Whitening:
 
     def __post_init__(self) -> None:
         check_number("whitening.power", self.power, least=0)
-        check_whole_number("whitening.images", self.images, least=2)
-        check_whole_number("whitening.shifts", self.shifts, least=0)
+        check_count("whitening.images", self.images, minimum=2)
+        check_count("whitening.shifts", self.shifts, minimum=0)
 
 
 def whitening_of(

@@ -10,7 +10,7 @@ from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.feature_cache import compute_once
 from lightning_modules.networks.patches import first_images, random_patches
 from lightning_modules.priors import ImagePrior
-from privacy.checks import check_whole_number
+from privacy.checks import check_count
 
 #: Images computed at once: the maps of a few stay in the processor's cache.
 _PIECE = 8
@@ -122,7 +122,7 @@ class Kernels(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("first_anchors", first_anchors), ("anchors", anchors), ("cells", cells)):
-            check_whole_number(f"Kernels.{name}", value, least=1)
+            check_count(f"Kernels.{name}", value, minimum=1)
         # The second layer's maps must have at least `cells` rows and columns.
         least = _SUBSAMPLING * (cells + _SIDE - 2) + _SIDE
         channels, height, width = checked_shape(f"Kernels of {cells}x{cells} cells", image_shape, least=least)

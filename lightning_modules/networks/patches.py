@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lightning_modules.networks.classifiers import checked_shape
 from lightning_modules.networks.feature_cache import compute_once
 from lightning_modules.priors import ImagePrior
-from privacy.checks import check_number, check_whole_number
+from privacy.checks import check_count, check_number
 
 #: Elements of the maps computed at once: pieces that stay in the processor's cache are up to three times as fast. On a
 #: GPU each piece adds latency instead.
@@ -107,7 +107,7 @@ class Patches(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("filters", filters), ("patch", patch), ("stride", stride), ("cells", cells)):
-            check_whole_number(f"Patches.{name}", value, least=2 if name == "patch" else 1)
+            check_count(f"Patches.{name}", value, minimum=2 if name == "patch" else 1)
         check_number("Patches.contrast", contrast, above=0)
         check_number("Patches.power", power, above=0)
         least = patch + stride * (cells - 1)

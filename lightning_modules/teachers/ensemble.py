@@ -34,7 +34,7 @@ from lightning_modules.training.evaluation import Evaluated, Evaluation, require
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
 from lightning_modules.training.manual_optimization import OptimizedGroup
 from lightning_modules.training.run import check_strategy, datamodule_as, missing_callbacks, processes_of, share_of
-from privacy.checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_count, check_number
 from privacy.identity import CheckpointError
 from privacy.mechanisms.noisy_votes import vote_counts
 from privacy.processes import Processes, require_same
@@ -117,8 +117,8 @@ class TeacherEnsemble(Evaluated):
         super().__init__()
         check_number("label_smoothing", label_smoothing, least=0, below=1)
         check_choice("schedule", schedule, get_args(Schedule))
-        check_whole_number("steps", steps, least=1)
-        check_whole_number("teachers_at_once", teachers_at_once, least=1)
+        check_count("steps", steps, minimum=1)
+        check_count("teachers_at_once", teachers_at_once, minimum=1)
         check_number("shift", shift, least=0, below=min(image_shape[1:]))
         check_number("ridge", ridge, above=0, null="training")
         self.save_hyperparameters()

@@ -25,7 +25,7 @@ from lightning_modules.networks.feature_cache import remembered_features
 from lightning_modules.networks.fixed_features import LinearOnFeatures, WhitenedFeatures, fixed_extractor
 from lightning_modules.teachers.teacher import InnerProduct, PriorCrossEntropy
 from lightning_modules.training.randomness import full_float32, random_states
-from privacy.checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_count, check_number
 
 Counts: TypeAlias = Sequence[int] | None
 """Numbers of records of each person, which are adjacent; None if each record counts by itself."""
@@ -74,7 +74,7 @@ class Clipping:
         check_choice("clipping.bounding", self.bounding, ("clip", "normalize"))
         check_number("clipping.max_grad_norm", self.max_grad_norm, above=0)
         check_number("clipping.stability", self.stability, above=0)
-        check_whole_number("clipping.physical_batch_size", self.physical_batch_size, least=1)
+        check_count("clipping.physical_batch_size", self.physical_batch_size, minimum=1)
 
 
 class ClippedNetwork:

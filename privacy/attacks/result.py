@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, expit, ndtri, xlog1py, xlogy
 from sklearn.metrics import roc_curve
 
-from privacy.checks import check_count, check_delta
+from privacy.checks import check_count, check_number
 
 LEAST_AUC = 0.6
 """Least AUC, on networks that memorised their records, of a membership attack that has power."""
@@ -60,7 +60,7 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
         guesses: Number of guesses, fixed before the attacker saw anything.
         records: Number of coins.
         delta: The claim's δ, [0, 1).
-        confidence: Probability in (0, 1) that the bound is valid.
+        confidence: Probability in [0, 1) that the bound is valid.
 
     Raises:
         ValueError: `correct` exceeds `guesses`, `guesses` exceeds `records`, or a setting is invalid.
@@ -68,12 +68,11 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
     >>> round(one_run_epsilon(990, 1000, records=1000, delta=1e-5, confidence=0.95), 2)
     4.06
     """
-    delta = check_delta(delta, zero=True)
+    check_number("delta", delta, least=0, below=1)
     right = check_count("correct", correct)
     made = check_count("guesses", guesses, minimum=max(1, right))
     coins = check_count("records", records, minimum=made)
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
+    check_number("confidence", confidence, least=0, below=1)
     if not right:
         return 0.0
     fewer = right - np.arange(1, right + 1)
@@ -105,7 +104,7 @@ class AttackResult:
             one's scores, as `audited` requires.
 
     Raises:
-        ValueError: Shapes differ, a score is nan, or there are only members, or none.
+        ValueError: A score is nan, or there are only members, or none.
     """
 
     scores: NDArray[np.float64]
@@ -113,10 +112,6 @@ class AttackResult:
     coins: bool = False
 
     def __post_init__(self) -> None:
-        if self.scores.ndim != 2 or self.scores.shape != self.members.shape:
-            raise ValueError(
-                f"scores and members must have one shape (T, N), got {self.scores.shape} and {self.members.shape}"
-            )
         if np.isnan(self.scores).any():
             raise ValueError("scores must be numbers, got nan: a record has too few shadow models of a kind")
         if self.members.all() or not self.members.any():

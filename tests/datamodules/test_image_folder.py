@@ -156,7 +156,7 @@ def test_any_sizes_kinds_and_depths(tmp_path: Path) -> None:
         ({"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, both excluded, got 0.0"),
         ({"test_fraction": 0.2, "channels": 1}, "size and channels must be given with test_fraction"),
         ({"test_fraction": 0.2, "duplicates": "warn"}, "duplicates must be one of refuse, allow, got 'warn'"),
-        ({"test_fraction": 0.2, "num_records": 0}, "num_records must be a whole number of at least 1"),
+        ({"test_fraction": 0.2, "num_records": 0}, "num_records must be 1 or more and a whole number"),
     ],
 )
 def test_wrong_settings_are_refused(place: Path, settings: dict[str, Any], message: str) -> None:

@@ -259,7 +259,7 @@ def test_what_may_be_reserved_is_asked_with_the_file_locked_and_read(path: Path)
 
     first, second = opened(path, run="first", block=10), opened(path, run="second", block=10)
     first.charge(VOTE, afford=lambda _: left(first))
-    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be 1 or more and a whole number, got 0"):
         second.charge(VOTE, afford=lambda _: left(second))
     assert sum(opened(path, run="reader").counts().values()) == limit
 

@@ -13,7 +13,7 @@ from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.config import TeacherConfig
-from privacy.checks import check_choice, check_number, check_whole_number
+from privacy.checks import check_choice, check_count, check_number
 from privacy.mechanisms import DirectGradients, DirectLabels, Mechanism
 
 COUNT, FINITE = "and a whole number, got -1", "finite.*, got nan"
@@ -45,11 +45,11 @@ def test_a_mechanism_is_of_the_methods_kind(method: Callable[..., Any], allowed:
 
 def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:
     check_choice("x", "b", ("a", "b", "c"))
-    check_whole_number("x", 3, least=3)
+    check_count("x", 3, minimum=3)
     for given, bounds in ((-5, {}), (0, {"least": 0}), (2.0, {"least": 1, "most": 2}), (1e-9, {"above": 0})):
         check_number("x", given, **bounds)
     check_number("x", None, null="1")
-    check_whole_number("x", None, least=0, null="never")
+    check_count("x", None, minimum=0, null="never")
     for given, bounds, words in (
         (-1, {"least": 0}, "0 or more and finite"),
         (2.1, {"least": 1, "most": 2}, "a number between 1 and 2"),
@@ -63,6 +63,6 @@ def test_what_is_allowed_is_let_through_up_to_its_bounds() -> None:
             check_number("x", given)
     for given in (1.5, math.nan, True, "2"):
         with pytest.raises(ValueError, match=f"x must be 0 or more and a whole number, got {given!r}"):
-            check_whole_number("x", given, least=0)
+            check_count("x", given, minimum=0)
     with pytest.raises(ValueError, match="x must be 0 or more and a whole number, or null for never, got -1"):
-        check_whole_number("x", -1, least=0, null="never")
+        check_count("x", -1, minimum=0, null="never")

@@ -123,7 +123,7 @@ def test_edge_cases() -> None:
     assert fully_adaptive_epsilon({RandomizedResponse(0.01, 2): 3}, 1e-5) == pytest.approx(0.03)  # the sum of pure ones
     mixed = {Gaussian(0.1): 1, SampledGaussian(1.0, 0.1, unit=Unit.PERSON, relation=Relation.ADD_OR_REMOVE): 1}
     assert fully_adaptive_epsilon(mixed, 1e-5) == math.inf
-    with pytest.raises(ValueError, match="count must be a whole number"):
+    with pytest.raises(ValueError, match="count must be 0 or more and a whole number"):
         fully_adaptive_epsilon({Gaussian(0.1): -1}, 1e-5)
 
 
