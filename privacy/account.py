@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
 from privacy.checks import check_choice, check_count, check_delta, check_number
 from privacy.events import LabelOnly, Release, Unbounded
-from privacy.events.base import IncompatibleNeighbours, Relation, Unit, common_neighbours
+from privacy.events.base import Relation, Unit, shared_neighbours
 from privacy.identity import CheckpointError, Training, UnnamedTraining
 from privacy.ledger import Ledger, identify
 from privacy.ledger_place import LedgerPlace
@@ -167,7 +167,7 @@ class PrivacyAccount:
 
     def neighbours(self, *, counts: Mapping[Charge, int] | None = None) -> tuple[Unit, Relation]:
         """Unit and neighbouring relation of the ε of `counts`; any change of a record if they share none."""
-        shared = _shared(self.covering(self.spent() if counts is None else counts)[0])
+        shared = shared_neighbours(self.covering(self.spent() if counts is None else counts)[0])
         return shared or (Unit.RECORD, Relation.ANY_CHANGE)
 
     def covering(self, counts: Mapping[Charge, int]) -> tuple[Counter[Release], set[str | None]]:
@@ -216,7 +216,7 @@ class PrivacyAccount:
         """Reasons why no record-level ε holds for `counts`, by default everything spent so far; empty if one does."""
         releases, _ = self.covering(self.spent() if counts is None else counts)
         charged = {_reason(release) for release in releases if not release.bounded}
-        return sorted(charged if _shared(releases) else {*charged, _APART})
+        return sorted(charged if shared_neighbours(releases) else {*charged, _APART})
 
     def queries(self, *, scope: Scope | None = None) -> int:
         """Number of inputs that the teachers were queried with."""
@@ -258,7 +258,7 @@ class PrivacyAccount:
         Raises:
             BudgetExceeded: They exceed the target, or no ε covers them; the message says what could be changed.
         """
-        if _shared(self.covering(self.spent() + Counter({charge: 1}))[0]) is None:
+        if shared_neighbours(self.covering(self.spent() + Counter({charge: 1}))[0]) is None:
             raise BudgetExceeded(f"no ε holds for what this run would release: {_APART}")
         if self.affordable(charge, limit=calls) < calls:
             raise BudgetExceeded(self.refusal(charge, calls=calls))
@@ -327,12 +327,16 @@ def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: st
     """Counts in a ledger the larger of what it and a checkpoint (`saved_run`) hold; returns whether it is another one.
 
     Raises:
-        CheckpointError: The run queried the teacher of another training.
-        ValueError: The charges are of another run, or of other private data.
+        CheckpointError: The charges are of another run, of other private data, or of the teacher of another training.
         LedgerError: The ledger was cut, edited or replaced since.
     """
     if state is None:
         return False
+    if state["run"] != ledger.run or state["private_data"] != ledger.private_data:
+        raise CheckpointError(
+            f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, and this session is "
+            f"open for run {ledger.run} on {ledger.private_data}: build another one to resume it"
+        )
     before = state["training"]
     # With a ledger in memory, a script's network gets a new identity in every process: its charges compose.
     if before is not None and ledger.path is not None and before != training:
@@ -341,22 +345,9 @@ def restore_run(state: Mapping[str, Any] | None, ledger: Ledger, *, training: st
             f"{training}: what bounds one says nothing of the other. Resume with the teacher that the run "
             "began with, or start a new run without --ckpt_path"
         )
-    if state["run"] != ledger.run or state["private_data"] != ledger.private_data:
-        raise ValueError(
-            f"the checkpoint's privacy state is of run {state['run']} on {state['private_data']}, "
-            f"the ledger's is run {ledger.run} on {ledger.private_data}"
-        )
     same = ledger.verify_head(state["ledger_head"], whose="the checkpoint")
     ledger.restore({Charge.from_dict(charge): int(count) for charge, count in state["charges"]})
     return not same or bool(state["ledger_was_replaced"])
-
-
-def _shared(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:
-    """Unit and relation for which releases compose; None if they do not."""
-    try:
-        return common_neighbours((release.unit, release.relation) for release in releases)
-    except IncompatibleNeighbours:
-        return None
 
 
 def _reason(release: Release) -> str:

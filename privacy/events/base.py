@@ -101,6 +101,14 @@ def common_neighbours(events: Iterable[tuple[Unit, Relation]]) -> tuple[Unit, Re
     return units.pop(), single.pop() if single else Relation.ANY_CHANGE
 
 
+def shared_neighbours(releases: Iterable[Release]) -> tuple[Unit, Relation] | None:
+    """Unit and relation for which releases compose; None if they do not."""
+    try:
+        return common_neighbours((release.unit, release.relation) for release in releases)
+    except IncompatibleNeighbours:
+        return None
+
+
 _REGISTRY: dict[str, type[Release]] = {}
 _ENUMS: dict[str, type[Unit | Relation]] = {"unit": Unit, "relation": Relation}
 
@@ -173,9 +181,9 @@ class Release(ABC):
         return None
 
     @property
-    @abstractmethod
     def loss_std(self) -> float:
-        """Rough standard deviation of the privacy loss, which chooses grids and never enters a bound."""
+        """Rough standard deviation of the privacy loss, if that is known; it chooses grids and never enters a bound."""
+        return 1.0
 
     @property
     def loss_reach(self) -> float:
@@ -185,10 +193,10 @@ class Release(ABC):
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
         """Loss distributions on a grid for removing and adding the record (the same object twice if they are equal).
 
-        If none is known, the trivial one: an infinite loss, unless nothing is released.
+        If none is known, the trivial one, an infinite loss. Composition asks only releases that reveal something and
+        equal no Gaussian mechanism.
         """
-        finite = 1.0 if self.pure_epsilon == 0.0 else 0.0
-        loss = pld.LossDistribution(interval, 0, np.array([finite]), 1.0 - finite)
+        loss = pld.LossDistribution(interval, 0, np.zeros(1), 1.0)
         return loss, loss
 
     def covers(self, planned: Release) -> bool:
@@ -270,10 +278,6 @@ class _Infinite(Release):
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
         return np.full_like(checked_orders(orders), np.inf)
 
-    @property
-    def loss_std(self) -> float:
-        return math.inf
-
 
 @dataclass(frozen=True)
 class Unbounded(_Infinite):
@@ -305,17 +309,13 @@ class LabelOnly(_Infinite):
     """
 
     kind: ClassVar[str] = "label_only"
+    reason: ClassVar[str] = "private images were used without noise: only what is released about their labels is noised"
     release: Release
 
     def __post_init__(self) -> None:
         release = self.release
         if not isinstance(release, Release) or (release.unit, release.relation) != (Unit.LABEL, Relation.REPLACE_ONE):
             raise ValueError(f"release must be stated for replacing the label of one record, got {release!r}")
-
-    @property
-    def reason(self) -> str:
-        """Why nothing bounds a record, printed wherever the infinite ε is shown."""
-        return "private images were used without noise: only what is released about their labels is noised"
 
     @property
     def for_labels(self) -> Release:

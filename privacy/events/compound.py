@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -52,10 +51,6 @@ class Repeated(Release):
     def pure_epsilon(self) -> float:
         return pure_sum([(self.release, self.count)])
 
-    @property
-    def loss_std(self) -> float:
-        return math.sqrt(self.count) * self.release.loss_std
-
 
 @dataclass(frozen=True)
 class OneOf(Release):
@@ -103,13 +98,6 @@ class OneOf(Release):
     @property
     def pure_epsilon(self) -> float:
         return max(pure_sum(alternative) for alternative in self.alternatives)
-
-    @property
-    def loss_std(self) -> float:
-        return max(
-            math.sqrt(math.fsum(count * release.loss_std**2 for release, count in alternative))
-            for alternative in self.alternatives
-        )
 
     def to_dict(self) -> dict[str, Any]:
         plain = [[[release.to_dict(), count] for release, count in alternative] for alternative in self.alternatives]

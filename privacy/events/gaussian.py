@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -41,31 +40,22 @@ class Gaussian(Release):
         return self.mu
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        loss = pld.zero_loss(interval) if self.mu == 0.0 else pld.gaussian_loss(self.mu, interval)
+        loss = pld.gaussian_loss(self.mu, interval)
         return loss, loss
 
 
 _LARGEST_SAMPLED_MU = 1e3
 
 
-class _Sampled(Release):
-    """A Gaussian mechanism of μ = `_mu` in which a record takes part with probability `sample_rate`."""
-
-    sample_rate: float
-
-    @property
-    @abstractmethod
-    def _mu(self) -> float: ...
-
-    @property
-    def gaussian_mu(self) -> float | None:
-        if self.sample_rate == 0.0 or self._mu == 0.0:
-            return 0.0
-        return self._mu if self.sample_rate == 1.0 else None
+def _mu_if_sampled(mu: float, sample_rate: float) -> float | None:
+    """μ of a Gaussian mechanism that equals one of μ = `mu` in which a record takes part at this rate; None if none."""
+    if 0.0 in (mu, sample_rate):
+        return 0.0
+    return mu if sample_rate == 1.0 else None
 
 
 @dataclass(frozen=True)
-class SampledGaussian(_Sampled):
+class SampledGaussian(Release):
     """One DP-SGD step: Poisson sampling, noise of `noise_multiplier` clipping norms, add-or-remove one record.
 
     This covers a step of Opacus with Poisson sampling, but not batches of a shuffled loader.
@@ -81,16 +71,16 @@ class SampledGaussian(_Sampled):
         return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
 
     @property
+    def gaussian_mu(self) -> float | None:
+        return _mu_if_sampled(self._mu, self.sample_rate)
+
+    @property
     def loss_std(self) -> float:
-        if self.gaussian_mu is not None:
-            return self.gaussian_mu
         square = min(self._mu * self._mu, 700.0)
         return min(self._mu, math.sqrt(math.log1p(self.sample_rate**2 * math.expm1(square))))
 
     @property
     def loss_reach(self) -> float:
-        if self.gaussian_mu is not None:
-            return super().loss_reach
         # Between the losses 12 standard deviations below the null's mean and above the shifted one's.
         q, wide, half = self.sample_rate, 12.0 * self._mu, 0.5 * self._mu * self._mu
         top = wide + half
@@ -107,8 +97,6 @@ class SampledGaussian(_Sampled):
         return sampled_gaussian_rdp(self.noise_multiplier, self.sample_rate, order)
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        if self.gaussian_mu is not None:
-            return Gaussian(self.gaussian_mu).losses(interval)
         if self._mu > _LARGEST_SAMPLED_MU:
             # Its grid would not fit into memory; composition falls back to RDP.
             return super().losses(interval)
@@ -116,7 +104,7 @@ class SampledGaussian(_Sampled):
 
 
 @dataclass(frozen=True)
-class RevealedGaussian(_Sampled):
+class RevealedGaussian(Release):
     """A Gaussian release that happens with probability `sample_rate`, where the output reveals whether it happened.
 
     It covers labels in direct training on private images (DPDFD, Algorithm 3): images are public in this unit, so the
@@ -131,8 +119,8 @@ class RevealedGaussian(_Sampled):
     relation: Relation = field(default=Relation.REPLACE_ONE, kw_only=True, repr=False)
 
     @property
-    def _mu(self) -> float:
-        return self.mu
+    def gaussian_mu(self) -> float | None:
+        return _mu_if_sampled(self.mu, self.sample_rate)
 
     @property
     def loss_std(self) -> float:
@@ -154,7 +142,5 @@ class RevealedGaussian(_Sampled):
         return np.where(exponent < 1.0, small, large) / (order - 1.0)
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        if self.gaussian_mu is not None:
-            return Gaussian(self.gaussian_mu).losses(interval)
         loss = pld.gaussian_loss(self.mu, interval, rate=self.sample_rate)
         return loss, loss

@@ -83,7 +83,7 @@ class RandomizedResponse(Release):
         true, other = self.probabilities
         middle = (self.num_candidates - 2) * other
         eps = self.epsilon
-        loss = pld.atoms(interval, [eps, 0.0, -eps], [true, middle, other]) if eps else pld.zero_loss(interval)
+        loss = pld.atoms(interval, [eps, 0.0, -eps], [true, middle, other])
         return loss, loss
 
 
@@ -125,7 +125,5 @@ class LaplaceVotes(Release):
         return 2.0 * np.clip(value, 0.0, shift)
 
     def losses(self, interval: float) -> tuple[pld.LossDistribution, pld.LossDistribution]:
-        if self._shift == 0.0:
-            return pld.zero_loss(interval), pld.zero_loss(interval)
         loss = pld.convolve_pair(pld.laplace_loss(self._shift, interval))
         return loss, loss

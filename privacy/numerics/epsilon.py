@@ -28,9 +28,6 @@ from numpy.typing import NDArray
 
 from privacy.checks import check_delta, check_number
 
-_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-_SQRT_HALF_PI = math.sqrt(0.5 * math.pi)
-_SQRT_HALF = math.sqrt(0.5)
 _SMALL_MU = 0.1
 _LARGE_X = 60.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -39,7 +36,7 @@ _SAFETY = 1e-12
 
 
 def _mills(x: float) -> float:
-    return _SQRT_HALF_PI * float(scipy.special.erfcx(x * _SQRT_HALF))
+    return math.sqrt(0.5 * math.pi) * float(scipy.special.erfcx(x * math.sqrt(0.5)))
 
 
 def _mills_slope(x: float) -> float:
@@ -58,7 +55,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
         return -math.inf
     if x < -1e150:
         return 0.0
-    log_density = -0.5 * x * x - _LOG_SQRT_2PI
+    log_density = -0.5 * x * x - 0.5 * math.log(2.0 * math.pi)
     if mu < _SMALL_MU:
         # M(x) - M(x + mu) cancels, so integrate its derivative instead.
         points = x + 0.5 * mu * (_NODES + 1.0)

@@ -384,8 +384,3 @@ def _tilt(parts: Sequence[tuple[LossDistribution, int]], theta: float) -> _Tilte
     masses = summed[(indices - origin) % size]
     losses: Array = interval * indices.astype(np.float64)
     return _Tilted(losses, masses, theta, base, above)
-
-
-def zero_loss(interval: float) -> LossDistribution:
-    """Loss of a release that reveals nothing, with all mass at zero."""
-    return LossDistribution(interval, 0, np.ones(1), 0.0)
