@@ -94,14 +94,7 @@ class Plan:
     charges: Mapping[Charge, int] = field(default_factory=dict)
     changed: bool = False
 
-    def fixed(
-        self,
-        wanted: int | None,
-        *,
-        made: int,
-        charged: Mapping[Charge, int],
-        cost: Charge,
-    ) -> Plan:
+    def fixed(self, wanted: int | None, *, made: int, charged: Mapping[Charge, int], cost: Charge) -> Plan:
         """Returns the plan with which a fit begins; this is the previous one.
 
         Args:

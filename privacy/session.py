@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
 from privacy.account import Budget, BudgetExceeded, PrivacyAccount, admitted, restore_run, saved_run, void_delta
 from privacy.events import Unbounded
 from privacy.events.base import Relation, Unit
-from privacy.identity import CheckpointError, Training, UnnamedTraining
+from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace
 from privacy.mechanisms.base import Mechanism, Shape
 from privacy.plan import Charge, Plan, unmade
@@ -22,10 +22,6 @@ from privacy.processes import ALONE, Processes, SharedLedger, require_same
 
 OWN = "own"
 """Stands for the training of the teacher that answers."""
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-# With the type annotation that torch leaves out.
-_uncompiled: Callable[[_F], _F] = torch.compiler.disable
 
 
 class PrivacySession(SharedLedger):
@@ -57,7 +53,7 @@ class PrivacySession(SharedLedger):
         ValueError: Mechanism, shape and budget do not fit each other.
     """
 
-    _followed: ClassVar[tuple[str, ...]] = ("num_records", "training", "ledger_was_replaced")
+    _followed: ClassVar[tuple[str, ...]] = ("training", "ledger_was_replaced")
 
     def __init__(
         self, mechanism: Mechanism, shape: Shape, *, budget: Budget = Budget(), unit: Unit = Unit.RECORD
@@ -75,7 +71,6 @@ class PrivacySession(SharedLedger):
         self.unit = unit
         self.plan = Plan()
         self.training: str | None = None
-        self.num_records: int | None = None
         self.uncharged_queries: list[str] = []
         self.partitions: list[Mapping[str, Any] | None] = []
         self.assumptions: Sequence[str] = ()
@@ -87,7 +82,7 @@ class PrivacySession(SharedLedger):
 
     # --- release ---
 
-    @_uncompiled
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Charges a call, syncs the charge, bounds and noises; the only way to a private row.
@@ -269,7 +264,7 @@ class PrivacySession(SharedLedger):
                 identity = admitted(training, opened)
                 self.ledger_was_replaced |= not same or getattr(training, "ledger_was_replaced", False)
                 self.ledger_was_replaced |= restore_run(self._before, opened, training=identity)
-                self._ledger, self.training, self.num_records, self._last = opened, identity, num_records, None
+                self._ledger, self.training, self._last = opened, identity, None
         self._account = PrivacyAccount(
             ledger=self.ledger, budget=self.budget, training=self.training, num_records=num_records
         )
@@ -282,11 +277,6 @@ class PrivacySession(SharedLedger):
             ValueError: It is open for another teacher, whose bound does not hold for this one.
         """
         if self._before is not None:
-            if self._before["run"] != self.ledger.run:
-                raise CheckpointError(
-                    f"this session is open for run {self.ledger.run}, and the checkpoint is of run "
-                    f"{self._before['run']}: build another one to resume it"
-                )
             with self.on_rank_zero() as first:
                 if first:
                     self.ledger_was_replaced |= restore_run(self._before, self.ledger, training=self.training)

@@ -124,7 +124,6 @@ def guarantee_of(
         session.plan,
         artefacts=artefacts,
         secure=session.mechanism.source.secure,
-        num_records=session.num_records,
         replaced=session.ledger_was_replaced,
         uncharged_queries=session.uncharged_queries,
         assumptions=list(dict.fromkeys([*assumptions, *session.assumptions])),
@@ -158,16 +157,12 @@ def epsilons(session: PrivacySession, counts: Mapping[Charge, int] | None = None
     planned = session.covering() if counts is None else counts
     published = account.epsilon_published(counts=counts)
     name, stated = epsilon_metric(account.neighbours(counts=planned)[0]), account.epsilon(counts=planned)
-    return {
-        name: account.epsilon(counts=counts),
-        f"{name}_planned": account.stated(stated),
-        **({"privacy/epsilon_published": published} if account.budget.published and math.isfinite(published) else {}),
-        **(
-            {"privacy/epsilon_label": account.epsilon_label(counts=counts)}
-            if session.mechanism.source_of_labels
-            else {}
-        ),
-    }
+    found = {name: account.epsilon(counts=counts), f"{name}_planned": account.stated(stated)}
+    if account.budget.published and math.isfinite(published):
+        found["privacy/epsilon_published"] = published
+    if session.mechanism.source_of_labels:
+        found["privacy/epsilon_label"] = account.epsilon_label(counts=counts)
+    return found
 
 
 def epsilon_metric(unit: Unit) -> str:
@@ -188,7 +183,6 @@ def state_guarantee(
     *,
     artefacts: Sequence[str],
     secure: bool = True,
-    num_records: int | None = None,
     spent: float | None = None,
     uncharged_queries: Sequence[str] = (),
     assumptions: Sequence[str] = (),
@@ -206,7 +200,6 @@ def state_guarantee(
             assumption says so.
         artefacts: What was computed.
         secure: Whether the noise cannot be reproduced.
-        num_records: N, with which δ was compared.
         spent: Record-level ε of the releases made so far; None computes it from the account.
         uncharged_queries: Unaccounted queries of this run to private data or models, in words.
         assumptions: Further conditions.
@@ -248,7 +241,7 @@ def state_guarantee(
         ),
         *([f"{_GENERATOR}, {words.noise}"] if secure and words.noise else []),
         *([words.assumption] if words.assumption else []),
-        *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if num_records is None else []),
+        *([_N_NOT_GIVEN.format(delta=account.budget.delta)] if account.num_records is None else []),
         *about_place(ledger, replaced=replaced),
         *([_IN_MEMORY] if ledger.path is None else []),
         *assumptions,

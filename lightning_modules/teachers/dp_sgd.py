@@ -238,7 +238,10 @@ class DPSGDTeacher(Teacher):
         assert self.noise_multiplier is not None
         self.own_training.ledger.sync()
         account = PrivacyAccount(
-            ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
+            ledger=self.own_training.ledger,
+            budget=Budget(delta=self.delta, scope="run"),
+            training=self.own_training.id,
+            num_records=self._poisson.num_records,
         )
         return state_guarantee(
             account,
@@ -252,7 +255,6 @@ class DPSGDTeacher(Teacher):
             self.steps.plan,
             artefacts=("teacher", "whatever is computed from it"),
             secure=all(release.bounded for release in self.releases),
-            num_records=self._poisson.num_records,
             spent=self.epsilon(),
             replaced=self.own_training.ledger_was_replaced,
             uncharged_queries=self.uncharged_queries,

@@ -36,7 +36,7 @@ def test_a_step_asks_each_teacher_once_and_the_record_says_for_whom(
     shown = watched(monkeypatch, PrivateEnsemble, "each")
     model = run(images="both").model
     assert shown == [BATCH_SIZE] * STEPS
-    assert model.session.num_records == 1435  # of all shards together: δ is compared with 1/N
+    assert model.session.account.num_records == 1435  # of all shards together: δ is compared with 1/N
     record = result()
     assert (record["queries"], record["unit"]) == (STEPS * BATCH_SIZE, "one training record of one teacher")
     assert record["published_claim"].startswith("DPDFD ") and record["published_claim"].endswith("Theorem 3")
