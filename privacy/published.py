@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -102,23 +101,14 @@ def published_dgd_epsilon(
     return min(0.5 * total * (one + 1) + loss / one for one in (order, order + 1)) + eps1
 
 
-_REGISTRY: dict[str, type[Claim]] = {}
-
-
 @dataclass(frozen=True)
-class Claim(ABC):
+class Claim:
     """One paper's cost of one release; `source` names paper and theorem."""
 
     kind: ClassVar[str]
     source: str
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _REGISTRY[cls.kind] = cls
-
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str) or not self.source.strip():
-            raise ValueError(f"source must name paper and theorem, got {self.source!r}")
         for name in (field.name for field in dataclasses.fields(self) if field.name != "source"):
             object.__setattr__(self, name, check_number(name, getattr(self, name), least=0))
 
@@ -158,6 +148,9 @@ class WholeRun(Claim):
     epsilon: float
 
 
+_REGISTRY: dict[str, type[Claim]] = {one.kind: one for one in (RdpSlope, NoisyVotesClaim, WholeRun)}
+
+
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
     """Rebuilds a claim from `to_dict`.
 
@@ -190,13 +183,10 @@ def published_epsilon(counts: Mapping[Claim, int], delta: float) -> float:
     if slopes:
         return rdp_slope_epsilon(math.fsum(slope * count for slope, count in slopes), delta)
     # DGD counts nothing for some uses of private models, which are not votes either.
-    free = {claim for claim in kept if isinstance(claim, NoisyVotesClaim) and not claim.epsilon0 and not claim.epsilon1}
-    kept = {claim: count for claim, count in kept.items() if claim not in free}
+    kept = {one: n for one, n in kept.items() if not isinstance(one, NoisyVotesClaim) or one.epsilon0 or one.epsilon1}
     if len(kept) != 1:
         return math.inf if kept else 0.0
     ((claim, count),) = kept.items()
     if isinstance(claim, NoisyVotesClaim):
         return published_dgd_epsilon(count, claim.epsilon0, delta, claim.epsilon1)
-    if isinstance(claim, WholeRun):
-        return claim.epsilon
-    raise ValueError(f"no published composition is known for {type(claim).__name__}")
+    return claim.epsilon if isinstance(claim, WholeRun) else math.inf

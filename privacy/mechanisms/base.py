@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privacy.checks import check_count
 from privacy.plan import Charge
 from privacy.published import Claim
 
@@ -84,13 +85,7 @@ class ReproducibleNoise(NoiseSource):
 
 
 def uniform_integers(noise: NoiseSource, limits: torch.Tensor) -> torch.Tensor:
-    """Integers in [0, limit), int64, one for each of int64 `limits` of any shape; exactly uniform by rejection.
-
-    Raises:
-        ValueError: A limit below 1.
-    """
-    if (limits < 1).any():
-        raise ValueError(f"limits must be 1 or more, got {int(limits.min())}")
+    """Integers in [0, limit), int64, one for each of int64 `limits` from 1, any shape; exactly uniform by rejection."""
     flat = limits.detach().cpu().numpy().astype(np.uint64).reshape(-1)
     words = noise.words(flat.size).copy()
     # The last, incomplete multiple of the limit would make small values likelier. Its length is 2**64 % limit, which
@@ -179,7 +174,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mechanism:
+class Mechanism(ABC):
     """Base of all mechanisms.
 
     Attributes:
@@ -210,15 +205,12 @@ class Mechanism:
         Raises:
             ValueError: A setting does not fit.
         """
-        if shape.batch_size < 1 or shape.num_classes < 2:
-            raise ValueError(
-                f"batch_size must be 1 or more and num_classes 2 or more, got {shape.batch_size} and "
-                f"{shape.num_classes}"
-            )
+        check_count("batch_size", shape.batch_size, minimum=1)
+        check_count("num_classes", shape.num_classes, minimum=2)
 
+    @abstractmethod
     def cost(self, shape: Shape) -> Charge:
         """Cost of one call of this shape, for noise that nobody can reproduce."""
-        raise NotImplementedError(f"{type(self).__name__} has no cost")
 
     def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         """Cost of a call on these tensors, and how many times it is charged.
@@ -230,17 +222,17 @@ class Mechanism:
             require_shape("what is released", tensor, shape)
         return self.cost(shape), 1
 
+    @abstractmethod
     def answer(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Bounds and noises a call's private tensors, which are charged already; returns what is released."""
-        raise NotImplementedError(f"{type(self).__name__} has no answer")
 
     def claim_of_nonprivate_access(self, shape: Shape) -> Claim | None:
         """What the paper's theorem counts for using the teacher outside this mechanism; None if no theorem does."""
         return None
 
+    @abstractmethod
     def describe(self, shape: Shape) -> Description:
         """Description of the mechanism and its figures, for the guarantee."""
-        raise NotImplementedError(f"{type(self).__name__} has no description")
 
 
 def require_shape(name: str, given: torch.Tensor, shape: Shape, *, teachers: bool = False) -> None:

@@ -48,25 +48,6 @@ class GradientRelease:
     of_ensemble: bool = False
     averaged: bool = False
 
-    def mu(self, batch_size: int, noise_multiplier: float, *, bounding: GradientBounding) -> float:
-        """μ of one call on B samples at σ: how far one record moves them, over the noise's standard deviation.
-
-        A bounded batch has a Frobenius norm of at most √B·C, or C for the whole. The sum of its samples has a norm of
-        at most B·C, if all point in one direction, or √B·C for the whole: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached if
-        all are equal.
-
-        | noise | on | each sample bounded | the whole batch |
-        |---|---|---|---|
-        | σC/B | each sample | √B·2B/σ | 2B/σ |
-        | σC | each sample | √B·2/σ | 2/σ |
-        | σC | the sum | 2B/σ | √B·2/σ |
-        """
-        of_samples, of_whole = (
-            (float(batch_size), math.sqrt(batch_size)) if self.of_sum else (math.sqrt(batch_size), 1.0)
-        )
-        norm = of_whole if bounding.whole_batch else of_samples
-        return norm * 2.0 * (batch_size if self.divided else 1) / noise_multiplier
-
     def noise_std(self, batch_size: int, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each noised coordinate, in units of C."""
         return noise_multiplier / batch_size if self.divided else noise_multiplier
@@ -111,7 +92,18 @@ GRADIENT_RELEASES: dict[str, GradientRelease] = {
 def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *, bounding: str = "normalize") -> float:
     """μ of one call on output gradients under record-level neighbours (DPDFD Algorithms 1, 2; DPSD Eq. 3, Algorithm 2).
 
-    For B samples at σ; `release` and `bounding` are names in `GRADIENT_RELEASES` and `GRADIENT_BOUNDINGS`.
+    For B samples at σ; `release` and `bounding` are names in `GRADIENT_RELEASES` and `GRADIENT_BOUNDINGS`. μ is how
+    far one record moves what is noised, over the noise's standard deviation.
+
+    A bounded batch has a Frobenius norm of at most √B·C, or C for the whole. The sum of its samples has a norm of at
+    most B·C, if all point in one direction, or √B·C for the whole: ‖Σ_i ḡ_i‖₂ = ‖1ᵀḠ‖₂ ≤ ‖1‖₂·‖Ḡ‖_F, reached if all are
+    equal.
+
+    | noise | on | each sample bounded | the whole batch |
+    |---|---|---|---|
+    | σC/B | each sample | √B·2B/σ | 2B/σ |
+    | σC | each sample | √B·2/σ | 2/σ |
+    | σC | the sum | 2B/σ | √B·2/σ |
 
     Raises:
         ValueError: An unknown mechanism or bounding, or numbers out of range.
@@ -121,10 +113,11 @@ def output_gradient_mu(release: str, batch_size: int, noise_multiplier: float, *
     >>> output_gradient_mu("batch_mean", 256, 100.0, bounding="normalize_batch")
     0.32
     """
-    rows = check_count("batch_size", batch_size, minimum=1)
+    way, rows = look_up("release", release, GRADIENT_RELEASES), check_count("batch_size", batch_size, minimum=1)
     sigma = check_number("noise_multiplier", noise_multiplier, above=0)
-    bounded = look_up("bounding", bounding, GRADIENT_BOUNDINGS)
-    return look_up("release", release, GRADIENT_RELEASES).mu(rows, sigma, bounding=bounded)
+    of_samples, of_whole = (float(rows), math.sqrt(rows)) if way.of_sum else (math.sqrt(rows), 1.0)
+    norm = of_whole if look_up("bounding", bounding, GRADIENT_BOUNDINGS).whole_batch else of_samples
+    return norm * 2.0 * (rows if way.divided else 1) / sigma
 
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -179,14 +172,11 @@ class NoisyGradients(Mechanism):
     def __post_init__(self) -> None:
         look_up("release", self.release, GRADIENT_RELEASES)
         look_up("bounding", self.bounding, GRADIENT_BOUNDINGS)
-        if self.top_k is not None:
-            check_count("top_k", self.top_k, minimum=1)
+        check_count("top_k", self.top_k, minimum=1, null="all entries")
         # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
         check_number("norm_bound", self.norm_bound, least=_SMALLEST, most=_LARGEST)
-        if self.noise_multiplier != 0 and not _SMALLEST <= self.noise_multiplier <= _LARGEST:
-            raise ValueError(
-                f"noise_multiplier must be 0 or lie between {_SMALLEST:g} and {_LARGEST:g}, got {self.noise_multiplier}"
-            )
+        if self.noise_multiplier != 0:
+            check_number("noise_multiplier", self.noise_multiplier, least=_SMALLEST, most=_LARGEST)
         check_number("stability", self.stability, least=0, most=_LARGEST)
 
     @cached_property
@@ -214,7 +204,7 @@ class NoisyGradients(Mechanism):
         batch_size = shape.batch_size
         if not self.noise_multiplier:
             return Charge(release=Gaussian(mu=math.inf), queries=batch_size)
-        mu = self.way.mu(batch_size, self.noise_multiplier, bounding=self.bounded_by)
+        mu = output_gradient_mu(self.release, batch_size, self.noise_multiplier, bounding=self.bounding)
         return Charge(release=Gaussian(mu=mu), claim=self.claim(shape), queries=batch_size)
 
     def claim(self, shape: Shape) -> Claim:

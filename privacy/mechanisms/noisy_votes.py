@@ -70,8 +70,7 @@ class NoisyVotes(Mechanism):
     def __post_init__(self) -> None:
         look_up("kind", self.kind, _SOURCES)  # refuses one whose cost is unknown
         check_number("scale", self.scale, above=0)
-        if self.latent_epsilon is not None:
-            check_number("latent_epsilon", self.latent_epsilon, above=0)
+        check_number("latent_epsilon", self.latent_epsilon, above=0, null="no noise")
 
     def claim(self, scale: float, epsilon1: float) -> Claim:
         """What the paper counts for one label; ε₁ of the latent codes' noise enters only DGD's."""

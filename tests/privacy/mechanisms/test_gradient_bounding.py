@@ -17,7 +17,7 @@ import privacy.mechanisms.responses
 from privacy import Gaussian
 from privacy.mechanisms import Mechanism, NoisyGradients, NoisyMeanResponse, Shape
 from privacy.mechanisms.bounding import GRADIENT_BOUNDINGS, normalize_per_sample
-from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES
+from privacy.mechanisms.noisy_gradients import GRADIENT_RELEASES, output_gradient_mu
 from privacy.plan import Charge
 from privacy.processes import Processes
 from privacy.session import PrivacySession
@@ -76,7 +76,7 @@ class PricedAsWhole(NoisyGradients):
     """The mutant that charges for a batch that is bounded as a whole."""
 
     def cost(self, shape: Shape) -> Charge:
-        mu = self.way.mu(shape.batch_size, self.noise_multiplier, bounding=GRADIENT_BOUNDINGS["normalize_batch"])
+        mu = output_gradient_mu(self.release, shape.batch_size, self.noise_multiplier, bounding="normalize_batch")
         return Charge(release=Gaussian(mu=mu), claim=super().cost(shape).claim)
 
 
