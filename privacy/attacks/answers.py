@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privacy.checks import check_count
-
 _AT_ONCE = 500
 
 
@@ -57,33 +55,11 @@ class Shadows:
         confidences: (K, N, Q) float64, see `Answers`.
         correct: (K, N, Q) bool, see `Answers`.
         members: (K, N) bool. Records that no model has seen are the population, known to be non-members.
-
-    Raises:
-        ValueError: The shapes do not fit together.
     """
 
     confidences: NDArray[np.float64]
     correct: NDArray[np.bool_]
     members: NDArray[np.bool_]
-
-    def __post_init__(self) -> None:
-        shape = self.confidences.shape
-        if len(shape) != 3 or self.correct.shape != shape or self.members.shape != shape[:2]:
-            raise ValueError(
-                "shadows must have confidences and correct of one shape (K, N, Q), and members (K, N), got "
-                f"{shape}, {self.correct.shape} and {self.members.shape}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def answers(self, model: int) -> Answers:
-        """Answers of one model."""
-        return Answers(self.confidences[model], self.correct[model])
-
-    def at(self, models: slice) -> Shadows:
-        """Selects models."""
-        return Shadows(self.confidences[models], self.correct[models], self.members[models])
 
     @staticmethod
     def of(answers: list[Answers], members: NDArray[np.bool_]) -> Shadows:
@@ -130,27 +106,20 @@ def answers_of(model: nn.Module, records: Records) -> Answers:
 
 
 def train_shadows(
-    train: Callable[[Records], nn.Module], records: Records, *, count: int, population: Records | None = None
+    train: Callable[[Records], nn.Module], records: Records, *, count: int, population: Records
 ) -> Shadows:
     """Trains models on random halves of the records, by a fair coin per record, and queries each with all records.
 
     Args:
         train: Trains a model on records: a teacher, or a student distilled from one.
         records: The N records to take halves of.
-        count: Number of models, K, at least 2.
+        count: Number of models, K.
         population: Further records of the same kind that no model is trained on; their answers come last.
-
-    Raises:
-        ValueError: `count` is below 2.
     """
-    check_count("count", count, minimum=2)
     coins = np.random.default_rng(0).random((count, len(records))) < 0.5
-    asked, never = records, 0
-    if population is not None:
-        never = len(population)
-        asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
+    asked = Records(torch.cat([records.images, population.images]), torch.cat([records.labels, population.labels]))
     answers = [answers_of(train(records.at(torch.from_numpy(half))), asked) for half in coins]
-    return Shadows.of(answers, np.pad(coins, ((0, 0), (0, never))))
+    return Shadows.of(answers, np.pad(coins, ((0, 0), (0, len(population)))))
 
 
 def fit(network: nn.Module, loss: Callable[[], Tensor], *, steps: int, lr: float = 2e-3) -> None:

@@ -314,12 +314,7 @@ def judged(inverted: Records, *, judge: nn.Module, train: Tensor, test: Tensor) 
         judge: A classifier with a linear last layer, trained on neither `train` nor `test` but on other public images.
         train: (N, C, H, W), the attacked model's training images.
         test: (M, C, H, W), other images of the same kind. Only the first min(N, M) of both are used.
-
-    Raises:
-        ValueError: `inverted`, `train` or `test` is empty.
     """
-    if not len(inverted) or not len(train) or not len(test):
-        raise ValueError("inverted, train and test must hold images, got none")
     judge.eval()
     logs = judge(inverted.images).double().log_softmax(dim=1)
     mean = logs.exp().mean(dim=0)

@@ -127,30 +127,22 @@ def label_only(target: Answers, shadows: Shadows) -> NDArray[np.float64]:
     Threat model: the attacker sees only the predicted class of each query and trains K shadow models. On these a
     logistic regression learns the members' patterns of right and wrong answers; its other features are the shares of
     the models without a record that are right about it. Each record must be out of at least two of the K models.
-
-    Raises:
-        ValueError: The shadow models have only members, or none.
     """
-    if shadows.members.all() or not shadows.members.any():
-        raise ValueError("shadows must have members and others, got only one of the two")
     away = (~shadows.members)[:, :, None]
     counts, right = away.sum(axis=0), (away & shadows.correct).sum(axis=0)
     contested = shadows.members.any(axis=0)
-    rows = []
-    for index in range(len(shadows)):
-        # Without the model's own answer, which would identify non-members.
-        own = away[index]
-        others = (right - (own & shadows.correct[index])) / np.maximum(counts - own, 1)
-        rows.append(_features(shadows.correct[index], others)[contested])
+    # Without each model's own answer, which would identify non-members.
+    others = (right - (away & shadows.correct)) / np.maximum(counts - away, 1)
+    rows = _features(shadows.correct, others)[:, contested]
     learner = LogisticRegression(max_iter=1000)
-    learner.fit(np.concatenate(rows), shadows.members[:, contested].ravel())
+    learner.fit(rows.reshape(-1, rows.shape[2]), shadows.members[:, contested].ravel())
     return np.asarray(learner.decision_function(_features(target.correct, right / np.maximum(counts, 1))))
 
 
 def _features(correct: NDArray[np.bool_], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Features (N, 3 Q): whether the model is right, the share of others that are, and their product."""
+    """Features (..., N, 3 Q): whether the model is right, the share of others that are, and their product."""
     own = correct.astype(np.float64)
-    return np.concatenate([own, others, own * others], axis=1)
+    return np.concatenate([own, others, own * others], axis=-1)
 
 
 MembershipAttack: TypeAlias = Callable[[Answers, Shadows], NDArray[np.float64]]
@@ -183,16 +175,12 @@ def attack_each(
     Returns:
         Results by kind, for all targets together, on records that at least one shadow has seen and at least two have
         not. Kinds without members, such as the population, or without non-members are left out.
-
-    Raises:
-        ValueError: Fewer than two shadows would be left.
     """
-    if not 1 <= targets <= len(models) - 2:
-        raise ValueError(f"targets must be from 1 to {len(models) - 2}, as 2 shadows are needed, got {targets}")
-    shadows = models.at(slice(targets, None))
+    shadows = Shadows(models.confidences[targets:], models.correct[targets:], models.members[targets:])
     seen = shadows.members.sum(axis=0)
-    kept = (seen >= 1) & (seen <= len(shadows) - 2)
-    scores = np.stack([method(models.answers(index), shadows) for index in range(targets)])
+    kept = (seen >= 1) & (seen <= len(shadows.members) - 2)
+    asked = zip(models.confidences[:targets], models.correct[:targets], strict=True)
+    scores = np.stack([method(Answers(*one), shadows) for one in asked])
     groups = np.full(len(kept), "record") if kinds is None else kinds
     return {
         str(kind): AttackResult(scores[:, taken], models.members[:targets, taken], coins=True)
