@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -117,7 +116,7 @@ LARGEST_DIVERGENCE = 1e15
 
 
 @dataclass(frozen=True)
-class Release(ABC):
+class Release:
     """The privacy cost of one release. Subclasses are frozen, hashable and registered by their `kind`.
 
     Attributes:
@@ -131,12 +130,9 @@ class Release(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        kind = cls.__dict__.get("kind")
-        if kind is None:
-            return
-        if kind in _REGISTRY:
-            raise ValueError(f"kind must be unique among releases, got {kind!r} twice")
-        _REGISTRY[kind] = cls
+        if cls.kind in _REGISTRY:
+            raise ValueError(f"kind must be unique among releases, got {cls.kind!r} twice")
+        _REGISTRY[cls.kind] = cls
 
     def __post_init__(self) -> None:
         """Refuses numbers below 0, and sample rates above 1; scales may be infinite."""
@@ -145,9 +141,12 @@ class Release(ABC):
             checked = check_number(name, getattr(self, name), least=0, most=1 if rate else math.inf, infinite=not rate)
             object.__setattr__(self, name, checked)
 
-    @abstractmethod
     def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        """Upper bound on the Renyi divergence, both directions, at each order above 1; shape of `orders`."""
+        """Upper bound on the Renyi divergence, both directions, at each order above 1; shape of `orders`.
+
+        Infinite, unless a release knows better: nothing bounds it then.
+        """
+        return np.full_like(checked_orders(orders), np.inf)
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -272,15 +271,8 @@ def checked_orders(orders: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
-class _Infinite(Release):
-    """An event with an infinite ε at every δ."""
-
-    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
-        return np.full_like(checked_orders(orders), np.inf)
-
-
 @dataclass(frozen=True)
-class Unbounded(_Infinite):
+class Unbounded(Release):
     """A release that nothing bounds; `reason` is printed wherever the resulting `inf` is shown."""
 
     kind: ClassVar[str] = "unbounded"
@@ -292,7 +284,7 @@ class Unbounded(_Infinite):
 
 
 @dataclass(frozen=True)
-class LabelOnly(_Infinite):
+class LabelOnly(Release):
     """Something computed from raw private images, and from their labels only through `release`.
 
     In direct training on private records (DPDFD, Algorithm 3) the label enters through a noisy gradient of the outputs,
