@@ -217,7 +217,7 @@ class Distillation(DataFreeDistillation):
                 answers.append(self.gather_rows(self.session.release(mechanism, teacher.each(images))))
         if self.noisy_answers is None:
             self.noisy_answers = torch.cat(answers)
-            self.answer_deviation = mechanism.std(teacher.num_teachers)
+            self.answer_deviation = mechanism.noise_multiplier / teacher.num_teachers
         features = torch.cat(parts)
         fitted = fit_noisy_responses(features, self.noisy_answers, std=self.answer_deviation)
         if not fitted.learnt:

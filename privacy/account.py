@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
+from privacy.accounting.composition import known_epsilon
 from privacy.checks import check_choice, check_count, check_delta, check_number
 from privacy.events import LabelOnly, Release, Unbounded
 from privacy.events.base import Relation, Unit, shared_neighbours
@@ -140,8 +140,7 @@ class PrivacyAccount:
         """ε at δ of these releases alone, for the unit that they share; `inf` if they share none, or δ allows any."""
         if self.void and releases:
             return math.inf
-        compose = fully_adaptive_epsilon if self.budget.fully_adaptive else known_epsilon
-        return compose(releases, self.budget.delta)
+        return known_epsilon(releases, self.budget.delta, adaptive=self.budget.fully_adaptive)
 
     def stated(self, epsilon: float) -> float:
         """What holds of releases of this ε: if fully adaptive, the target within which filters allowed them."""

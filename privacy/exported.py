@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from privacy.accounting.composition import fully_adaptive_epsilon, known_epsilon
+from privacy.accounting.composition import known_epsilon
 from privacy.checks import round_up
 from privacy.events.base import Unit, common_neighbours, release_from_dict
 from privacy.guarantee import FULLY_ADAPTIVE, RELATIONS, Guarantee, level_of
@@ -82,7 +82,7 @@ def _statements(content: Mapping[str, Any]) -> list[str]:
         return [f"{GUARANTEE}: delta must lie between 0 and 1, and is {delta}"]
     releases = _counted([(release_from_dict(one), count) for one, count in stated["releases"]])
     adaptive = bool(stated["fully_adaptive"])
-    bound = (fully_adaptive_epsilon if adaptive else known_epsilon)(releases, delta)
+    bound = known_epsilon(releases, delta, adaptive=adaptive)
     level = level_of(stated["unit"])
     lines = [
         f"{level}-level ε = {round_up(epsilon if adaptive else bound)} at δ = {delta:g} is what "

@@ -21,13 +21,7 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import PoolSource
 from lightning_modules.training.run import steps_planned
 from privacy.account import Accounting, void_delta
-from privacy.accounting.composition import (
-    NO_LIMIT,
-    calibrate_count,
-    calibrate_noise,
-    fully_adaptive_epsilon,
-    known_epsilon,
-)
+from privacy.accounting.composition import NO_LIMIT, calibrate_count, calibrate_noise, known_epsilon
 from privacy.checks import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
 from privacy.published import published_epsilon
@@ -42,8 +36,7 @@ def epsilon_of(session: PrivacySession, calls: int, accounting: Accounting) -> f
     """ε of `calls` calls of a session's mechanism alone, under either accounting."""
     charge, budget = session.cost, session.budget
     if accounting == "record":
-        composed = fully_adaptive_epsilon if budget.fully_adaptive else known_epsilon
-        return composed({charge.release: calls}, budget.delta)
+        return known_epsilon({charge.release: calls}, budget.delta, adaptive=budget.fully_adaptive)
     return math.inf if charge.claim is None else published_epsilon({charge.claim: calls}, budget.delta)
 
 

@@ -68,10 +68,10 @@ def compose(counts: Mapping[Release, int], delta: float) -> EpsilonBound:
     return max(bounds, key=lambda bound: bound.epsilon)
 
 
-def known_epsilon(counts: Mapping[Release, int], delta: float) -> float:
-    """ε of `compose`; `inf` if no lemma composes the releases, such as those of records and of persons."""
+def known_epsilon(counts: Mapping[Release, int], delta: float, *, adaptive: bool = False) -> float:
+    """ε of `compose`, or `fully_adaptive_epsilon`; `inf` if no lemma composes the releases (of records and persons)."""
     try:
-        return compose(counts, delta).epsilon
+        return fully_adaptive_epsilon(counts, delta) if adaptive else compose(counts, delta).epsilon
     except IncompatibleNeighbours:
         return math.inf
 
@@ -154,13 +154,9 @@ def _compose(kept: frozenset[tuple[Release, int]], delta: float) -> EpsilonBound
 def _loss_parts(items: Items) -> list[list[tuple[pld.LossDistribution, int]]]:
     """Losses of every release on one grid, for removing and for adding the record."""
     interval = _interval(items)
-    remove, add = [], []
-    for release, count in items:
-        first, second = release.losses(interval)
-        remove.append((first, count))
-        add.append((second, count))
-    same = all(first is second for (first, _), (second, _) in zip(remove, add, strict=True))
-    return [remove] if same else [remove, add]
+    losses = [(*release.losses(interval), count) for release, count in items]
+    remove, add = [(first, count) for first, _, count in losses], [(second, count) for _, second, count in losses]
+    return [remove] if all(first is second for first, second, _ in losses) else [remove, add]
 
 
 def _interval(items: Items) -> float:

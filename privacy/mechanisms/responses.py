@@ -76,10 +76,6 @@ class NoisyMeanResponse(Mechanism):
         mu = output_gradient_mu("ensemble", shape.batch_size, self.noise_multiplier)
         return Charge(release=Gaussian(mu=mu), queries=shape.batch_size)
 
-    def std(self, num_teachers: int) -> float:
-        """Standard deviation of the noise on each coordinate of what is released."""
-        return self.noise_multiplier / num_teachers
-
     def cost_of_call(self, shape: Shape, *tensors: torch.Tensor, **settings: Any) -> tuple[Charge, int]:
         require_shape("logits", tensors[0], shape, teachers=True)
         return self.cost(shape), 1
