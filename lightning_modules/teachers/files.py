@@ -43,8 +43,7 @@ _HARMLESS: list[Any] = [
 #: How files begin that are no weights.
 _OTHERS = {
     b"version https://git-lfs": "a pointer of git-LFS and not the file itself: run `git lfs pull`",
-    b"<!doctype html": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
-    b"<html": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
+    b"<": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
 }
 
 #: Names of weights that another form of the network has, and how to get back to it.
@@ -83,7 +82,7 @@ def read_file(path: Path) -> tuple[Path, Any]:
         return file, None
     with file.open("rb") as opened:
         beginning = opened.read(256)
-    known = beginning.lstrip().lower()
+    known = beginning.lstrip()
     other = "empty" if not beginning else next((said for head, said in _OTHERS.items() if known.startswith(head)), None)
     if other is not None:
         raise TeacherError(f"teacher {file} is {other}")

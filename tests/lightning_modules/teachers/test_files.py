@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
     torch.save(nn.Sequential(*(nn.Linear(1, 1) for _ in range(99))).state_dict(), "weights.pt")
     with pytest.raises(TeacherError, match=r"\(`distill`: --network\)") as refused:
         load()
-    assert "and 195 more" in str(refused.value) and len(str(refused.value)) < 800
+    assert "Missing key(s)" in str(refused.value) and len(str(refused.value)) < 800
     weights = prefixed(network.state_dict(), "model.")
     torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
     with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture SmallCNN.*model\."):
