@@ -330,7 +330,7 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
         """
         self.require_unlike(teacher)
         if config.trial:
-            teacher.try_external(self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
+            teacher.try_external(self.session, image_shape=self.image_shape, named=named)
         self.session.keep_partitions(teacher.partitions)
 
     def on_fit_start(self) -> None:
