@@ -26,7 +26,6 @@ from lightning_modules.teachers.dp_sgd_steps import (
     RESUMED,
     KnownWeights,
     PlannedSteps,
-    described,
     noisy_means,
 )
 from lightning_modules.teachers.private_teacher import tensors_digest
@@ -236,19 +235,14 @@ class DPSGDTeacher(Teacher):
     def guarantee(self) -> Guarantee:
         """Guarantee of the teacher itself, which its students inherit."""
         assert self.noise_multiplier is not None
+        noise, rate, accessed = self.noise_multiplier, self._poisson.sample_rate, bool(self.uncharged_queries)
         self.own_training.ledger.sync()
         account = PrivacyAccount(
             ledger=self.own_training.ledger, budget=Budget(delta=self.delta, scope="run"), training=self.own_training.id
         )
         return state_guarantee(
             account,
-            described(
-                self.clipping,
-                noise_multiplier=self.noise_multiplier,
-                rate=self._poisson.sample_rate,
-                unit=self.unit,
-                accessed=bool(self.uncharged_queries),
-            ),
+            self.steps.described(self.clipping, noise=noise, rate=rate, accessed=accessed),
             self.steps.plan,
             artefacts=("teacher", "whatever is computed from it"),
             secure=all(release.bounded for release in self.releases),
