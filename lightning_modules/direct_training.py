@@ -60,6 +60,7 @@ class DirectTraining(PrivateFit, Teacher):
     """
 
     section = "direct_training"
+    one_process = True
     covered_artefacts = ("model", "whatever is computed from it")
     paper = "DPDFD"
     mechanisms = (DirectGradients, DirectLabels)
@@ -139,13 +140,12 @@ class DirectTraining(PrivateFit, Teacher):
         """Refuses several processes, and makes the data number its records.
 
         Raises:
-            ValueError: The data cannot say who takes part, or labels may decide it; or there are several processes.
+            ProcessesError: There are several processes.
+            ValueError: The data cannot say who takes part, or labels may decide it.
         """
         super().setup(stage)
         if stage != "fit":
             return
-        if self.trainer.world_size != 1:
-            raise ValueError(f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes")
         data = datamodule_of(self.trainer)
         if not hasattr(data, "number_records"):
             raise ValueError(f"direct training needs an image data set or PoissonSampled, got {type(data).__name__}")

@@ -282,7 +282,7 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
         if stage != "fit":
             return
         if isinstance(self._trainer, Trainer):
-            check_strategy(self._trainer, averages_itself=True)
+            check_strategy(self._trainer, self)
         by_all(self.processes, self.prepare_fit)
 
     def prepare_fit(self) -> None:

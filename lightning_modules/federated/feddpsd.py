@@ -29,7 +29,6 @@ from privacy.events.base import Unit
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace, place_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.processes import ProcessesError
 from privacy.session import PrivacySession
 
 
@@ -206,6 +205,7 @@ class FedDPSD(DataFreeDistillation):
     Raises:
         ValueError: A setting is invalid, or the mechanism does not fit the switch.
     """
+    one_process = True
 
     paper = "DPSD"
     unused = ("teacher", "images.pool")
@@ -304,11 +304,6 @@ class FedDPSD(DataFreeDistillation):
         return [answer for answer in answers if isinstance(answer, torch.Tensor)]
 
     # --- fit hooks ---
-
-    def prepare_fit(self) -> None:
-        if self.processes.size > 1:
-            raise ProcessesError(f"trainer.devices must be 1 for FedDPSD, got {self.processes.size} processes")
-        super().prepare_fit()
 
     def require_unlike(self, teacher: PrivateModel) -> None:
         """See `LearnsFromTeacher.require_unlike`; checks the clients in this process."""

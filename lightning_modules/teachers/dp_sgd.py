@@ -330,7 +330,7 @@ class DPSGDTeacher(Teacher):
 
         The checks are not in `setup`, which a derived class may override without calling this class's.
         """
-        check_strategy(self.trainer, averages_itself=True)
+        check_strategy(self.trainer, self)
         by_all(self.processes, self._prepare_fit)
         # A record more shifts those after it: processes with different lists would draw some of them twice.
         records, data = tensors_digest({"ids": self._poisson.train_records.ids}), self._poisson

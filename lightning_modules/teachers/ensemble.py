@@ -201,19 +201,9 @@ class TeacherEnsemble(Evaluated):
     # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
-        """Checks before a fit that the data have shards.
-
-        Raises:
-            ValueError: There are no shards.
-            ProcessesError: The strategy is not supported.
-        """
-        if stage != "fit":
-            return
-        check_strategy(self.trainer, averages_itself=True)
-        if self.trainer.world_size > 1 and self.anchor is None:
-            # DDP needs a module with parameters; this one is neither used nor saved.
-            self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
-        self.shards  # noqa: B018 - raises without shards
+        """Raises `ProcessesError` for a strategy that is not supported."""
+        if stage == "fit":
+            check_strategy(self.trainer, self)
 
     @property
     def _settings(self) -> dict[str, Any]:
