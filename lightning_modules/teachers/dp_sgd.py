@@ -323,7 +323,7 @@ class DPSGDTeacher(Teacher):
         inputs, labels = batch
         extracted = self.clipped.extracts is not None and self.trainer.state.fn == "fit"
         logits = self.clipped.logits(inputs, extracted=extracted)
-        self.evaluation.validate(self, logits, labels)
+        self.evaluation.log("val", self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Makes the optimizer of noisy gradients; first checks trainer and data.
