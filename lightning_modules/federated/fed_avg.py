@@ -79,9 +79,7 @@ class FedAvg(Teacher):
         records = self.clients.shards
         trained = [self.trained_at(client, records) for client in range(len(records))]
         self.network.load_state_dict(weighted_mean(trained, records.starts.diff().tolist()))
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        optimizer.step()
+        self.optimizers().step()  # type: ignore[union-attr]
         self.rounds_done += 1
         self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds
         rank_zero_info(f"Round {self.rounds_done} of {self.rounds} done.")
