@@ -20,7 +20,7 @@ from lightning_modules.training.evaluation import refuse_selection
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.checks import settings_of
-from privacy.identity import CheckpointError, Training
+from privacy.identity import Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.session import PrivacySession
 
@@ -137,7 +137,7 @@ class DirectTraining(PrivateFit, Teacher):
     # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
-        """Refuses several processes, and makes the data number its records.
+        """Makes the data number its records.
 
         Raises:
             ProcessesError: There are several processes.
@@ -182,12 +182,7 @@ class DirectTraining(PrivateFit, Teacher):
         data, session, own = datamodule_of(self.trainer), self.session, self.own_training
         assert self._labels is not None and own.id is not None
         if isinstance(self.mechanism, DirectLabels):
-            records = len(self._labels())
-            session.shape = session.shape._replace(batch_size=records)
-            if self.noisy_labels is not None and len(self.noisy_labels) != records:
-                raise CheckpointError(
-                    f"{len(self.noisy_labels)} kept responses for {records} records: resume with the same private data"
-                )
+            session.shape = session.shape._replace(batch_size=len(self._labels()))
         else:
             session.shape = session.shape._replace(sample_rate=data.sample_rate, secure_sampling=data.secure)
         self.open_session(
