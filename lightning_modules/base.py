@@ -16,7 +16,7 @@ from lightning_modules.losses.functional import balanced_mean
 from lightning_modules.losses.targets import Annotation
 from lightning_modules.networks.network import build_network, frozen_statistics
 from lightning_modules.private_fit import LearnsFromTeacher
-from lightning_modules.student import StudentConfig
+from lightning_modules.student import ReplayMemory, StudentConfig
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.training.evaluation import Evaluated, Evaluation
 from lightning_modules.training.hyperparameters import keep_plain_hyperparameters
@@ -97,7 +97,8 @@ class DataFreeDistillation(Evaluated, LearnsFromTeacher):
         # After the student, since the order determines a seed's initial weights.
         self.images = self.image_settings.build(image_shape=self.image_shape, batch_size=batch_size)
         self.generator = self.images.generator  # a submodule of this one, trained and saved with it
-        self.memory = self.student_settings.replay.build(batch_size=batch_size)
+        replay = self.student_settings.replay
+        self.memory = ReplayMemory(replay, batch_size=batch_size) if replay.capacity else None
         self.covered_artefacts: tuple[str, ...] = ("student", *self.images.covered)
         self.evaluation = Evaluation(num_classes)
         self.student_steps = 0

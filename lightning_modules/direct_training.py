@@ -20,7 +20,7 @@ from lightning_modules.training.evaluation import refuse_selection
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.checks import settings_of
-from privacy.identity import CheckpointError, Training
+from privacy.identity import Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.session import PrivacySession
 
@@ -60,6 +60,7 @@ class DirectTraining(PrivateFit, Teacher):
     """
 
     section = "direct_training"
+    one_process = True
     covered_artefacts = ("model", "whatever is computed from it")
     paper = "DPDFD"
     mechanisms = (DirectGradients, DirectLabels)
@@ -136,16 +137,15 @@ class DirectTraining(PrivateFit, Teacher):
     # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
-        """Refuses several processes, and makes the data number its records.
+        """Makes the data number its records.
 
         Raises:
-            ValueError: The data cannot say who takes part, or labels may decide it; or there are several processes.
+            ProcessesError: There are several processes.
+            ValueError: The data cannot say who takes part, or labels may decide it.
         """
         super().setup(stage)
         if stage != "fit":
             return
-        if self.trainer.world_size != 1:
-            raise ValueError(f"trainer.devices must be 1 for direct training, got {self.trainer.world_size} processes")
         data = datamodule_of(self.trainer)
         if not hasattr(data, "number_records"):
             raise ValueError(f"direct training needs an image data set or PoissonSampled, got {type(data).__name__}")
@@ -182,12 +182,7 @@ class DirectTraining(PrivateFit, Teacher):
         data, session, own = datamodule_of(self.trainer), self.session, self.own_training
         assert self._labels is not None and own.id is not None
         if isinstance(self.mechanism, DirectLabels):
-            records = len(self._labels())
-            session.shape = session.shape._replace(batch_size=records)
-            if self.noisy_labels is not None and len(self.noisy_labels) != records:
-                raise CheckpointError(
-                    f"{len(self.noisy_labels)} kept responses for {records} records: resume with the same private data"
-                )
+            session.shape = session.shape._replace(batch_size=len(self._labels()))
         else:
             session.shape = session.shape._replace(sample_rate=data.sample_rate, secure_sampling=data.secure)
         self.open_session(

@@ -239,7 +239,7 @@ class Distillation(DataFreeDistillation):
         images, labels = batch
         if batch_idx not in self._evaluated:
             self._evaluated[batch_idx] = extract(images)
-        self.evaluation.validate(self, self._forward_extracted(self._evaluated[batch_idx]), labels)
+        self.evaluation.log("val", self, self._forward_extracted(self._evaluated[batch_idx]), labels)
 
     def on_fit_start(self) -> None:
         """Also drops the features that an earlier fit has evaluated: this fit may have other images."""

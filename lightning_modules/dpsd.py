@@ -117,12 +117,11 @@ class DPSD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Line 4: ŷ of Eq. 6, shape (B, c)."""
-        mechanism = self.mechanism
+        mechanism, logits = self.mechanism, self.teacher.logits(images)
         if isinstance(mechanism, NoisyGradients):
-            released = self.session.release(mechanism, self.output_gradients(outputs, images))
+            released = self.session.release(mechanism, self.gradient_targets.gradients(outputs, logits))
             return self.gradient_targets.annotation(outputs, released, mechanism)
         candidates, size = self.candidates(outputs)
-        logits = self.teacher.logits(images)
         balanced = logits if self.offsets is None else logits - self.offsets
         labels = self.session.release(mechanism, balanced, candidates, size=size)
         if self.offsets is not None:  # see `balanced_answers`; of all processes' released labels
@@ -141,10 +140,6 @@ class DPSD(DataFreeDistillation):
     def needs_gradients_of_teacher(self) -> str | None:
         against = self.generator is not None and self.discriminator == "teacher"
         return "discriminator is teacher (DPSD-T)" if against else None
-
-    def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """∂L_t/∂Φ_s of Eqs. 2 and 3 of each sample, shape (B, c), float32. **Private** until released."""
-        return self.gradient_targets.gradients(outputs, self.teacher.logits(images))
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_g of Eq. 8 with a weight per term, plus L_s if it has one; see `DataFreeDistillation`."""

@@ -37,8 +37,7 @@ class Stages:
     train_on: Literal["stage", "union"] = "stage"
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"stages.threshold must lie in [0, 1] or be null for 1/(2c), got {self.threshold}")
+        check_number("stages.threshold", self.threshold, least=0, most=1, null="1/(2c)")
         check_choice("stages.train_on", self.train_on, ("stage", "union"))
 
 

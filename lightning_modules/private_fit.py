@@ -282,7 +282,7 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
         if stage != "fit":
             return
         if isinstance(self._trainer, Trainer):
-            check_strategy(self._trainer, averages_itself=True)
+            check_strategy(self._trainer, self)
         by_all(self.processes, self.prepare_fit)
 
     def prepare_fit(self) -> None:
@@ -330,7 +330,7 @@ class LearnsFromTeacher(PrivateFit, ManualOptimization):
         """
         self.require_unlike(teacher)
         if config.trial:
-            teacher.try_external(self.session, image_shape=self.image_shape, prior=self.images.prior, named=named)
+            teacher.try_external(self.session, image_shape=self.image_shape, named=named)
         self.session.keep_partitions(teacher.partitions)
 
     def on_fit_start(self) -> None:

@@ -48,18 +48,6 @@ class Replay:
         check_count("replay.steps", self.steps, minimum=1)
         check_number("replay.stride", self.stride, least=1)
 
-    def build(self, *, batch_size: int) -> ReplayMemory | None:
-        """Builds the memory for a run with this batch size; None if replay is off.
-
-        Raises:
-            ValueError: `capacity` is below the batch size.
-        """
-        if not self.capacity:
-            return None
-        if self.capacity < batch_size:
-            raise ValueError(f"replay.capacity must be 0 or at least the batch size {batch_size}, got {self.capacity}")
-        return ReplayMemory(self, batch_size=batch_size)
-
 
 class ReplayMemory:
     """The newest images and targets of a run, on the CPU; the same in every process.

@@ -238,7 +238,7 @@ class TranscriptionCLI(LightningCLI):
             kwargs["devices"] = 1  # more devices must be chosen: they need a batch size that they can share
         trainer = super().instantiate_trainer(**kwargs)
         # Also checked in the modules, but here before processes are started and data are read.
-        check_strategy(trainer, averages_itself=not self.model.automatic_optimization)
+        check_strategy(trainer, self.model)
         device = trainer.strategy.root_device.type
         native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if device == "cpu" and "bf16" in str(settings.precision) and not native:

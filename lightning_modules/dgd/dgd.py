@@ -129,6 +129,9 @@ class DGD(DataFreeDistillation):
             self.vae = built(network, self.image_shape, name="model.vae_phase.network")
         self.covered_artefacts += ("noisy labels of the queried images", *(["VAE"] if self.vae is not None else []))
         self._baseline: PrivateModel | None = None
+        #: Number of steps of the phases of fixed length.
+        generating = 0 if self.generator is None else self.generator_phase.steps
+        self._lengths: dict[Phase, int] = {"generator": generating, "vae": self.vae_phase.steps}
         #: Position in PHASES, and steps made in that phase.
         self.phase_index = self.phase_step = 0
         self.query_set = QuerySet(self.image_shape)
@@ -140,12 +143,6 @@ class DGD(DataFreeDistillation):
         """Phase that the next step belongs to."""
         return PHASES[self.phase_index]
 
-    def _length(self, phase: Phase) -> int:
-        """Number of steps of a phase of fixed length."""
-        if phase == "generator":
-            return self.generator_phase.steps if self.generator is not None else 0
-        return self.vae_phase.steps
-
     def _enter_next_phase(self) -> None:
         while self._phase_is_over():
             queried, queries = len(self.query_set), self.query_phase.queries
@@ -155,8 +152,8 @@ class DGD(DataFreeDistillation):
             self.phase_step = 0
 
     def _phase_is_over(self) -> bool:
-        if self.phase in ("generator", "vae"):
-            return self.phase_step >= self._length(self.phase)
+        if self.phase in self._lengths:
+            return self.phase_step >= self._lengths[self.phase]
         if self.phase == "query":  # a round that is to begin has made no step
             return self.next_calls == 0 or (self.phase_step > 0 and len(self.query_set) in self._round_ends)
         # Checked at that step only, and not at each one once the budget has ended the queries.
@@ -295,7 +292,7 @@ class DGD(DataFreeDistillation):
         if loaded:
             return
         baseline, private_data = self.generator_phase.baseline, self.teacher.private_data
-        if self._length("generator") and isinstance(baseline, TeacherConfig):
+        if self._lengths["generator"] and isinstance(baseline, TeacherConfig):
             config = replace(baseline, private_data=baseline.private_data or self.teacher_config.private_data)
             self._baseline = config.load(num_classes=self.num_classes, image_shape=self.image_shape)
             self._baseline.require_gradients(reason="the generator is trained against generator_phase.baseline")
@@ -344,9 +341,9 @@ class DGD(DataFreeDistillation):
 
     def schedule_steps(self, name: str, steps: float) -> float:
         if name == "generator":
-            return self._length("generator")
+            return self._lengths["generator"]
         querying = math.ceil(self.query_phase.queries / self.batch_size)  # if all queries are affordable
-        return steps - self._length("generator") - self._length("vae") - querying
+        return steps - sum(self._lengths.values()) - querying
 
     # --- logging, figures and checkpoints ---
 

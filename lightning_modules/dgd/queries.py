@@ -87,18 +87,11 @@ def confident_samples(probabilities: torch.Tensor, *, quotas: torch.Tensor) -> t
     Probabilities are (M, c), and quotas are samples per class, (c,) int64; there are as many indices as their sum,
     which is at most M.
     """
-    count = int(quotas.sum())
     # Stable, so that equal probabilities, as from an untrained student, keep the samples in order.
     ranks = probabilities.detach().float().cpu().argsort(dim=0, descending=True, stable=True)
-    taken, left = torch.zeros(len(ranks), dtype=torch.bool), quotas.cpu().clone()
-    positions = [0] * len(left)
-    chosen: list[int] = []
-    while len(chosen) < count:
-        for label in torch.nonzero(left)[:, 0].tolist():
-            while taken[ranks[positions[label], label]]:
-                positions[label] += 1
-            best = int(ranks[positions[label], label])
-            taken[best] = True
-            chosen.append(best)
-            left[label] -= 1
-    return torch.tensor(chosen, dtype=torch.int64)
+    best = [iter(samples) for samples in ranks.T.tolist()]
+    chosen: dict[int, None] = {}
+    for turn in range(int(quotas.max())):
+        for label in torch.nonzero(quotas > turn)[:, 0].tolist():
+            chosen[next(sample for sample in best[label] if sample not in chosen)] = None
+    return torch.tensor([*chosen], dtype=torch.int64)

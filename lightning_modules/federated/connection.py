@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -21,8 +21,6 @@ from lightning_modules.teachers.private_teacher import PrivateEnsemble, PrivateT
 from privacy.account import BudgetExceeded
 from privacy.identity import UnnamedTraining
 from privacy.mechanisms.base import NoiseSource
-
-_T = TypeVar("_T")
 
 
 class FederationError(RuntimeError):
@@ -58,10 +56,8 @@ class ClientConnection(ABC):
 
     def begin(self, terms: Terms, *, folder: Path | None) -> Mapping[str, Absence]:
         """Sends all clients the terms of a run and returns those that do not take part, by name."""
-        found = {
-            name: answer_or_absence(client, lambda client: client.begin(terms, folder=folder and folder / client.name))
-            for name, client in self.reached().items()
-        }
+        self._out = {}
+        found = self._replies(lambda client: client.begin(terms, folder=folder and folder / client.name))
         self._out = {name: said for name, said in found.items() if isinstance(said, Absence)}
         for name, absence in self._out.items():
             rank_zero_warn(f"{name} takes no part: {absence.reason}")
@@ -69,23 +65,23 @@ class ClientConnection(ABC):
 
     def ask(self, question: Question) -> Mapping[str, torch.Tensor | Absence]:
         """Asks all clients one round's question and returns their answers by name."""
-        asked = {name: client for name, client in self.reached().items() if name not in self._out}
-        return self._out | {
-            name: answer_or_absence(client, lambda client: client.answer(question)) for name, client in asked.items()
-        }
+        return self._out | self._replies(lambda client: client.answer(question))
+
+    def _replies(self, act: Callable[[Any], Any]) -> dict[str, Any]:
+        """Results of `act` for the clients that take part, by name; an `Absence` where a client refuses."""
+        replies = {}
+        for name, client in self.reached().items():
+            if name not in self._out:
+                try:
+                    replies[name] = act(client)
+                except (BudgetExceeded, ClientRefusal) as refusal:
+                    replies[name] = Absence(str(refusal))
+        return replies
 
     def end(self) -> None:
         """Has clients settle their ledgers and write their guarantees. It may be called more than once."""
         for client in self.reached().values():
             client.end()
-
-
-def answer_or_absence(client: Any, act: Callable[[Any], _T]) -> _T | Absence:
-    """Returns the result of `act` for a client, or an `Absence` if the client refuses."""
-    try:
-        return act(client)
-    except (BudgetExceeded, ClientRefusal) as refusal:
-        return Absence(str(refusal))
 
 
 class LocalClients(ClientConnection):
@@ -101,7 +97,6 @@ class LocalClients(ClientConnection):
         noise: Returns a client's noise source, given its index; null is the operating system's generator.
 
     Raises:
-        ValueError: There are no teachers.
         TeacherError: Networks share a trainable weight, or all of their weights.
     """
 
@@ -113,8 +108,6 @@ class LocalClients(ClientConnection):
         noise: Callable[[int], NoiseSource] | None = None,
     ) -> None:
         super().__init__()
-        if not len(teachers):
-            raise ValueError("teachers must be a file for each client, or the file of a TeacherEnsemble, got none")
         self._of_ensemble = isinstance(teachers, str)
         every: Sequence[Any] = [teachers] if isinstance(teachers, str) else teachers
         require_own_weights(given for given in every if isinstance(given, nn.Module))

@@ -15,7 +15,7 @@ from datamodules import ShardedRecords, Shards
 from lightning_modules.teachers.joint_training import shuffled_passes
 from lightning_modules.teachers.teacher import Teacher
 from lightning_modules.training.randomness import Draws
-from lightning_modules.training.run import check_strategy, datamodule_as
+from lightning_modules.training.run import datamodule_as
 from privacy.checks import check_count
 
 
@@ -39,6 +39,8 @@ class FedAvg(Teacher):
         ValueError: A setting is invalid, or the network does not return c logits for such images.
     """
 
+    one_process = True
+
     def __init__(self, *, rounds: int = 1, local_steps: int = 100, **shared: Any) -> None:
         super().__init__(**shared)
         if self.scheduler_factory is not None:
@@ -54,20 +56,6 @@ class FedAvg(Teacher):
     @property
     def clients(self) -> Shards:
         return datamodule_as(Shards, self.trainer, "federated averaging needs data.class_path: Clients")
-
-    def setup(self, stage: str) -> None:
-        """Refuses data without clients, and several processes.
-
-        Raises:
-            ValueError: The data are not `Clients`, or there are several processes.
-            ProcessesError: The strategy is not supported.
-        """
-        if stage != "fit":
-            return
-        check_strategy(self.trainer, averages_itself=True)
-        if self.trainer.world_size > 1:
-            raise ValueError(f"trainer.devices must be 1 for federated averaging, got {self.trainer.world_size}")
-        self.clients  # noqa: B018 - raises without clients
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Returns a dummy optimizer, by whose steps Lightning counts rounds; first tries the clients'."""
@@ -91,9 +79,7 @@ class FedAvg(Teacher):
         records = self.clients.shards
         trained = [self.trained_at(client, records) for client in range(len(records))]
         self.network.load_state_dict(weighted_mean(trained, records.starts.diff().tolist()))
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        optimizer.step()
+        self.optimizers().step()  # type: ignore[union-attr]
         self.rounds_done += 1
         self.trainer.should_stop = self.trainer.should_stop or self.rounds_done >= self.rounds
         rank_zero_info(f"Round {self.rounds_done} of {self.rounds} done.")

@@ -102,10 +102,7 @@ class FedDistillation(DataFreeDistillation):
         kind = self.images.kind
         if self.generator_criterion is not None:
             if self.terms is not None or kind != "generator":
-                raise ValueError(
-                    f"generator_loss needs images.source generator and no image_terms, got {kind!r}"
-                    f"{'' if self.terms is None else ' and image_terms'}"
-                )
+                raise ValueError(f"generator_loss needs no image_terms, and images.source generator, got {kind!r}")
             if weight := self.generator_criterion.student_loss_weight:
                 raise ValueError(f"generator_loss.student_loss_weight must be 0: DAFL has no such term, got {weight}")
         allowed = ("prior", "generator") if self.terms is not None else ("prior", "generator", "both")

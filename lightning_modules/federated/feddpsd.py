@@ -29,7 +29,6 @@ from privacy.events.base import Unit
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LedgerPlace, place_of
 from privacy.mechanisms import NoisyGradients, NoisyLabels
-from privacy.processes import ProcessesError
 from privacy.session import PrivacySession
 
 
@@ -163,8 +162,6 @@ class FederationConfig:
         check_choice("federation.unit", self.unit, ("record", "client"))
         check_count("federation.min_clients", self.min_clients, minimum=1)
         check_count("federation.num_records", self.num_records, minimum=1, null="the sum of what clients state")
-        if not self.name.strip():
-            raise ValueError("federation.name must name what the clients hold together, got an empty name")
 
 
 class FedDPSD(DataFreeDistillation):
@@ -208,6 +205,7 @@ class FedDPSD(DataFreeDistillation):
     """
 
     paper = "DPSD"
+    one_process = True
     unused = ("teacher", "images.pool")
     mechanisms = (NoisyGradients, NoisyLabels)
     mechanism: NoisyGradients | NoisyLabels
@@ -227,8 +225,6 @@ class FedDPSD(DataFreeDistillation):
         if isinstance(mechanism, NoisyGradients):
             check_choice("mechanism.release", mechanism.release, ("ensemble", "per_sample_full", "per_sample"))
         super().__init__(mechanism=mechanism, teacher=TeacherConfig(path="at the clients"), **shared)
-        if not isinstance(clients, ClientConnection):
-            raise ValueError(f"clients must be LocalClients or another way to reach them, got {type(clients).__name__}")
         self.clients = clients
         self.federation = settings_of(FederationConfig, federation, name="federation")
         budget, unit = self.session.budget, Unit(self.federation.unit)
@@ -289,14 +285,14 @@ class FedDPSD(DataFreeDistillation):
             FederationError: There are fewer than `min_clients`.
         """
         replies = self.clients.ask(question)
-        absent = {name: answer for name, answer in replies.items() if isinstance(answer, Absence)}
-        for name, absence in absent.items():
+        answers = [replies[name] for name in sorted(replies) if not isinstance(replies[name], Absence)]
+        absent = {name: reply.reason for name, reply in sorted(replies.items()) if isinstance(reply, Absence)}
+        for name, reason in absent.items():
             self.absences[name] += 1
-            rank_zero_warn(f"A round goes on without {name}: {absence.reason}")  # which Python shows once
-        answers = [replies[name] for name in sorted(replies) if name not in absent]
+            rank_zero_warn(f"A round goes on without {name}: {reason}")  # which Python shows once
         self.log_in_step("federation/answers", float(len(answers)))
         if len(answers) < self.federation.min_clients:
-            why = "; ".join(f"{name}: {absence.reason}" for name, absence in sorted(absent.items()))
+            why = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
             raise FederationError(
                 f"round {self.steps_done} has {len(answers)} answers, and min_clients is {self.federation.min_clients} "
                 f"({why}). What was charged stays charged; go on from the last checkpoint when they are back"
@@ -304,11 +300,6 @@ class FedDPSD(DataFreeDistillation):
         return [answer for answer in answers if isinstance(answer, torch.Tensor)]
 
     # --- fit hooks ---
-
-    def prepare_fit(self) -> None:
-        if self.processes.size > 1:
-            raise ProcessesError(f"trainer.devices must be 1 for FedDPSD, got {self.processes.size} processes")
-        super().prepare_fit()
 
     def require_unlike(self, teacher: PrivateModel) -> None:
         """See `LearnsFromTeacher.require_unlike`; checks the clients in this process."""

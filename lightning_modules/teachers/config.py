@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -31,6 +31,8 @@ from lightning_modules.teachers.private_teacher import (
 from privacy.checks import check_choice, settings_of
 from privacy.identity import Training, UnnamedTraining
 from privacy.ledger_place import LEDGERS
+
+_Model = TypeVar("_Model", bound=PrivateModel)
 
 _BESIDE = (
     "ONE FOLDER: the ledger is found by the teacher's folder, and by that of its data if the run names it. It holds no "
@@ -105,10 +107,7 @@ class TeacherConfig:
             TeacherError: The file is missing or cannot be read without running code, has another architecture or
                 number of classes, or weights that are not finite.
         """
-        teacher = self._load(ensemble=False, num_classes=num_classes, image_shape=image_shape)
-        if not isinstance(teacher, PrivateTeacher):
-            raise TeacherError("teacher must be one network, got an nn.ModuleList of several")
-        return teacher
+        return self._load(PrivateTeacher, num_classes=num_classes, image_shape=image_shape)
 
     def load_ensemble(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> PrivateEnsemble:
         """Reads a checkpoint of `TeacherEnsemble`; see `load`.
@@ -116,21 +115,21 @@ class TeacherConfig:
         Raises:
             TeacherError: As for `load`, or the ensemble is unfinished, or the file holds none.
         """
-        teacher = self._load(ensemble=True, num_classes=num_classes, image_shape=image_shape)
-        if not isinstance(teacher, PrivateEnsemble):
-            raise TeacherError("teacher must be the file of an ensemble, or an nn.ModuleList of networks in a script")
-        return teacher
+        return self._load(PrivateEnsemble, num_classes=num_classes, image_shape=image_shape)
 
-    def _load(self, *, ensemble: bool, **of_data: Any) -> PrivateModel:
-        held: Any = self.held().path
-        teacher: PrivateModel | Any = held
+    def _load(self, kind: type[_Model], **of_data: Any) -> _Model:
+        teacher: Any = self.held().path
         if not isinstance(teacher, PrivateModel):
             file, content = read_file(Path(str(teacher)))
             config, loaded = self._completed(file, content)
-            if ensemble:
+            if kind is PrivateEnsemble:
                 teacher = config._read_ensemble(file, content, of_data)
             else:
                 teacher = config._read(file, content, of_data, loaded=loaded)
+        if not isinstance(teacher, kind):
+            raise TeacherError(
+                "teacher must be one network, or for an ensemble its file or an nn.ModuleList of networks in a script"
+            )
         teacher.require_usable(**of_data)
         return teacher
 
@@ -166,7 +165,7 @@ class TeacherConfig:
                 network.load_state_dict(weights)
         # A weight in a plain file may have the name of one of our settings.
         stated = {name: value for name, value in content.items() if not isinstance(value, torch.Tensor)}
-        return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights, file), file))
+        return PrivateTeacher(self.adapted(network), **self._origin(stated, _training_of(stated, weights), file))
 
     def _read_ensemble(self, file: Path, content: Any, of_data: Mapping[str, Any]) -> PrivateEnsemble:
         ensemble = content.get("ensemble") if isinstance(content, dict) else None
@@ -184,7 +183,7 @@ class TeacherConfig:
             stack = NetworkStack(restored(template, weights), feature_extractor=extractor)
         if isinstance(self.adapted(template), AdaptedTeacher):
             stack = NetworkStack([self.adapted(stack.network(index)) for index in range(len(stack))])
-        return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights, file), file))
+        return PrivateEnsemble(stack, **self._origin(content, _training_of(content, weights), file))
 
     def _architecture(self, content: Any, file: Path, of_data: Mapping[str, Any]) -> nn.Module:
         """The network that a file's weights belong to, freshly initialised."""
@@ -227,17 +226,11 @@ class TeacherConfig:
         }
 
 
-def _training_of(
-    content: Mapping[str, Any], weights: Mapping[str, torch.Tensor], file: Path
-) -> Training | UnnamedTraining:
+def _training_of(content: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Training | UnnamedTraining:
     """A file's training run, as the file names it or else by its weights."""
-    stated = content.get("training")
-    if stated is None:
-        return UnnamedTraining(tensors_digest(weights), kind="file without an identity")
-    try:
+    if (stated := content.get("training")) is not None:
         return Training.from_dict(stated)
-    except ValueError as error:
-        raise TeacherError(f"teacher {file}: {error}") from error
+    return UnnamedTraining(tensors_digest(weights), kind="file without an identity")
 
 
 @contextmanager
@@ -254,20 +247,9 @@ def _fits(file: Path, network: nn.Module, of_data: Mapping[str, Any]) -> Iterato
         taken = " and ".join(f"{name}={value}" for name, value in of_data.items())
         raise TeacherError(
             f"the weights in teacher {file} do not fit the architecture {type(network).__name__} with {taken}: "
-            f"{_shortened(str(error))}. Set model.teacher.network (`distill`: --network), or model.teacher.input.size "
-            "and channels as it was trained with"
+            f"{' '.join(str(error).split())[:400]}. Set model.teacher.network (`distill`: --network), or "
+            "model.teacher.input.size and channels as it was trained with"
         ) from error
-
-
-def _shortened(message: str) -> str:
-    """torch's message about weights that do not fit, whose lines are kinds of differences, with the first of each."""
-    lines = [line.strip() for line in message.splitlines()]
-    sizes = [line for line in lines if line.startswith("size mismatch")]
-    kept = [line for line in lines if line not in sizes[3:]]
-    for number, line in enumerate(kept):
-        if len(names := re.findall(r'"[^"]+"', line)) > 3:
-            kept[number] = f"{line.partition(': ')[0]}: {', '.join(names[:3])} and {len(names) - 3} more."
-    return " ".join(kept) + (f" And {len(sizes) - 3} more sizes" if len(sizes) > 3 else "")
 
 
 def _named_again(given: NetworkCallable, spec: Any) -> NetworkCallable:
@@ -298,10 +280,5 @@ def _stated_network(spec: Any, file: Path) -> NetworkCallable:
             f"{file} does not say its architecture: set model.teacher.network (ResNet34; "
             "External, with its name; `distill`: --network)"
         )
-    try:
-        require_known_code(spec)
-    except ValueError as error:
-        raise TeacherError(
-            f"the architecture in {file} is not built: {error}. Set model.teacher.network, with its arguments"
-        ) from error
+    require_known_code(spec)
     return network_of(spec)

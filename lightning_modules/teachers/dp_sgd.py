@@ -26,7 +26,6 @@ from lightning_modules.teachers.dp_sgd_steps import (
     RESUMED,
     KnownWeights,
     PlannedSteps,
-    described,
     noisy_means,
 )
 from lightning_modules.teachers.private_teacher import tensors_digest
@@ -236,6 +235,7 @@ class DPSGDTeacher(Teacher):
     def guarantee(self) -> Guarantee:
         """Guarantee of the teacher itself, which its students inherit."""
         assert self.noise_multiplier is not None
+        noise, rate, accessed = self.noise_multiplier, self._poisson.sample_rate, bool(self.uncharged_queries)
         self.own_training.ledger.sync()
         account = PrivacyAccount(
             ledger=self.own_training.ledger,
@@ -245,13 +245,7 @@ class DPSGDTeacher(Teacher):
         )
         return state_guarantee(
             account,
-            described(
-                self.clipping,
-                noise_multiplier=self.noise_multiplier,
-                rate=self._poisson.sample_rate,
-                unit=self.unit,
-                accessed=bool(self.uncharged_queries),
-            ),
+            self.steps.described(self.clipping, noise=noise, rate=rate, accessed=accessed),
             self.steps.plan,
             artefacts=("teacher", "whatever is computed from it"),
             secure=all(release.bounded for release in self.releases),
@@ -331,14 +325,14 @@ class DPSGDTeacher(Teacher):
         inputs, labels = batch
         extracted = self.clipped.extracts is not None and self.trainer.state.fn == "fit"
         logits = self.clipped.logits(inputs, extracted=extracted)
-        self.evaluation.validate(self, logits, labels)
+        self.evaluation.log("val", self, logits, labels)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Makes the optimizer of noisy gradients; first checks trainer and data.
 
         The checks are not in `setup`, which a derived class may override without calling this class's.
         """
-        check_strategy(self.trainer, averages_itself=True)
+        check_strategy(self.trainer, self)
         by_all(self.processes, self._prepare_fit)
         # A record more shifts those after it: processes with different lists would draw some of them twice.
         records, data = tensors_digest({"ids": self._poisson.train_records.ids}), self._poisson

@@ -139,10 +139,7 @@ class PlannedSteps:
             self._require_target(now)
             self.plan = replace(self.plan, changed=True)
             register(now)
-        if isinstance(step, SampledGaussian) and step.unit is Unit.RECORD:
-            self.accountant.step(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
-        else:
-            self.accountant.charge(step)
+        self.accountant.charge(step)
 
     def _require_target(self, releases: Mapping[Release, int]) -> None:
         if self.target_epsilon is None or not all(release.bounded for release in releases):
@@ -156,6 +153,29 @@ class PlannedSteps:
                 f"{sum(releases.values())} steps in all with {noises} cost {round_up(epsilon)}: lower "
                 "trainer.max_epochs, or start a new run without --ckpt_path"
             )
+
+    def described(self, clipping: Clipping, *, noise: float, rate: float, accessed: bool) -> Description:
+        """What the steps release, for a guarantee; `accessed` if there were queries that epsilon does not count."""
+        norm, one = clipping.max_grad_norm, self.unit.value
+        whose = "record gradients" if self.unit is Unit.RECORD else "mean gradients of persons,"
+        bounded = "clipped" if clipping.bounding == "clip" else "normalised"
+        return Description(
+            mechanism=(
+                f"sums of {whose} {bounded} to {norm:g}, with Gaussian noise of standard deviation "
+                f"{noise:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
+            ),
+            unit="one training record",
+            relation="add-or-remove of one training record",
+            source=(
+                "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
+                "rounded pessimistically"
+            ),
+            noise=FLOATS,
+            assumption="the settings, the initial weights and fixed features were chosen without the private data"
+            f"{', but for the access above' if accessed else ''}; "
+            f"which records are read depends on no other record; each {one} was sampled by a coin of its own; "
+            f"gradients of other {one}s do not depend on who else is in a batch, up to the rounding of float32",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint, from which ε follows at any δ."""
@@ -209,30 +229,6 @@ class KnownWeights:
                 "network is built"
             )
         self.used = True
-
-
-def described(clipping: Clipping, *, noise_multiplier: float, rate: float, unit: Unit, accessed: bool) -> Description:
-    """What the steps release, for a guarantee; `accessed` if there were queries that epsilon does not count."""
-    norm, one = clipping.max_grad_norm, unit.value
-    whose = "record gradients" if unit is Unit.RECORD else "mean gradients of persons,"
-    bounded = "clipped" if clipping.bounding == "clip" else "normalised"
-    return Description(
-        mechanism=(
-            f"sums of {whose} {bounded} to {norm:g}, with Gaussian noise of standard deviation "
-            f"{noise_multiplier:.4g} x {norm:g}, on Poisson samples at rate {rate:.4g}"
-        ),
-        unit="one training record",
-        relation="add-or-remove of one training record",
-        source=(
-            "privacy-loss distribution of the Poisson-sampled Gaussian (Abadi et al. 2016; Koskela et al. 2020), "
-            "rounded pessimistically"
-        ),
-        noise=FLOATS,
-        assumption="the settings, the initial weights and fixed features were chosen without the private data"
-        f"{', but for the access above' if accessed else ''}; "
-        f"which records are read depends on no other record; each {one} was sampled by a coin of its own; "
-        f"gradients of other {one}s do not depend on who else is in a batch, up to the rounding of float32",
-    )
 
 
 def noisy_means(

@@ -25,7 +25,6 @@ from lightning_modules.teachers.ensemble_networks import (
     restored,
     solve_head,
     stacked,
-    with_feature_extractor,
 )
 from lightning_modules.teachers.joint_training import JointTraining
 from lightning_modules.teachers.own_training import OwnTraining
@@ -141,15 +140,14 @@ class TeacherEnsemble(Evaluated):
         self.label_smoothing = label_smoothing
         self.ridge = ridge
         self.own_training = OwnTraining(type(self).__name__)
-        self.anchor: nn.Parameter | None = None
+        # By whose steps Lightning counts; DDP needs a module with parameters. No checkpoint has it.
+        self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
         # A list registers no modules: no `state_dict` holds a teacher.
         self.trained_teachers: list[nn.Module] = []
         self.draw_seed: int | None = None
         self.training_now: JointTraining | None = None
         self._settings_before: Mapping[str, Any] | None = None
         self._records: ShardedRecords | None = None
-        #: First teacher that no validation has seen, and first teacher of the current validation.
-        self._newest, self._evaluated_from, self._evaluates_all = 0, 0, True
         self.evaluation = Evaluation(num_classes)
 
     @property
@@ -172,26 +170,17 @@ class TeacherEnsemble(Evaluated):
         """Numbers of the teachers that this process trains; their seeds follow from the numbers alone."""
         return self.chunk[share_of(len(self.chunk), self.processes)]
 
-    def teacher(self, index: int) -> nn.Module:
-        """One trained teacher in eval mode, whose hooks fire and whose BatchNorm statistics are its own.
-
-        It is private; `PrivateEnsemble.unprotected` hands one out after charging a session.
-        """
-        return with_feature_extractor(self.trained_teachers[index].eval(), self.networks.feature_extractor)
-
     def forward(self, images: Tensor) -> Tensor:
-        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; until there are any, of those in training.
+        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64.
 
         Raises:
-            RuntimeError: There are neither.
+            RuntimeError: There are none.
         """
         return vote_counts(self._decisions(images), num_classes=self.num_classes)
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
         teachers = self.trained_teachers[since:]
-        if not teachers and self.training_now is not None:
-            teachers = self.training_now.copies()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         return NetworkStack(teachers, feature_extractor=self.networks.feature_extractor).logits(images).argmax(dim=2)
@@ -201,19 +190,9 @@ class TeacherEnsemble(Evaluated):
     # --- fit hooks ---
 
     def setup(self, stage: str) -> None:
-        """Checks before a fit that the data have shards.
-
-        Raises:
-            ValueError: There are no shards.
-            ProcessesError: The strategy is not supported.
-        """
-        if stage != "fit":
-            return
-        check_strategy(self.trainer, averages_itself=True)
-        if self.trainer.world_size > 1 and self.anchor is None:
-            # DDP needs a module with parameters; this one is neither used nor saved.
-            self.anchor, self.strict_loading = nn.Parameter(torch.zeros(())), False
-        self.shards  # noqa: B018 - raises without shards
+        """Raises `ProcessesError` for a strategy that is not supported."""
+        if stage == "fit":
+            check_strategy(self.trainer, self)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -232,7 +211,7 @@ class TeacherEnsemble(Evaluated):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Returns a dummy optimizer, by which Lightning counts steps: each teacher has its own, which is tried here."""
         OptimizedGroup(self.networks.fresh(seed=0, teacher=0).parameters(), self.optimizer_factory).try_out()
-        return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0)
+        return torch.optim.SGD([self.anchor], lr=0.0)
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, and moves the records, or fixed features of them, to the device.
@@ -286,7 +265,7 @@ class TeacherEnsemble(Evaluated):
     def _begin_chunk(self) -> None:
         """Begins to train the next teachers."""
         assert self._records is not None and self.draw_seed is not None
-        self._close()
+        self.training_now = None
         self.trainer.should_stop = self.trainer.should_stop or not self.chunk
         if self.ridge is not None or not self.chunk:
             return
@@ -329,29 +308,22 @@ class TeacherEnsemble(Evaluated):
             )
 
     def teardown(self, stage: str) -> None:
-        """See `_close`; frees the records or their features as well."""
-        self._close()
-        self._records = None
-
-    def _close(self) -> None:
-        if self.training_now is not None:
-            self.training_now.close()
-        self.training_now = None
+        """Frees the networks in training, and the records or their features."""
+        self.training_now = self._records = None
 
     # --- evaluation ---
 
-    def on_validation_epoch_start(self) -> None:
-        """A fit evaluates new teachers while others are in training, and then all; any other validation all."""
-        self._evaluates_all = self.trainer.state.fn != "fit" or not self.chunk
-        self._evaluated_from = 0 if self._evaluates_all else self._newest
-        self._newest = 0 if self.trainer.sanity_checking else len(self.trained_teachers)
-
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Mean of teachers' accuracies on held-out images and labels, and accuracy of the vote of all."""
-        if self._evaluated_from < len(self.trained_teachers):
-            votes = self._evaluate(batch, since=self._evaluated_from, mean_name="ensemble/mean_accuracy")
-            if self._evaluates_all:
-                self.evaluation.validate(self, votes, batch[1])
+        """Mean of teachers' accuracies on held-out images and labels, and accuracy of the vote of all.
+
+        A fit evaluates the newest chunk while others are in training, and then all; any other validation all.
+        """
+        if self.trained_teachers:
+            of_all = self.trainer.state.fn != "fit" or not self.chunk
+            since = 0 if of_all else len(self.trained_teachers) - self.teachers_at_once
+            votes = self._evaluate(batch, since=since, mean_name="ensemble/mean_accuracy")
+            if of_all:
+                self.evaluation.log("val", self, votes, batch[1])
 
     def on_test_start(self) -> None:
         """Raises `PartitionError` for data of which other records are public than in training."""
@@ -360,7 +332,7 @@ class TeacherEnsemble(Evaluated):
     on_validation_start = on_predict_start = on_test_start
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.evaluation.test(self, self._evaluate(batch, mean_name="test/mean_accuracy"), batch[1])
+        self.evaluation.log("test", self, self._evaluate(batch, mean_name="test/mean_accuracy"), batch[1])
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], *, mean_name: str, since: int = 0) -> Tensor:
         """Votes (N, c) on a batch; logs the mean of the teachers' accuracies."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,8 @@ class EnsembleNetworks:
     """
 
     def __init__(self, spec: NetworkCallable, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
-        self._spec = spec
-        self._num_classes = num_classes
-        self._image_shape = image_shape
+        of_data: dict[str, Any] = {"num_classes": num_classes, "image_shape": image_shape}
+        self._build = partial(build_network, spec, **of_data, name="model.network")
         whole = self._built(seed=0, teacher=0)
         self.random = _draws_at_random(whole, image_shape=image_shape)
         network, self.feature_extractor = without_feature_extractor(whole)
@@ -53,9 +53,7 @@ class EnsembleNetworks:
     def _built(self, *, seed: int, teacher: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, 0, teacher, "teacher"))
-            return build_network(
-                self._spec, num_classes=self._num_classes, image_shape=self._image_shape, name="model.network"
-            )
+            return self._build()
 
 
 def _draws_at_random(network: nn.Module, *, image_shape: tuple[int, int, int]) -> bool:
@@ -140,24 +138,20 @@ class NetworkStack:
                     network = self._networks[index].eval().to(images.device)
                     return torch.cat([network(piece) for piece in pieces])
 
-            with one_thread() as threads, ThreadPoolExecutor(min(threads, len(self))) as pool:
-                taken = pool if images.device.type == "cpu" else None
-                return torch.stack(in_threads(ask, range(len(self)), pool=taken)).float()
+            return torch.stack(in_threads(ask, range(len(self)), device=images.device)).float()
 
 
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, pool: Executor | None) -> list[Result]:
-    """Applies a function to each item, in the pool's threads if there is one, and returns the results in order.
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item], *, device: torch.device) -> list[Result]:
+    """Applies a function to each item and returns the results in order, on a CPU in as many threads as torch would use.
 
-    If one fails or the wait is interrupted, the others still finish: a step that only some completed could not be
-    resumed.
+    Each thread uses one core. If one fails or the wait is interrupted, the others still finish: a step that only some
+    completed could not be resumed.
     """
-    if pool is None:
-        return [function(item) for item in items]
-    futures = [pool.submit(function, item) for item in items]
-    try:
-        return [future.result() for future in futures]
-    finally:
-        wait(futures)
+    with one_thread() as threads:
+        if device.type != "cpu" or min(threads, len(items)) < 2:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return [future.result() for future in [pool.submit(function, item) for item in items]]
 
 
 def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -37,8 +37,6 @@ TRIAL_ACCESS = (
 """For the guarantee if a teacher is tried: the same words whatever was found."""
 
 _IMAGES = 64
-#: Fewer images if they are large.
-_LARGE, _FEWER = 96 * 96, 16
 #: Tolerance of the outputs' sums, for a softmax in half precision.
 _TOLERANCE = 2e-3
 
@@ -146,24 +144,8 @@ def _listed(given: float | list[float] | None) -> list[float]:
     return [] if given is None else given if isinstance(given, list) else [given]
 
 
-def trial_images(image_shape: tuple[int, int, int], prior: ImagePrior | None) -> Tensor:
-    """Public images (N, C, H, W), the same ones each time: half of a run's prior (or strokes), half dead leaves."""
-    draw = stream(0, 0, 0, "trial")
-    device = torch.device("cpu")
-    priors: list[ImagePrior] = [prior or StrokePrior(), DeadLeavesPrior()]
-    parts = [one.sample(_IMAGES // 2, image_shape=image_shape, generator=draw, device=device) for one in priors]
-    # Alternating, so that any few of them include both.
-    return torch.stack(parts, dim=1).flatten(0, 1)
-
-
 def try_external(
-    teacher: nn.Module,
-    *,
-    image_shape: tuple[int, int, int],
-    prior: ImagePrior | None,
-    whose: str,
-    named: str,
-    from_file: bool,
+    teacher: nn.Module, *, image_shape: tuple[int, int, int], whose: str, named: str, from_file: bool
 ) -> None:
     """Tries an external teacher on procedural images, and warns its owner about problems.
 
@@ -181,11 +163,10 @@ def try_external(
             )
         teacher = AdaptedTeacher(teacher, takes=TeacherInput(), outputs="logits")
     network, takes, outputs = teacher.network, teacher.takes, teacher.outputs
-    images = trial_images(image_shape, prior)
-    _, height, width = takes.shape(image_shape)
-    if height * width > _LARGE:
-        images = images[:_FEWER]
-    images = images.to(next((parameter.device for parameter in network.parameters()), images.device))
+    draw, device = stream(0, 0, 0, "trial"), next((one.device for one in network.parameters()), torch.device("cpu"))
+    priors: tuple[ImagePrior, ...] = (StrokePrior(), DeadLeavesPrior())
+    drawn = [one.sample(_IMAGES // 2, image_shape=image_shape, generator=draw, device=device) for one in priors]
+    images = torch.cat(drawn)  # the same ones each time
     with torch.no_grad():
         raw = network(takes(images)).float()
     count = f"{len(images)} procedural images"

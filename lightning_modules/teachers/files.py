@@ -8,7 +8,6 @@ which can access files. `OnnxNetwork` reads ONNX graphs.
 from __future__ import annotations
 
 import argparse
-import json
 import pickletools
 import re
 import zipfile
@@ -26,7 +25,7 @@ from torch import nn
 from lightning_modules.cli.configs import missing_teacher
 
 _WRAPPINGS = ("state_dict", "model_state_dict", "model")
-IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
 _Weights = Mapping[str, torch.Tensor]
 
 _SCALAR = np.float64(0).__reduce__()[0]
@@ -44,8 +43,7 @@ _HARMLESS: list[Any] = [
 #: How files begin that are no weights.
 _OTHERS = {
     b"version https://git-lfs": "a pointer of git-LFS and not the file itself: run `git lfs pull`",
-    b"<!doctype html": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
-    b"<html": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
+    b"<": "a web page: download the file itself (its link has /resolve/ or /raw/ in place of /blob/)",
 }
 
 #: Names of weights that another form of the network has, and how to get back to it.
@@ -84,20 +82,10 @@ def read_file(path: Path) -> tuple[Path, Any]:
         return file, None
     with file.open("rb") as opened:
         beginning = opened.read(256)
-    known = beginning.lstrip().lower()
+    known = beginning.lstrip()
     other = "empty" if not beginning else next((said for head, said in _OTHERS.items() if known.startswith(head)), None)
     if other is not None:
         raise TeacherError(f"teacher {file} is {other}")
-    if file.name.endswith(".safetensors.index.json"):  # which lists files of this kind, beside it
-        try:
-            names = {
-                Path(name).with_suffix(".safetensors").name
-                for name in json.loads(file.read_bytes())["weight_map"].values()
-            }
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise TeacherError(f"teacher {file} does not say which files hold its weights") from error
-        parts = [read_file(file.with_name(name))[1] for name in sorted(names)]
-        return file, {name: value for part in parts for name, value in part.items()}
     if file.suffix.lower() == ".safetensors" or beginning[8:9] == b"{":
         try:
             with safe_open(str(file), framework="pt", device="cpu") as archive:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
@@ -59,11 +58,6 @@ class JointTraining:
         self.optimizers = [self.make_optimizer(network.train().parameters()) for network in self.networks]
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._planned: tuple[int, Tensor, Tensor] | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        count = min(torch.get_num_threads(), len(self.networks))
-        if count > 1 and next(self.networks[0].parameters()).device.type == "cpu":
-            with one_thread():
-                self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
     def step(self, factor: float) -> Tensor:
         """One step of each network, at `factor` times the initial rates of its optimizer.
@@ -75,8 +69,7 @@ class JointTraining:
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-        with one_thread():
-            in_threads(lambda optimizer: optimizer.step(), self.optimizers, pool=self._pool)
+        in_threads(lambda optimizer: optimizer.step(), self.optimizers, device=losses.device)
         self.steps_done += 1
         return losses
 
@@ -98,12 +91,12 @@ class JointTraining:
         cudnn = torch.backends.cudnn
         # Of cuDNN only kernels that add in a fixed order and are chosen by shapes: others would change the last bits of
         # teachers whose records did not change.
-        with one_thread(), cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=cudnn.allow_tf32):
+        with cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=cudnn.allow_tf32):
             if not self.random:
-                losses = in_threads(one, range(len(self.networks)), pool=self._pool)
+                losses = in_threads(one, range(len(self.networks)), device=images.device)
             else:
                 losses = []
-                with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
+                with one_thread(), torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
                     for index, teacher in enumerate(self.teachers):
                         torch.manual_seed(key(self.seed, self.steps_done, teacher, "dropout"))
                         losses.append(one(index))
@@ -142,11 +135,6 @@ class JointTraining:
     def copies(self) -> list[nn.Module]:
         """Copies of the networks on the CPU."""
         return [copy.deepcopy(network).cpu() for network in self.networks]
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
 
 
 def shuffled_passes(size: int, *, first: int, count: int, seed: int, teacher: int) -> Tensor:

@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +16,6 @@ from datamodules.mapped import bytes_of
 from datamodules.records import Partition, same_data
 from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.network import check_network
-from lightning_modules.priors import ImagePrior
 from lightning_modules.teachers.ensemble_networks import NetworkStack
 from lightning_modules.teachers.external import TRIAL_ACCESS, AdaptedTeacher, try_external
 from lightning_modules.teachers.files import TeacherError, common_prefix
@@ -160,14 +158,12 @@ class PrivateModel(ABC):
         """Whether it was trained elsewhere, and may expect other images or not return logits."""
         return isinstance(self.training, UnnamedTraining) or isinstance(self._network_of(0), AdaptedTeacher)
 
-    def try_external(
-        self, session: PrivacySession, *, image_shape: tuple[int, int, int], prior: ImagePrior | None, named: str
-    ) -> None:
+    def try_external(self, session: PrivacySession, *, image_shape: tuple[int, int, int], named: str) -> None:
         """Tries a teacher that was trained elsewhere, see `external.try_external`; the session notes it."""
         if self.is_external:
             session.note(TRIAL_ACCESS)
             network, whose, from_file = self._network_of(0), self.name(), self.path is not None
-            try_external(network, image_shape=image_shape, prior=prior, whose=whose, named=named, from_file=from_file)
+            try_external(network, image_shape=image_shape, whose=whose, named=named, from_file=from_file)
 
     def require_gradients(self, *, reason: str) -> None:
         """Refuses a graph without gradients if gradients or BatchNorm statistics are needed.
@@ -251,12 +247,8 @@ class PrivateTeacher(PrivateModel):
         return outputs.float().clone()
 
     def _ready(self, device: torch.device) -> nn.Module:
-        """The network in eval mode on a device; its modules are visited only if something must change."""
-        network = self._held()
-        weight = next(network.parameters(), None)
-        if weight is None or weight.device != device:
-            network.to(device)
-        return network.eval() if any(map(attrgetter("training"), network.modules())) else network
+        """The network in eval mode on a device."""
+        return self._held().to(device).eval()
 
 
 class PrivateEnsemble(PrivateModel):

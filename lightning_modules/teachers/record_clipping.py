@@ -9,7 +9,6 @@ record whose gradient is not finite counts as zeros: whether a record breaks the
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -220,9 +219,8 @@ class ClippedNetwork:
         stability = None if settings.bounding == "clip" else settings.stability
         sums = [torch.zeros(parameter.shape, dtype=torch.float64) for parameter in self.parameters]
         with full_float32():  # in TF32 the rounding of a record may depend on the number of records
-            if self.head is not None:
-                prior = self.criterion.log_prior
-                found = linear_sums(inputs, labels, self.head, norm=norm, log_prior=prior, counts=persons)
+            if self.head is not None and persons is None:
+                found = linear_sums(inputs, labels, self.head, norm=norm, log_prior=self.criterion.log_prior)
                 return [total.cpu() for total in found]
             most = GRADIENT_BYTES // sum(one.numel() * one.element_size() for one in self.parameters)
             size = max(1, min(settings.physical_batch_size, most))
@@ -326,13 +324,11 @@ def linear_sums(
     *,
     norm: float,
     log_prior: Tensor | None = None,
-    counts: Counts = None,
 ) -> list[Tensor]:
     """Sums of the records' gradients of the cross-entropy, each clipped to `norm` less `LINEAR_MARGIN`.
 
     For the cross-entropy of softmax(W x + b), the gradient of record i is (p − y)ᵢ ⊗ xᵢ, and (p − y)ᵢ for the bias, so
-    its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product. The mean
-    gradient of a person's records is computed and clipped separately.
+    its norm is ‖p − y‖ √(‖x‖² + 1). Clipping is a weight on (p − y)ᵢ, and the clipped sum one matrix product.
 
     Args:
         features: (B, F), the head's inputs; B may be 0.
@@ -340,7 +336,6 @@ def linear_sums(
         head: The layer, F → c.
         norm: C.
         log_prior: (c,), added to the logits; see `class_prior` of `Teacher`.
-        counts: See `ClippedNetwork.sums`.
 
     Returns:
         One sum for each parameter of `head`: (c, F), and (c,) where it has a bias; float64.
@@ -353,15 +348,10 @@ def linear_sums(
     total, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
     # Reused: allocating memory for each piece costs more than computing it.
     buffer = weight.new_empty(min(_ROWS, len(features)), weight.shape[1])
-    for rows, targets, within in pieces_of(features, labels, counts, size=_ROWS):
-        inputs = buffer[: len(rows)].copy_(rows) if len(rows) <= len(buffer) else rows.double()
+    for rows, targets in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
+        inputs = buffer[: len(rows)].copy_(rows)
         errors = torch.softmax(torch.addmm(moved, inputs, across), dim=1)
         errors[torch.arange(len(targets), device=targets.device), targets] -= 1
-        if within is not None and max(within, default=0) > 1:
-            part, part_bias = _sum_of_clipped_means(errors, inputs, within, limit=limit, bias=head.bias is not None)
-            total += part
-            total_bias += part_bias
-            continue
         squares = torch.linalg.vector_norm(inputs, dim=1).square() + (head.bias is not None)
         # Scaled: squares of small errors underflow, and a long input may amplify them.
         scale = errors.abs().amax(dim=1).clamp_min(1e-300)
@@ -374,19 +364,3 @@ def linear_sums(
         total.addmm_(weighted.T, inputs)
         total_bias += weighted.sum(dim=0)
     return [total] if head.bias is None else [total, total_bias]
-
-
-def _sum_of_clipped_means(
-    errors: Tensor, inputs: Tensor, counts: Sequence[int], *, limit: float, bias: bool
-) -> tuple[Tensor, Tensor]:
-    """Sums of the clipped means of each person's (p − y) ⊗ x, and of those of the bias."""
-    total, total_bias = errors.new_zeros(errors.shape[1], inputs.shape[1]), errors.new_zeros(errors.shape[1])
-    for error, rows in zip(errors.split(counts), inputs.split(counts), strict=True):
-        # Clips exactly what is added: with weights on each (p − y), rounding could exceed a mean near 0.
-        mean, of_bias = (error / len(rows)).T @ rows, error.mean(dim=0) * bias
-        norm = math.hypot(torch.linalg.vector_norm(mean), torch.linalg.vector_norm(of_bias))
-        if math.isfinite(norm):
-            factor = min(1.0, limit / max(norm, 1e-300))
-            total.add_(mean, alpha=factor)
-            total_bias.add_(of_bias, alpha=factor)
-    return total, total_bias

@@ -87,7 +87,7 @@ class Teacher(Evaluated):
             ProcessesError: The strategy is not supported; the message says what to set.
         """
         if stage == "fit":
-            check_strategy(self.trainer, averages_itself=not self.automatic_optimization)
+            check_strategy(self.trainer, self)
 
     def on_fit_start(self) -> None:
         """Gives the training its identity, which tells this teacher from any other."""

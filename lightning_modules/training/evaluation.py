@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -67,15 +67,9 @@ class Evaluation(nn.Module):
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_auroc, self.test_auroc = AreaUnderCurve(num_classes), AreaUnderCurve(num_classes)
 
-    def validate(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
-        """Logs metrics of logits or vote counts (N, c) on validation images with labels (N,)."""
-        self._log(module, "val", logits, labels, name=validation_metric(module.trainer))
-
-    def test(self, module: LightningModule, logits: Tensor, labels: Tensor) -> None:
-        """Logs the same metrics on test images."""
-        self._log(module, "test", logits, labels, name="test/accuracy")
-
-    def _log(self, module: LightningModule, stage: str, logits: Tensor, labels: Tensor, *, name: str) -> None:
+    def log(self, stage: Literal["val", "test"], module: LightningModule, logits: Tensor, labels: Tensor) -> None:
+        """Logs metrics of logits or vote counts (N, c) on validation or test images with labels (N,)."""
+        name = validation_metric(module.trainer) if stage == "val" else "test/accuracy"
         accuracy, area = getattr(self, f"{stage}_accuracy"), getattr(self, f"{stage}_auroc")
         accuracy(logits.float(), labels)
         module.log(name, accuracy, prog_bar=stage == "val")
@@ -122,10 +116,10 @@ class Evaluated(LightningModule, ABC):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Logs accuracy: a student's on public images, a teacher's on held-out private ones."""
-        self.evaluation.validate(self, self(batch[0]), batch[1])
+        self.evaluation.log("val", self, self(batch[0]), batch[1])
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.evaluation.test(self, self(batch[0]), batch[1])
+        self.evaluation.log("test", self, self(batch[0]), batch[1])
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns probabilities (N, c) for images or a batch with labels. They are as private as the network."""

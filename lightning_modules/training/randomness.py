@@ -59,18 +59,11 @@ class Draws:
     def seeded(self, step: int) -> Iterator[None]:
         """Seeds everything random in the block, such as dropout, by the step, and restores global generators."""
         drawn_from = key(self.seed, step, self.rank, "step")
-        if self.device.type != "cpu":
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(drawn_from)
-                yield
-            return
-        # The same on a CPU, without torch's lookup of accelerators at each step.
-        state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(drawn_from)
-        try:
+        # On a CPU without torch's lookup of accelerators at each step.
+        seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed(drawn_from)
             yield
-        finally:
-            torch.default_generator.set_state(state)
 
 
 def random_states(device: torch.device) -> tuple[bytes, ...]:

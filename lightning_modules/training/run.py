@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     EarlyStopping,
@@ -302,8 +302,8 @@ def processes_of(trainer: Trainer | None) -> Processes:
     return TrainerProcesses(trainer) if isinstance(trainer, Trainer) and trainer.world_size > 1 else ALONE
 
 
-def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
-    """Refuses strategies that are not known to be correct here; with `averages_itself` callbacks too.
+def check_strategy(trainer: Trainer, module: LightningModule) -> None:
+    """Refuses strategies that are not known to be correct for a module; if it takes its steps by hand callbacks too.
 
     Callbacks must not train before the fit begins, on private records without a charge. All ranks decide alike.
 
@@ -313,11 +313,14 @@ def check_strategy(trainer: Trainer, *, averages_itself: bool = False) -> None:
         ValueError: There is a `BatchSizeFinder` or `LearningRateFinder`, which the `Tuner` adds as well, or a
             `StochasticWeightAveraging`.
     """
-    for callback in callbacks_of(trainer) if averages_itself else ():
+    for callback in () if module.automatic_optimization else callbacks_of(trainer):
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             raise ValueError(f"{type(callback).__name__} trains before the fit, without a charge: leave it out")
         if isinstance(callback, StochasticWeightAveraging):
             raise ValueError(f"{type(callback).__name__} adds an epoch of queries that no plan has: leave it out")
+    if trainer.world_size > 1 and getattr(module, "one_process", False):
+        text = f"trainer.devices must be 1 for {type(module).__name__}, got {trainer.world_size} processes"
+        raise everywhere(ProcessesError(text))
     strategy = trainer.strategy
     # Exactly DDP: DeepSpeed's and XLA's strategies are subclasses of it.
     ddp = isinstance(strategy, DDPStrategy) and type(strategy) is DDPStrategy and strategy._start_method == "popen"

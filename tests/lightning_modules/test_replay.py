@@ -18,7 +18,7 @@ CAPACITY = 20
 
 
 def _memory(**settings: Any) -> ReplayMemory:
-    return Replay(**{"capacity": CAPACITY, **settings}).build(batch_size=BATCH_SIZE)  # type: ignore[return-value]
+    return ReplayMemory(Replay(**{"capacity": CAPACITY, **settings}), batch_size=BATCH_SIZE)
 
 
 def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,6 +30,7 @@ from lightning_modules.federated import (
 )
 from lightning_modules.federated.connection import _require_apart
 from lightning_modules.teachers.files import TeacherError
+from lightning_modules.training.run import check_strategy
 from privacy.accounting.composition import compose
 from privacy.events import Gaussian, RandomizedResponse, Repeated, SampledGaussian, release_from_dict
 from privacy.mechanisms import NoisyGradients, NoisyLabels, Shape
@@ -328,16 +329,13 @@ def test_too_few_answers_end_the_run() -> None:
         federated(Failing(teachers=small_networks(3)), mechanism=gradients(), min_clients=3)
 
 
-def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two:
-        rank, size = 0, 2
-
-    monkeypatch.setattr(FedDPSD, "processes", Two())
+def test_it_runs_in_one_process() -> None:
+    two: Any = SimpleNamespace(world_size=2, callbacks=[])
     module = FedDPSD(
         num_classes=10, image_shape=(1, 8, 8), batch_size=8, clients=LocalClients(teachers=small_networks(2))
     )
     with pytest.raises(ProcessesError, match="must be 1 for FedDPSD, got 2"):
-        module.prepare_fit()
+        check_strategy(two, module)
 
 
 def test_the_server_adds_the_noise_that_it_charges() -> None:

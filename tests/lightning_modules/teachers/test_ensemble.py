@@ -29,7 +29,7 @@ from lightning_modules.networks import LinearOnFeatures, SmallCNN
 from lightning_modules.teachers import ensemble, ensemble_networks, joint_training
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.ensemble import rate_factor
-from lightning_modules.teachers.ensemble_networks import solve_head
+from lightning_modules.teachers.ensemble_networks import solve_head, with_feature_extractor
 from lightning_modules.teachers.joint_training import shifted, shuffled_passes
 from privacy.mechanisms.noisy_votes import vote_counts
 
@@ -158,7 +158,7 @@ def test_a_teacher_is_what_training_it_alone_gives(before: dict[str, Any]) -> No
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
-    assert equal(module.teacher(number).state_dict(), network.state_dict())
+    assert equal(module.trained_teachers[number].state_dict(), network.state_dict())
 
 
 def configuration(folder: str = "run", **settings: Any) -> dict[str, Any]:
@@ -281,7 +281,8 @@ def test_the_file_gives_the_same_votes(images: Tensor, settings: dict[str, Any])
     assert torch.equal(votes, cli.model(images)) and loaded.num_teachers == 5
     assert votes.dtype == torch.int64 and set(votes.sum(dim=1).tolist()) == {5}
     with torch.no_grad():
-        alone = torch.stack([cli.model.teacher(number)(images) for number in range(5)])
+        extractor = cli.model.networks.feature_extractor
+        alone = torch.stack([with_feature_extractor(one, extractor)(images) for one in cli.model.trained_teachers])
     assert torch.allclose(loaded.each(images), alone, atol=1e-5)
     assert torch.equal(votes, vote_counts(alone.argmax(dim=2), num_classes=10))
     # Another teacher's weights in one place are noticed.

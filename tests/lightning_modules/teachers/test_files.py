@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
     torch.save(nn.Sequential(*(nn.Linear(1, 1) for _ in range(99))).state_dict(), "weights.pt")
     with pytest.raises(TeacherError, match=r"\(`distill`: --network\)") as refused:
         load()
-    assert "and 195 more" in str(refused.value) and len(str(refused.value)) < 800
+    assert "Missing key(s)" in str(refused.value) and len(str(refused.value)) < 800
     weights = prefixed(network.state_dict(), "model.")
     torch.save({"state_dict": {name: value for name, value in weights.items() if "head" not in name}}, "weights.pt")
     with pytest.raises(TeacherError, match=r"(?s)do not fit the architecture SmallCNN.*model\."):
@@ -144,7 +144,6 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         file.write_bytes(file.read_bytes()[:-600])
     torch.save({"ensemble": {}}, "many.ckpt")
     Path("folder").mkdir()
-    Path("none.safetensors.index.json").write_text("{}")
     for name, message in (
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
         ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
@@ -152,7 +151,6 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
         ("cut.pt", "it is cut short after .* bytes: copy or download it again"),
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
-        ("none.safetensors.index.json", "does not say which files hold its weights"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", r"is a folder: give the file.*or a folder with config\.json"),
         ("of_my_own.ckpt", r"does not exist: check its path$"),

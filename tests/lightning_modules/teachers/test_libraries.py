@@ -47,17 +47,6 @@ def folder(network: nn.Module, **config: Any) -> Path:
     return place
 
 
-def divided(network: nn.Module) -> Path:
-    """As the Hub has large ones."""
-    place, weights = folder(network), network.state_dict()
-    (place / "model.safetensors").unlink()
-    held = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(weights)}
-    for part in {*held.values()}:
-        save_file({name: weights[name] for name in weights if held[name] == part}, place / part)
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": held}))
-    return place
-
-
 def checkpoint(network: nn.Module) -> str:
     """As timm's training script writes it."""
     args = argparse.Namespace(
@@ -72,9 +61,9 @@ def expected(network: nn.Module) -> torch.Tensor:
     return network(TeacherInput(mean=[0.2], std=[0.3], size=32)(IMAGES)).detach()
 
 
-@pytest.mark.parametrize("given", ["folder", "its file", "divided", "checkpoint"])
+@pytest.mark.parametrize("given", ["folder", "its file", "checkpoint"])
 def test_a_file_of_timm_says_what_it_is_and_what_it_takes(network: nn.Module, given: str) -> None:
-    path: Any = {"checkpoint": checkpoint, "divided": divided}.get(given, folder)(network)
+    path: Any = (checkpoint if given == "checkpoint" else folder)(network)
     teacher = TeacherConfig(path=str(Path(path, "model.safetensors") if given == "its file" else path)).load(**SHAPE)
     assert torch.allclose(teacher.logits(IMAGES), expected(network), atol=1e-5)
     stated = TeacherConfig(path=str(path), input=TeacherInput(range=[0, 1])).load(**SHAPE)  # which replaces it

@@ -127,7 +127,7 @@ def test_one_output_is_of_the_second_of_two_classes(flat: bool) -> None:
         wrong = TeacherConfig(path=network, outputs=other).load(**shape)  # type: ignore[arg-type]
         session = PrivacySession(NoisyGradients(), Shape(8, 2))
         with pytest.raises(ValueError, match=f"gives {stated} for"):
-            wrong.try_external(session, image_shape=(1, 4, 4), prior=None, named="model.teacher")
+            wrong.try_external(session, image_shape=(1, 4, 4), named="model.teacher")
     with pytest.raises(TeacherError, match=r"must give 10 logits an image, got \(4?2?"):
         TeacherConfig(path=Gives(nn.Identity(), classes=1)).load(num_classes=10, image_shape=(1, 4, 4))
 
@@ -156,7 +156,7 @@ SHAPE = (1, 8, 8)
 def tried(network: nn.Module, outputs: Any = "logits", named: str = "model.teacher") -> None:
     teacher = TeacherConfig(path=network, outputs=outputs).load(num_classes=10, image_shape=SHAPE)
     session = PrivacySession(NoisyGradients(), Shape(8, 10))
-    teacher.try_external(session, image_shape=SHAPE, prior=None, named=named)
+    teacher.try_external(session, image_shape=SHAPE, named=named)
     assert session.uncharged_queries == [trial.TRIAL_ACCESS]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from support.processes import TWO, fit_in_processes, in_processes, saved_by
 from support.runs import QUIET, checkpoint, configuration, fit, result
@@ -200,7 +201,7 @@ def test_strategies_and_launchers_that_no_test_covers_are_refused(monkeypatch: p
 
     def check(strategy: Strategy, size: int = 1) -> None:
         trainer: Any = SimpleNamespace(strategy=strategy, world_size=size)
-        check_strategy(trainer)
+        check_strategy(trainer, LightningModule())
 
     check(DDPStrategy())
     for strategy in (Derived(), DDPStrategy(start_method="spawn"), FSDPStrategy()):
