@@ -1,9 +1,8 @@
-"""Names and groups W&B runs by method and data set, and keeps one run per fit."""
+"""Names and groups W&B runs by method and data set."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 
 from lightning import LightningModule
@@ -28,10 +27,3 @@ def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset:
             for name in ("name", "group"):
                 settings[name] = settings.get(name) or "-".join(dict.fromkeys(filter(None, named)))
             logger._name = settings["name"]
-
-
-def end_wandb_run() -> None:
-    """Finishes this process's W&B run, if there is one, since Lightning would let the next fit continue it."""
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.finish()

@@ -87,9 +87,10 @@ def command(values: Mapping[str, Any], point: Mapping[str, Any]) -> list[str]:
 
 def _measured(cli: Any, metric: str) -> dict[str, Any]:
     """What a run is chosen by, and its record's figures."""
-    from lightning_modules.cli.wandb_runs import end_wandb_run
+    import wandb
+
     from lightning_modules.training.run import run_folder
 
     record = json.loads((run_folder(cli.trainer) / "result.json").read_text(encoding="utf-8"))
-    end_wandb_run()
+    wandb.finish()  # Lightning would let the next fit continue its run
     return {"chosen_by": float(cli.trainer.callback_metrics[metric]), **{name: record[name] for name in KEPT}}
