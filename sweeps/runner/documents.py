@@ -28,11 +28,7 @@ _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
-    """Renders records as a Markdown table, one row each, with their provenance below.
-
-    Raises:
-        RunnerError: A record is missing.
-    """
+    """Renders records as a Markdown table, one row each, with their provenance below."""
     records = {name: read_record(name, folder) for name in names}
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})
     seeds = sorted({record["seed"] for record in records.values()})

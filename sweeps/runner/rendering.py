@@ -154,7 +154,7 @@ def _printed_drop(spec: Spec, entry: Reported) -> float | None:
 
 def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> list[str]:
     axes = [axis for axis, _ in rows[0].labels]
-    lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
+    lines = [text + "\n" for text in [spec.presets[preset].note.strip()] if text]
     if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
     measures = {name: text for name, text in MEASURES.items() if any(row.values(name) for row in rows)}
