@@ -57,16 +57,11 @@ def find_configs(args: Sequence[str]) -> list[str]:
 
 
 def missing_teacher(file: str | Path) -> str:
-    """Says that a teacher's file does not exist, and how to make it if it is one of our recipes'."""
-    if Path(file).parent.name != "teachers":
-        return f"teacher checkpoint {file} does not exist: check its path"
-    stem = Path(file).stem
-    name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
-    packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
-    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml')}"
+    """Says that a teacher's file does not exist, and how the recipes' are made."""
     return (
-        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}` (those of "
-        "ensembles are in sweeps/methods), or give your own"
+        f"teacher checkpoint {file} does not exist: check its path, or make it. teachers/mnist.ckpt is made by "
+        "`LightningCLI fit --config sweeps/teacher_mnist.yaml`, and others by the teacher's file there or in "
+        "sweeps/methods"
     )
 
 

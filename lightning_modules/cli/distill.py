@@ -165,21 +165,19 @@ def distill(args: Sequence[str], *, run: Callable[[Sequence[str]], Any], build: 
     planned.model.prepare_fit()
     require_public_fit(planned.trainer, planned.model.session.partitions)
     planned.model.configure_optimizers()
+    check_target(Path(options.to), force=options.force)
     if options.dry_run:
         rank_zero_info(meaning(planned.model.image_shape, getattr(planned.datamodule, "class_names", None)))
         asked = planned.model.session.cost.queries * planned_calls(planned)
         rank_zero_info(f"The teacher is asked {asked:,} images. A fit says how long it takes after its first seconds.")
         rank_zero_info("It was not asked yet: a fit also checks its outputs, and that model.teacher.input is stated.")
         rank_zero_info(cost_in_ledger(planned))
-    to = Path(options.to)
-    check_target(to, force=options.force)
-    if options.dry_run:
         return
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
-    given = {name: getattr(options, name) for name in ("unprotected", "force", "license_name")}
-    export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
+    given = {name: getattr(options, name) for name in ("to", "unprotected", "force", "license_name")}
+    export_and_say(run_folder(cli.trainer), named=list(texts_in(cli.config.as_dict())), **given)
     cost = ", at a larger ε" if training is None else ""
     rank_zero_info(f"Compare its accuracy with your teacher's own: more --steps may bring it closer{cost}.")
 
