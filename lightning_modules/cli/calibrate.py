@@ -82,14 +82,11 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     parser.add_argument("--targets", type=float, nargs="+", default=None, help="Targets for epsilon.")
     options, rest = parser.parse_known_args(list(args))
     cli = build(rest)
-    console = Console(width=118)
-    for line in planned_cost(cli):
-        console.print(line, highlight=False)
+    console = Console(width=118, highlight=False)
+    console.print(*planned_cost(cli), sep="\n")
     teacher = cli.model.teacher_config.path
-    if Path(str(teacher)).is_file():
-        console.print(cost_in_ledger(cli), highlight=False)
-    else:
-        console.print(f"{teacher} does not exist: the ledger of its data is not counted.", highlight=False)
+    uncounted = f"{teacher} does not exist: the ledger of its data is not counted."
+    console.print(cost_in_ledger(cli) if Path(str(teacher)).is_file() else uncounted)
     session, calls = cli.model.session, planned_calls(cli)
     if not hasattr(session.mechanism, session.mechanism.noise_setting):
         return

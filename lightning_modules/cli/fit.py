@@ -356,9 +356,8 @@ def _require_files(data: Any) -> None:
     inner: Any = innermost(data) if data else None
     module, _, name = (inner.class_path if inner else "").rpartition(".")
     kind = getattr(importlib.import_module(module), name, None) if module else None
-    if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)):
-        return
-    if (kind.files, kind.missing) == (ImageDataModule.files, ImageDataModule.missing):
+    own = inspect.isclass(kind) and issubclass(kind, ImageDataModule)
+    if not own or (kind.files, kind.missing) == (ImageDataModule.files, ImageDataModule.missing):
         return
     dataset = instantiate_class((), inner.as_dict())
     missing = {part: dataset.missing(part) for part in ("train", "test")}

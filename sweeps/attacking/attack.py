@@ -31,17 +31,8 @@ from lightning_modules.callbacks.saving import read_checkpoint
 from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.priors import PRIORS
 from lightning_modules.training.run import provenance
-from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
+from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, inversion, train_shadows
 from privacy.attacks.answers import overfitted
-from privacy.attacks.inversion import (
-    background_inversion,
-    copied,
-    data_free_inversion,
-    generative_inversion,
-    gradient_inversion,
-    judged,
-    passes_gradients,
-)
 from privacy.checks import json_number
 from privacy.guarantee import level_of
 from privacy.journal import write_atomically
@@ -227,15 +218,15 @@ def invert(
     for name, attacked in {CONTROL: control, **models}.items():
         print(f"[attack] inverting {name}", flush=True)
         inner = attacked
-        if not passes_gradients(attacked, background[:2]):
-            inner = copied(attacked, background, num_classes=classes)
+        if not inversion.passes_gradients(attacked, background[:2]):
+            inner = inversion.copied(attacked, background, num_classes=classes)
         drawings = {
-            "gradient": gradient_inversion(inner, num_classes=classes, image_shape=shape),
-            "background": background_inversion(attacked, background=background, num_classes=classes),
-            "generative": generative_inversion(inner, background=background, num_classes=classes),
-            "data-free": data_free_inversion(inner, num_classes=classes, image_shape=shape),
+            "gradient": inversion.gradient_inversion(inner, num_classes=classes, image_shape=shape),
+            "background": inversion.background_inversion(attacked, background=background, num_classes=classes),
+            "generative": inversion.generative_inversion(inner, background=background, num_classes=classes),
+            "data-free": inversion.data_free_inversion(inner, num_classes=classes, image_shape=shape),
         }
         for kind, drawn in drawings.items():
-            result = judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
+            result = inversion.judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
             found.append(InvertedModel(name, kind, drawn, result))
     return found

@@ -338,7 +338,7 @@ def _make_elsewhere(plan: Plan, name: str, *, command: Sequence[str], say: Say) 
 
 
 def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
-    """Makes one fit in this process; returns why it failed, or ""."""
+    """Makes one fit in this process, which only logs warnings; returns why it failed, or ""."""
     store, task = plan.store, plan.tasks[name]
     made = plan.made_of(task)
     with store.claim(name) as claimed:
@@ -351,8 +351,11 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         store.begin(task, made)
         label = f" ({task.label})" if task.label else ""
         say(f"[{plan.title}] {task.fit.name}{label}: {store.folder(name)}")
+        handler = signal.getsignal(signal.SIGINT)
+        os.environ[MAKING] = name
+        logging.disable(logging.INFO)
         try:
-            _run(plan, name, run)
+            run(plan.command(name))
         except SystemExit as error:
             # Lightning turns an interruption into an exit and ignores further ones.
             if isinstance(error.__context__, KeyboardInterrupt):
@@ -362,6 +365,13 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
             return store.fail(name, f"the command ended with status {error.code}; its message is above")
         except Exception as error:
             return store.fail(name, error)
+        finally:
+            logging.disable(logging.NOTSET)
+            os.environ.pop(MAKING, None)
+            collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
+            # A background process ignores SIGINT from the start: then there is nothing to restore.
+            if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+                signal.signal(signal.SIGINT, handler)
         measured = store.record(name)
         if task.needs_record and not measured:
             return store.fail(name, f"the fit ended without writing {store.folder(name)}/result.json")
@@ -369,19 +379,3 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         if "accuracy" in measured:
             say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split")
         return ""
-
-
-def _run(plan: Plan, name: str, run: Run) -> None:
-    """Makes one fit, which only logs warnings."""
-    handler = signal.getsignal(signal.SIGINT)
-    os.environ[MAKING] = name
-    logging.disable(logging.INFO)
-    try:
-        run(plan.command(name))
-    finally:
-        logging.disable(logging.NOTSET)
-        os.environ.pop(MAKING, None)
-        collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
-        # A background process ignores SIGINT from the start: then there is nothing to restore.
-        if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, handler)

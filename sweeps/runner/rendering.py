@@ -95,8 +95,6 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
     for preset, of_preset in measured.items():
         lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
         lines += _section(spec, preset, of_preset, brief=brief)
-    if not measured:
-        lines += [f"Nothing measured yet: `LightningCLI tables run {spec.command} --preset cpu`.", ""]
     legend = [LEGEND, *([OF_LABELS] if _of_labels(rows) else []), *([KINDS] if spec.paper and not beside else [])]
     legend += [OF_TEACHERS] if any(row.values(TEACHER) for row in rows) else []
     lines += [" ".join(legend), ""] if rows else []
