@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_modules.callbacks.saving import hyperparameters
 from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_calls, planned_cost
 from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.named_code import texts_in, unknown_code
@@ -102,8 +103,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     """
     _, content = read_file(path)
     content = content if isinstance(content, dict) else {}
-    settings = content.get("hyper_parameters")
-    settings = settings if isinstance(settings, Mapping) else {}
+    settings = hyperparameters(content)
     given, network = settings.get("image_shape"), settings.get("network")
     shape = None if given is None else (int(given[0]), int(given[1]), int(given[2]))
     if not isinstance(stated := content.get("training"), Mapping):

@@ -34,7 +34,7 @@ from lightning_modules.training.run import provenance
 from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, inversion, train_shadows
 from privacy.attacks.answers import overfitted
 from privacy.checks import json_number
-from privacy.guarantee import level_of
+from privacy.guarantee import Guarantee, level_of
 from privacy.journal import write_atomically
 from sweeps.attacking.report import CONTROL, InvertedModel, MembershipResult, figure, page
 from sweeps.attacking.shadows import PRIVATE, AttackError, Pipelines, QueriedRecords, recipe_of
@@ -136,12 +136,9 @@ def _guarantee(place: Path) -> dict[str, float | None]:
     file = place / "public" / "guarantee.json"
     if not file.is_file():
         return {"epsilon": math.inf, "published": None}
-    stated = json.loads(file.read_text(encoding="utf-8"))
-    claim, own = stated.get("published_claim"), stated["guarantee"]
-    return {
-        "epsilon": math.inf if level_of(own["unit"]) == "person" else float(own["epsilon"]),
-        "published": None if claim is None else float(claim["epsilon"]),
-    }
+    stated = Guarantee.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    epsilon = math.inf if stated.level == "person" else stated.epsilon
+    return {"epsilon": epsilon, "published": stated.claimed_epsilon if stated.claimed_source else None}
 
 
 def _control(asked: QueriedRecords, num_classes: int, names: Sequence[str]) -> list[MembershipResult]:

@@ -57,9 +57,7 @@ def render_text(text: str, folder: Path) -> str:
 
 def render(args: Sequence[str]) -> None:
     """The command `render [FILE...]`."""
-    parser = argparse.ArgumentParser(
-        prog="LightningCLI render", allow_abbrev=False, description="Write tables and documents from results/."
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI render", description=__doc__)
     parser.add_argument("files", type=Path, nargs="*", help="Documents. Default: the pages of all tables.")
     files = parser.parse_args(list(args)).files
     made = {file: render_text(file.read_text(encoding="utf-8"), RESULTS) for file in files}

@@ -40,11 +40,7 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     Raises:
         RunnerError: The file is invalid, or a fit failed.
     """
-    parser = argparse.ArgumentParser(
-        prog="LightningCLI pipeline",
-        allow_abbrev=False,
-        description="Run fits in order, each once, in folders of their own.",
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI pipeline", description=__doc__)
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
     parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     add_options(parser)

@@ -169,7 +169,7 @@ class Spec:
         """Reads a file by path, or an installed table by name.
 
         Raises:
-            RunnerError: A key, axis, value, fit or file is unknown.
+            RunnerError: A key, axis, value or fit is unknown, or there is no such file.
         """
         name, values, where = *_found(str(path)), str(path)
         grid = isinstance(values, Mapping) and "axes" in values
@@ -245,6 +245,7 @@ class Spec:
 
         Raises:
             RunnerError: There is no such preset.
+            OSError: There is no such configuration.
         """
         if preset not in self.presets:
             raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {preset!r}")
@@ -347,23 +348,17 @@ def _fits(entries: Any, where: str) -> dict[str, Fit]:
         _only(entry, {"config", "set"}, f"{where}, fit {name}", needed={"config"})
         if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS:
             raise RunnerError(f"{where}: the name of a fit must be a single word other than {CLAIMS}, got {name!r}")
-        fits[name] = Fit(name=name, config=_files(entry["config"], where), set=entry.get("set") or {})
+        fits[name] = Fit(name=name, config=_files(entry["config"]), set=entry.get("set") or {})
     return fits
 
 
-def _files(given: str | Sequence[str], where: str = "") -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if where and (missing := [name for name in names if not Path(find_config(name)).is_file()]):
-        raise RunnerError(f"{where}: configuration {missing[0]} does not exist")
-    return names
+def _files(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _patch(patch: Any, fits: Mapping[str, Fit], where: str) -> Patch:
     """What a value of an axis or a preset changes; null is nothing."""
     _only(patch or {}, fits, where)
-    for change in (patch or {}).values():
-        _files(change.get("config", ()), where)
-        _files(change.get("also", ()), where)
     return patch or {}
 
 

@@ -108,7 +108,6 @@ def test_a_file_of_ones_own_needs_no_preset_and_is_found_by_its_name(spec: Spec)
     ("change", "message"),
     [
         ({"axis": {}}, "allowed are"),
-        ({"fits": {"teacher": {"config": "nowhere.yaml"}}}, "does not exist"),
         ({"axes": {"dataset": {"MNIST": {"pupil": {}}}}}, "dataset MNIST: allowed are"),
         ({"seeded": ["pupil"]}, "seeded: allowed are"),
         ({"kind": "drawing"}, "kind must be"),
