@@ -283,8 +283,9 @@ def _prepared(place: Path) -> dict[str, Any]:
     callbacks = [_spec(callback) for callback in (given if isinstance(given, list) else [given])]
     trainer["callbacks"] = [entry for entry in callbacks if not entry["class_path"].endswith(LEFT_OUT)] or None
     trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
+    config["data"], config["model"] = _spec(config["data"]), _spec(config["model"])
     # Not the run's own ledger, which a budget may name.
-    config["data"], config["model"] = _spec(config["data"]), _without_ledger(_spec(config["model"]))
+    ((config["model"].get("init_args") or {}).get("budget") or {}).pop("ledger", None)
     inside = config["data"].get("init_args") or {}
     if "dataset" in inside:
         inside["dataset"] = _spec(inside["dataset"])
@@ -293,11 +294,6 @@ def _prepared(place: Path) -> dict[str, Any]:
 
 def _spec(value: Any) -> dict[str, Any]:
     return {"class_path": value} if isinstance(value, str) else dict(value)
-
-
-def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name != "ledger"}
-    return {name: _without_ledger(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 @contextmanager

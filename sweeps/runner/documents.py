@@ -61,5 +61,5 @@ def render(args: Sequence[str]) -> None:
     parser.add_argument("files", type=Path, nargs="*", help="Documents. Default: the pages of all tables.")
     files = parser.parse_args(list(args)).files
     made = {file: render_text(file.read_text(encoding="utf-8"), RESULTS) for file in files}
-    for file, text in (made or render_pages(INDEX, results=RESULTS / "tables", draw=True)).items():
+    for file, text in (made or render_pages(INDEX, results=RESULTS / "tables")).items():
         write_atomically(file, text)
