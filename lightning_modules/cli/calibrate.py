@@ -169,9 +169,7 @@ def planned_calls(cli: Any) -> int:
     """
     steps = steps_planned(cli.trainer, length=len(cli.datamodule.train_dataloader()))
     if cli.trainer.max_steps != -1 or not 1 <= steps < math.inf:
-        raise ValueError(
-            "set trainer.max_epochs, and leave out trainer.max_steps: calibrate prices the steps of a whole fit"
-        )
+        raise ValueError("set trainer.max_epochs, and leave out trainer.max_steps: what is priced is a whole fit")
     calls: int = cli.model.calls_of(int(steps))
     if calls < 1:
         raise ValueError(f"{type(cli.model).__name__} does not query its teacher: its epsilon is the teacher's own")

@@ -77,9 +77,8 @@ def check_files(args: Sequence[str]) -> list[str]:
     """
     if args[0] in ("export", "attack") and args[1:] and args[1][0] != "-" and not Path(args[1]).exists():
         raise CheckpointError(f"RUN must be a run's folder (runs/NAME/version_0), and there is no {args[1]}")
-    command, given, found = args[0], dict[str, Any](), find_configs(args)
-    for one in given_in(found):
-        given |= one
+    command, found = args[0], find_configs(args)
+    given = {name: value for one in given_in(found) for name, value in one.items()}
     teacher, checkpoint = given.get("model.teacher.path" if command == "fit" else "teacher"), given.get("ckpt_path")
     alone = not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys()  # what one process lacks is said by all together
     if command in ("fit", "distill") and alone and isinstance(teacher, str) and not Path(teacher).exists():

@@ -196,9 +196,9 @@ def _announcement(config: Mapping[str, Any], training: Training | None) -> str:
             f"{said}Nothing is known to bound the teacher: one training record may change every one of its answers. "
             "The noise of this run protects single answers, and not a record; see docs/choosing.md for what would."
         )
-    assert training.releases is not None  # by `facts_of`
-    epsilon = round_up(compose(dict(training.releases), Budget.delta).epsilon)
-    by_person = any(release.unit is Unit.PERSON for release in training.releases)
+    releases = dict(training.releases or {})
+    epsilon = round_up(compose(releases, Budget.delta).epsilon)
+    by_person = any(release.unit is Unit.PERSON for release in releases)
     return (
         f"{said}The teacher was trained by DP-SGD. Its ε = {epsilon} at δ = {Budget.delta:g} holds for "
         f"{ONE_PERSON if by_person else 'every training record'} and bounds everything that is computed from the "

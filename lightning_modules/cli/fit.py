@@ -187,9 +187,8 @@ class TranscriptionCLI(LightningCLI):
         if given == "last":
             if last is None:
                 raise CheckpointError(
-                    "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new "
-                    "folder: set trainer.default_root_dir, or the version of trainer.logger if there is one, or give "
-                    "`fit --resume RUN`"
+                    "ckpt_path last is of the run's folder, and here each fit gets a new folder: set "
+                    "trainer.default_root_dir, or the version of trainer.logger, or give `fit --resume RUN`"
                 )
             given = str(last) if last.is_file() else None
             self.config["fit"]["ckpt_path"] = self.config_init["fit"]["ckpt_path"] = given
@@ -214,10 +213,7 @@ class TranscriptionCLI(LightningCLI):
             present = {type(callback) for callback in callbacks}
             for one in callbacks:
                 if isinstance(one, ModelCheckpoint) and one.save_last == "link":
-                    raise ValueError(
-                        f"save_last of ModelCheckpoint must not be link: {LAST} is always written, and must be the "
-                        "last state, whatever is monitored"
-                    )
+                    raise ValueError(f"save_last of ModelCheckpoint must not be link: {LAST} is the last state")
             if settings.enable_checkpointing is not False:
                 callbacks.insert(0, LastCheckpoint())  # the first is `trainer.checkpoint_callback`
             if ResultRecord not in present:

@@ -245,10 +245,9 @@ def _without_downloads(spec: Any) -> Mapping[str, Any]:
         ExportError: They describe no network.
     """
     try:
-        found = described(spec)
+        found = described(spec) or {}
     except ValueError as error:
         raise ExportError(f"the network cannot be exported: {error}") from error
-    assert found is not None  # plain values are always described
     settings = found.get("init_args", {})
     name, arguments = str(settings.get("name")), settings.get("arguments") or {}
     if arguments.get("weights") is not None and name.startswith("torchvision."):

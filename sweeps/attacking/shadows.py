@@ -225,10 +225,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
     file = Path(path["path"] if isinstance(path, Mapping) else path)
     place = Path(teacher) if teacher is not None else folder_of_checkpoint(file)
     if place is None:
-        raise AttackError(
-            f"how the teacher {file} was trained is not known, as it does not lie in its run's folder: add --teacher "
-            "with the folder or the configuration file of its fit"
-        )
+        raise AttackError(f"{file} lies in no run's folder: add --teacher with the folder or configuration of its fit")
     trained = _prepared(place)
     _require_retrained(trained)
     if teacher is not None:
@@ -262,10 +259,8 @@ def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) ->
     for name, value in flat(config["model"].get("init_args") or {}).items():
         holds = name.removesuffix(".path").rpartition(".")[2] in _HELD and value not in (None, "student")
         if holds and name not in but:
-            raise AttackError(
-                f"model.{name}={value!r} was trained on the private records before: shadows can repeat a fit on them "
-                "and a student of it, and no chain of more, no baseline of DGD and no federation"
-            )
+            text = f"model.{name}={value!r} was trained on the private records before"
+            raise AttackError(f"{text}: shadows repeat a fit on them and a student of it, and nothing else")
 
 
 def _prepared(place: Path) -> dict[str, Any]:

@@ -67,10 +67,7 @@ def points(values: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
         RunnerError: It is no grid, or its program is another one.
     """
     if values.get("method") != "grid" or values.get("program") != "LightningCLI":
-        raise RunnerError(
-            f"{where}: without W&B's server, method must be grid and program LightningCLI, got "
-            f"{values.get('method')} and {values.get('program')}"
-        )
+        raise RunnerError(f"{where}: without W&B's server, method must be grid and program LightningCLI")
     choices = {name: entry.get("values") or [entry["value"]] for name, entry in values["parameters"].items()}
     yield from (dict(zip(choices, given, strict=True)) for given in itertools.product(*choices.values()))
 
