@@ -59,9 +59,8 @@ def find_configs(args: Sequence[str]) -> list[str]:
 def missing_teacher(file: str | Path) -> str:
     """Says that a teacher's file does not exist, and how the recipes' are made."""
     return (
-        f"teacher checkpoint {file} does not exist: check its path, or make it. teachers/mnist.ckpt is made by "
-        "`LightningCLI fit --config sweeps/teacher_mnist.yaml`, and others by the teacher's file there or in "
-        "sweeps/methods"
+        f"teacher checkpoint {file} does not exist: check its path, or make it by its recipe, as teachers/mnist.ckpt "
+        "by `LightningCLI fit --config sweeps/teacher_mnist.yaml` (more are in sweeps/methods)"
     )
 
 

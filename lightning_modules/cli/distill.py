@@ -21,7 +21,7 @@ from lightning_modules.networks.network import named_network
 from lightning_modules.priors import PRIORS
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
-from lightning_modules.teachers.files import TeacherError, read_file
+from lightning_modules.teachers.files import read_file
 from lightning_modules.training.evaluation import meaning, require_public_fit
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
@@ -100,6 +100,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
 
     Raises:
         TeacherError: The file cannot be read without running third-party code.
+        ValueError: It describes no training.
     """
     _, content = read_file(path)
     content = content if isinstance(content, dict) else {}
@@ -108,10 +109,7 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
     shape = None if given is None else (int(given[0]), int(given[1]), int(given[2]))
     if not isinstance(stated := content.get("training"), Mapping):
         return None, None, shape
-    try:
-        training = Training.from_dict(stated)
-    except ValueError as error:
-        raise TeacherError(f"teacher {path}: {error}") from error
+    training = Training.from_dict(stated)
     bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
     return (training if bounded else None), None if unknown_code(network) else network, shape
 

@@ -242,12 +242,9 @@ def _without_downloads(spec: Any) -> Mapping[str, Any]:
     """Plain values with all arguments; without public weights, which the published ones replace.
 
     Raises:
-        ExportError: They describe no network.
+        ValueError: They describe no network.
     """
-    try:
-        found = described(spec) or {}
-    except ValueError as error:
-        raise ExportError(f"the network cannot be exported: {error}") from error
+    found = described(spec) or {}
     settings = found.get("init_args", {})
     name, arguments = str(settings.get("name")), settings.get("arguments") or {}
     if arguments.get("weights") is not None and name.startswith("torchvision."):

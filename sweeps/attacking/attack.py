@@ -108,8 +108,6 @@ def opened(
         AttackError: The run cannot be attacked, or its weights are not of its configuration.
         CheckpointError: There is no checkpoint, or it is damaged.
     """
-    if not place.is_dir():
-        raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
     recipe, folders = recipe_of(place, teacher=teacher)
     pipelines, file = Pipelines(recipe=recipe, canaries=canaries, folders=folders), place / PRIVATE / "given.json"
     for one in (file.parent, *folders.values()):

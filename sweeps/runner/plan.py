@@ -241,12 +241,11 @@ def run_plan(
         after: Called after each fit with the failures so far.
 
     Raises:
-        RunnerError: `jobs` or `fit` is out of range.
+        RunnerError: There is no such `fit`.
+        ValueError: `jobs` is below 1.
         KeyboardInterrupt: The user interrupts the command.
         SIGTERMException: The process is terminated.
     """
-    if jobs < 1:
-        raise RunnerError(f"--jobs must be 1 or more, got {jobs}")
     if fit is not None and fit not in plan.tasks:
         raise RunnerError(f"--fit must be one of {sorted(plan.tasks)}, got {fit!r}")
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:

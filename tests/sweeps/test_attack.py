@@ -208,7 +208,7 @@ def test_what_is_refused(runs: Path) -> None:
     Path("chain/config.yaml").write_text(json.dumps({**STUDENT, "model": chain}))
     for line, message in (
         (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
-        (["absent"], "RUN must be the folder of a fit"),
+        (["absent"], "a fit's folder must hold its config.yaml, and absent is not there"),
         (["alone"], "add --teacher"),
         (["votes"], "votes is an ensemble, whose votes nobody is shown"),
         (["chain"], "model.teacher.path='.*t/checkpoints/last.ckpt' was trained on the private records before"),
