@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -46,25 +45,21 @@ class SaveConfig(SaveConfigCallback):
         self.already_saved = True
         if stage == "fit":
             # Without the checkpoint it resumed from: `fit --config config.yaml` runs the whole fit again.
-            begun = {**json.loads(self._text), "ckpt_path": None}
-            write_atomically(
-                run_folder(trainer) / "config.yaml", yaml.safe_dump(begun, sort_keys=False, allow_unicode=True)
-            )
+            begun = self.config.clone()
+            begun.ckpt_path = None
+            write_atomically(run_folder(trainer) / "config.yaml", self._dumped(begun, "yaml"))
         pl_module._log_hyperparams = False  # Lightning would log the model's again, without their prefix
         for logger in trainer.loggers:
             logger.log_hyperparams(self.values)
 
     @cached_property
-    def _text(self) -> str:
-        # Validated when it was parsed.
-        text: str = self.parser.dump(self.config, skip_unset=False, skip_validation=True, format="json")
-        return text
-
-    @cached_property
     def values(self) -> dict[str, Any]:
         """The configuration as JSON values; an infinite number is the string "inf"."""
-        loaded: dict[str, Any] = json.loads(self._text, parse_constant={"Infinity": "inf"}.get)
-        return loaded
+        return dict(json.loads(self._dumped(self.config, "json"), parse_constant={"Infinity": "inf"}.get))
+
+    def _dumped(self, config: Any, form: str) -> str:
+        # Validated when it was parsed.
+        return str(self.parser.dump(config, skip_unset=False, skip_validation=True, format=form))
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -145,8 +140,7 @@ def read_checkpoint(path: str | Path, *, command: str) -> dict[str, Any]:
             f"{path} is not a checkpoint that {command} can use: it lacks {', '.join(missing)}. Give "
             "checkpoints/last.ckpt of a run's folder; weights alone are never resumed"
         )
-    found: dict[str, Any] = content
-    return found
+    return dict(content)
 
 
 def hyperparameters(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,14 +80,11 @@ def calibrate(args: Sequence[str], *, build: Callable[[Sequence[str]], Any]) -> 
     parser.add_argument("--targets", type=float, nargs="+", default=None, help="Targets for epsilon.")
     options, rest = parser.parse_known_args(list(args))
     cli = build(rest)
-    console = Console(width=118)
-    for line in planned_cost(cli):
-        console.print(line, highlight=False)
+    console = Console(width=118, highlight=False)
+    console.print(*planned_cost(cli), sep="\n")
     teacher = cli.model.teacher_config.path
-    if Path(str(teacher)).is_file():
-        console.print(cost_in_ledger(cli), highlight=False)
-    else:
-        console.print(f"{teacher} does not exist: the ledger of its data is not counted.", highlight=False)
+    uncounted = f"{teacher} does not exist: the ledger of its data is not counted."
+    console.print(cost_in_ledger(cli) if Path(str(teacher)).is_file() else uncounted)
     session, calls = cli.model.session, planned_calls(cli)
     if not hasattr(session.mechanism, session.mechanism.noise_setting):
         return
@@ -170,9 +167,7 @@ def planned_calls(cli: Any) -> int:
     """
     steps = steps_planned(cli.trainer, length=len(cli.datamodule.train_dataloader()))
     if cli.trainer.max_steps != -1 or not 1 <= steps < math.inf:
-        raise ValueError(
-            "set trainer.max_epochs, and leave out trainer.max_steps: calibrate prices the steps of a whole fit"
-        )
+        raise ValueError("set trainer.max_epochs, and leave out trainer.max_steps: what is priced is a whole fit")
     calls: int = cli.model.calls_of(int(steps))
     if calls < 1:
         raise ValueError(f"{type(cli.model).__name__} does not query its teacher: its epsilon is the teacher's own")

@@ -57,16 +57,10 @@ def find_configs(args: Sequence[str]) -> list[str]:
 
 
 def missing_teacher(file: str | Path) -> str:
-    """Says that a teacher's file does not exist, and how to make it if it is one of our recipes'."""
-    if Path(file).parent.name != "teachers":
-        return f"teacher checkpoint {file} does not exist: check its path"
-    stem = Path(file).stem
-    name = f"dp_teacher_{stem[:-3]}.yaml" if stem.endswith("_dp") else f"teacher_{stem}.yaml"
-    packaged = (one for one in (name, f"methods/{name}") if resources.files("sweeps").joinpath(one).is_file())
-    recipe = f"sweeps/{next(packaged, 'teacher_<dataset>.yaml')}"
+    """Says that a teacher's file does not exist, and how the recipes' are made."""
     return (
-        f"teacher checkpoint {file} does not exist: make it with `LightningCLI fit --config {recipe}` (those of "
-        "ensembles are in sweeps/methods), or give your own"
+        f"teacher checkpoint {file} does not exist: check its path, or make it by its recipe, as teachers/mnist.ckpt "
+        "by `LightningCLI fit --config sweeps/teacher_mnist.yaml` (more are in sweeps/methods)"
     )
 
 
@@ -82,9 +76,8 @@ def check_files(args: Sequence[str]) -> list[str]:
     """
     if args[0] in ("export", "attack") and args[1:] and args[1][0] != "-" and not Path(args[1]).exists():
         raise CheckpointError(f"RUN must be a run's folder (runs/NAME/version_0), and there is no {args[1]}")
-    command, given, found = args[0], dict[str, Any](), find_configs(args)
-    for one in given_in(found):
-        given |= one
+    command, found = args[0], find_configs(args)
+    given = {name: value for one in given_in(found) for name, value in one.items()}
     teacher, checkpoint = given.get("model.teacher.path" if command == "fit" else "teacher"), given.get("ckpt_path")
     alone = not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys()  # what one process lacks is said by all together
     if command in ("fit", "distill") and alone and isinstance(teacher, str) and not Path(teacher).exists():
@@ -127,8 +120,7 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
-    hint = " (indent with spaces)" if "cannot start any token" in str(error.problem) else ""
-    return f"line {line}, column {column} is not YAML: {error.problem}{hint}"
+    return f"line {line}, column {column} is not YAML: {error.problem}"
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_modules.callbacks.saving import hyperparameters
 from lightning_modules.cli.calibrate import cost_in_ledger, epsilon_of, planned_calls, planned_cost
 from lightning_modules.cli.export import add_export_options, export_and_say
 from lightning_modules.named_code import texts_in, unknown_code
@@ -20,7 +21,7 @@ from lightning_modules.networks.network import named_network
 from lightning_modules.priors import PRIORS
 from lightning_modules.publishing import ExportError, check_target
 from lightning_modules.publishing.folder import name_of
-from lightning_modules.teachers.files import TeacherError, read_file
+from lightning_modules.teachers.files import read_file
 from lightning_modules.training.evaluation import meaning, require_public_fit
 from lightning_modules.training.run import is_dev_run, run_folder
 from privacy.account import Budget
@@ -99,19 +100,16 @@ def facts_of(path: Path) -> tuple[Training | None, Any, tuple[int, int, int] | N
 
     Raises:
         TeacherError: The file cannot be read without running third-party code.
+        ValueError: It describes no training.
     """
     _, content = read_file(path)
     content = content if isinstance(content, dict) else {}
-    settings = content.get("hyper_parameters")
-    settings = settings if isinstance(settings, Mapping) else {}
+    settings = hyperparameters(content)
     given, network = settings.get("image_shape"), settings.get("network")
     shape = None if given is None else (int(given[0]), int(given[1]), int(given[2]))
     if not isinstance(stated := content.get("training"), Mapping):
         return None, None, shape
-    try:
-        training = Training.from_dict(stated)
-    except ValueError as error:
-        raise TeacherError(f"teacher {path}: {error}") from error
+    training = Training.from_dict(stated)
     bounded = bool(training.releases) and all(release.bounded for release in training.releases or ())
     return (training if bounded else None), None if unknown_code(network) else network, shape
 
@@ -165,21 +163,19 @@ def distill(args: Sequence[str], *, run: Callable[[Sequence[str]], Any], build: 
     planned.model.prepare_fit()
     require_public_fit(planned.trainer, planned.model.session.partitions)
     planned.model.configure_optimizers()
+    check_target(Path(options.to), force=options.force)
     if options.dry_run:
         rank_zero_info(meaning(planned.model.image_shape, getattr(planned.datamodule, "class_names", None)))
         asked = planned.model.session.cost.queries * planned_calls(planned)
         rank_zero_info(f"The teacher is asked {asked:,} images. A fit says how long it takes after its first seconds.")
         rank_zero_info("It was not asked yet: a fit also checks its outputs, and that model.teacher.input is stated.")
         rank_zero_info(cost_in_ledger(planned))
-    to = Path(options.to)
-    check_target(to, force=options.force)
-    if options.dry_run:
         return
     cli = run(["fit", *line, "--ckpt_path=last"])
     if is_dev_run(cli.trainer) or not cli.trainer.is_global_zero:
         return
-    given = {name: getattr(options, name) for name in ("unprotected", "force", "license_name")}
-    export_and_say(run_folder(cli.trainer), to=to, named=list(texts_in(cli.config.as_dict())), **given)
+    given = {name: getattr(options, name) for name in ("to", "unprotected", "force", "license_name")}
+    export_and_say(run_folder(cli.trainer), named=list(texts_in(cli.config.as_dict())), **given)
     cost = ", at a larger ε" if training is None else ""
     rank_zero_info(f"Compare its accuracy with your teacher's own: more --steps may bring it closer{cost}.")
 
@@ -198,9 +194,9 @@ def _announcement(config: Mapping[str, Any], training: Training | None) -> str:
             f"{said}Nothing is known to bound the teacher: one training record may change every one of its answers. "
             "The noise of this run protects single answers, and not a record; see docs/choosing.md for what would."
         )
-    assert training.releases is not None  # by `facts_of`
-    epsilon = round_up(compose(dict(training.releases), Budget.delta).epsilon)
-    by_person = any(release.unit is Unit.PERSON for release in training.releases)
+    releases = dict(training.releases or {})
+    epsilon = round_up(compose(releases, Budget.delta).epsilon)
+    by_person = any(release.unit is Unit.PERSON for release in releases)
     return (
         f"{said}The teacher was trained by DP-SGD. Its ε = {epsilon} at δ = {Budget.delta:g} holds for "
         f"{ONE_PERSON if by_person else 'every training record'} and bounds everything that is computed from the "

@@ -24,11 +24,7 @@ def export(args: Sequence[str]) -> None:
     Raises:
         ExportError: The run must not or cannot be exported as requested. Nothing was written.
     """
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="LightningCLI export",
-        description="Export a finished run to a folder that may be published.",
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="A run's folder (runs/NAME/version_0), or a checkpoint inside it.")
     parser.add_argument("--to", required=True, metavar="DIR", help="The folder to make.")
     add_export_options(parser)

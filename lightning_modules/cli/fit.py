@@ -28,7 +28,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 import lightning_modules
@@ -40,7 +40,6 @@ from lightning_modules.callbacks.saving import LastCheckpoint, SaveConfig, SkipC
 from lightning_modules.cli.configs import find_configs, flat, given_in, innermost
 from lightning_modules.cli.errors import explain, unknown_setting
 from lightning_modules.cli.resuming import require_same
-from lightning_modules.cli.wandb_runs import describe_runs
 from lightning_modules.named_code import code_named_in, find_named, require_known_run, texts_in, unknown_code
 from lightning_modules.training.run import LAST, check_strategy, first_process, own_folder, run_folder
 from privacy.account import BudgetExceeded
@@ -187,9 +186,8 @@ class TranscriptionCLI(LightningCLI):
         if given == "last":
             if last is None:
                 raise CheckpointError(
-                    "ckpt_path last means checkpoints/last.ckpt in the run's folder, and here each fit gets a new "
-                    "folder: set trainer.default_root_dir, or the version of trainer.logger if there is one, or give "
-                    "`fit --resume RUN`"
+                    "ckpt_path last is of the run's folder, and here each fit gets a new folder: set "
+                    "trainer.default_root_dir, or the version of trainer.logger, or give `fit --resume RUN`"
                 )
             given = str(last) if last.is_file() else None
             self.config["fit"]["ckpt_path"] = self.config_init["fit"]["ckpt_path"] = given
@@ -214,10 +212,7 @@ class TranscriptionCLI(LightningCLI):
             present = {type(callback) for callback in callbacks}
             for one in callbacks:
                 if isinstance(one, ModelCheckpoint) and one.save_last == "link":
-                    raise ValueError(
-                        f"save_last of ModelCheckpoint must not be link: {LAST} is always written, and must be the "
-                        "last state, whatever is monitored"
-                    )
+                    raise ValueError(f"save_last of ModelCheckpoint must not be link: {LAST} is the last state")
             if settings.enable_checkpointing is not False:
                 callbacks.insert(0, LastCheckpoint())  # the first is `trainer.checkpoint_callback`
             if ResultRecord not in present:
@@ -305,6 +300,26 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def describe_runs(loggers: Iterable[Logger], *, model: LightningModule, dataset: str) -> None:
+    """Sets missing names and groups of W&B runs, before loggers are first used.
+
+    Console output is not uploaded unless requested: findings about a teacher are only for its owner.
+    """
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            # Lightning passes these to `wandb.init` when the logger is first used; groups cannot be changed afterwards.
+            settings = logger._wandb_init
+            # W&B's own process keeps the working directory that it was started in.
+            settings["dir"] = os.path.abspath(settings.get("dir") or ".")
+            own = settings.get("settings")
+            if own is None or isinstance(own, dict):
+                settings["settings"] = {"console": "off", **(own or {})}
+            named = [str(getattr(model, "paper", "")), type(model).__name__, dataset]
+            for name in ("name", "group"):
+                settings[name] = settings.get(name) or "-".join(dict.fromkeys(filter(None, named)))
+            logger._name = settings["name"]
+
+
 def say_changes(sources: Iterable[Mapping[str, Any]], parsed: Mapping[str, Any]) -> None:
     """States which given settings a later class keeps, and which it does not take.
 
@@ -355,10 +370,9 @@ def _require_files(data: Any) -> None:
     """Refuses data that are not there before a model is made, which may compute its features for minutes."""
     inner: Any = innermost(data) if data else None
     module, _, name = (inner.class_path if inner else "").rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None) if module else None
-    if not (inspect.isclass(kind) and issubclass(kind, ImageDataModule)):
-        return
-    if (kind.files, kind.missing) == (ImageDataModule.files, ImageDataModule.missing):
+    kind: Any = getattr(importlib.import_module(module), name, None) if module else None
+    own = inspect.isclass(kind) and issubclass(kind, ImageDataModule)
+    if not own or (kind.files, kind.missing) == (ImageDataModule.files, ImageDataModule.missing):
         return
     dataset = instantiate_class((), inner.as_dict())
     missing = {part: dataset.missing(part) for part in ("train", "test")}

@@ -55,12 +55,12 @@ def ledger(args: Sequence[str]) -> None:
         )
     console = Console(width=118)
     console.print(table)
-    for text in (
+    lines = (
         f"Total ε in the ledger{whose}: {round_up(account.epsilon_of_ledger())} (trainings: {len(releases)}, runs: "
         f"{len(book.runs())}). Queries of a teacher by DP-SGD are post-processing of its training; of a run that was "
         "stopped early its whole plan counts.",
         f"Each ε holds for fewer than 1/delta = {1 / options.delta:,.0f} private records, whose number no ledger has: "
         "of more, one may be published outright at this delta. Then give a smaller --delta.",
         f"It lies in {book.path}.",
-    ):
-        console.print(text, highlight=False, soft_wrap=True)
+    )
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=True)

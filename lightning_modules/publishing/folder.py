@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import re
-import secrets
-import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             raise ValueError(f"its format is {values['format']!r}, version {values['format_version']!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"{folder} is not a folder written by `LightningCLI export` ({error})") from error
-    found: dict[str, Any] = values
-    return found
+    return dict(values)
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -74,22 +72,13 @@ def check_target(target: Path, *, force: bool) -> None:
 def staged(target: Path) -> Iterator[Path]:
     """Yields an empty folder next to `target`, which replaces it if the block ends without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    mark = secrets.token_hex(4)
-    temporary, old = (target.parent / f".{target.name}.{mark}.{kind}" for kind in ("part", "old"))
-    temporary.mkdir()
-    try:
-        yield temporary
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
+        made = Path(beside, "made")
+        made.mkdir()
+        yield made
         if target.exists():
-            os.replace(target, old)
-        try:
-            os.replace(temporary, target)
-        except OSError:
-            if old.exists():
-                os.replace(old, target)
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+            os.replace(target, Path(beside, "old"))
+        os.replace(made, target)
 
 
 def without_folders(value: Any) -> Any:

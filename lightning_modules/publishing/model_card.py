@@ -21,15 +21,6 @@ from privacy.guarantee import MEANINGFUL_EPSILON
 CARD = "README.md"
 CONFUSION = "confusion.png"
 
-#: Identifiers on the Hugging Face Hub, where a data set of one's own has none.
-_HUB = {
-    "MNIST": "ylecun/mnist",
-    "FashionMNIST": "zalando-datasets/fashion_mnist",
-    "CIFAR10": "uoft-cs/cifar10",
-    "CIFAR100": "uoft-cs/cifar100",
-    "SVHN": "ufldl-stanford/svhn",
-}
-
 _FILES = {
     WEIGHTS: "the weights",
     "config.json": "architecture, classes, shape and preprocessing",
@@ -119,7 +110,6 @@ def _front_matter(run: FinishedRun, *, name: str, license_name: str) -> dict[str
         "library_name": "pytorch",
         "pipeline_tag": "image-classification",
         "tags": tags,
-        **({"datasets": [_HUB[run.data]]} if run.data in _HUB else {}),
         "metrics": ["accuracy"],
     }
     if run.record is not None:

@@ -43,10 +43,8 @@ def write_onnx(
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'private-model-transcription[onnx]'")
     onnxruntime: Any = importlib.import_module("onnxruntime")
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
-        logger.setLevel(logging.ERROR)
         # Otherwise no_grad blocks within a network would become calls that cannot be saved.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -59,8 +57,6 @@ def write_onnx(
         raise ExportError(
             f"{type(network).__name__} cannot be exported to ONNX ({type(error).__name__}: {str(error)[:400]})"
         ) from error
-    finally:
-        logger.setLevel(level)
     _forget_origin(converted.model)
     converted.model.metadata_props.update({name: json.dumps(value) for name, value in (metadata or {}).items()})
     converted.save(str(folder / ONNX))

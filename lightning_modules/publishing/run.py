@@ -157,8 +157,14 @@ def _refuse_uncovered(content: Mapping[str, Any], stated: Guarantee, *, role: st
     if role == "student":
         state = content["distillation"]
         account = state.get("charged") or {}
-        queries = sum(Charge.from_dict(charge).queries * int(count) for charge, count in account.get("charges", ()))
-        identity, least = account.get("run"), _least_epsilon(account, stated)
+        charges = [(Charge.from_dict(charge), int(count)) for charge, count in account.get("charges", ())]
+        queries = sum(charge.queries * count for charge, count in charges)
+        # A branch that the guarantee does not know may have made as many queries with less noise.
+        of_teacher = Counter[Release]()
+        for charge, count in charges:
+            if charge.training is not None and charge.training == account.get("training"):
+                of_teacher[charge.release] += count
+        identity, least = account.get("run"), min(compose(of_teacher, stated.delta).epsilon, stated.teacher_epsilon)
     else:
         training, state, queries = Training.from_dict(content["training"]), content["dp_sgd"], 0
         if training.releases is None:
@@ -178,19 +184,6 @@ def _refuse_uncovered(content: Mapping[str, Any], stated: Guarantee, *, role: st
         )
     if role == "teacher" and math.isinf(stated.epsilon):
         raise ExportError("nothing bounds what this teacher reveals (its noise may be known): it is never exported")
-
-
-def _least_epsilon(state: Mapping[str, Any], stated: Guarantee) -> float:
-    """Lower bound on ε from the checkpoint's charges about its teacher alone.
-
-    It catches a branch of the run that the guarantee does not know and that made as many queries with less noise.
-    """
-    releases: Counter[Release] = Counter()
-    for values, count in state.get("charges", ()):
-        charge = Charge.from_dict(values)
-        if charge.training is not None and charge.training == state.get("training"):
-            releases[charge.release] += int(count)
-    return min(compose(releases, stated.delta).epsilon, stated.teacher_epsilon)
 
 
 def _architecture(
@@ -249,13 +242,9 @@ def _without_downloads(spec: Any) -> Mapping[str, Any]:
     """Plain values with all arguments; without public weights, which the published ones replace.
 
     Raises:
-        ExportError: They describe no network.
+        ValueError: They describe no network.
     """
-    try:
-        found = described(spec)
-    except ValueError as error:
-        raise ExportError(f"the network cannot be exported: {error}") from error
-    assert found is not None  # plain values are always described
+    found = described(spec) or {}
     settings = found.get("init_args", {})
     name, arguments = str(settings.get("name")), settings.get("arguments") or {}
     if arguments.get("weights") is not None and name.startswith("torchvision."):

@@ -31,19 +31,10 @@ from lightning_modules.callbacks.saving import read_checkpoint
 from lightning_modules.networks.feature_cache import feature_memory
 from lightning_modules.priors import PRIORS
 from lightning_modules.training.run import provenance
-from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, train_shadows
+from privacy.attacks import MEMBERSHIP, AttackResult, Records, answers_of, attack_each, inversion, train_shadows
 from privacy.attacks.answers import overfitted
-from privacy.attacks.inversion import (
-    background_inversion,
-    copied,
-    data_free_inversion,
-    generative_inversion,
-    gradient_inversion,
-    judged,
-    passes_gradients,
-)
 from privacy.checks import json_number
-from privacy.guarantee import level_of
+from privacy.guarantee import Guarantee, level_of
 from privacy.journal import write_atomically
 from sweeps.attacking.report import CONTROL, InvertedModel, MembershipResult, figure, page
 from sweeps.attacking.shadows import PRIVATE, AttackError, Pipelines, QueriedRecords, recipe_of
@@ -117,8 +108,6 @@ def opened(
         AttackError: The run cannot be attacked, or its weights are not of its configuration.
         CheckpointError: There is no checkpoint, or it is damaged.
     """
-    if not place.is_dir():
-        raise AttackError(f"RUN must be the folder of a fit, such as runs/dpdfd_digits/version_0, got {place}")
     recipe, folders = recipe_of(place, teacher=teacher)
     pipelines, file = Pipelines(recipe=recipe, canaries=canaries, folders=folders), place / PRIVATE / "given.json"
     for one in (file.parent, *folders.values()):
@@ -145,12 +134,9 @@ def _guarantee(place: Path) -> dict[str, float | None]:
     file = place / "public" / "guarantee.json"
     if not file.is_file():
         return {"epsilon": math.inf, "published": None}
-    stated = json.loads(file.read_text(encoding="utf-8"))
-    claim, own = stated.get("published_claim"), stated["guarantee"]
-    return {
-        "epsilon": math.inf if level_of(own["unit"]) == "person" else float(own["epsilon"]),
-        "published": None if claim is None else float(claim["epsilon"]),
-    }
+    stated = Guarantee.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    epsilon = math.inf if stated.level == "person" else stated.epsilon
+    return {"epsilon": epsilon, "published": stated.claimed_epsilon if stated.claimed_source else None}
 
 
 def _control(asked: QueriedRecords, num_classes: int, names: Sequence[str]) -> list[MembershipResult]:
@@ -227,15 +213,15 @@ def invert(
     for name, attacked in {CONTROL: control, **models}.items():
         print(f"[attack] inverting {name}", flush=True)
         inner = attacked
-        if not passes_gradients(attacked, background[:2]):
-            inner = copied(attacked, background, num_classes=classes)
+        if not inversion.passes_gradients(attacked, background[:2]):
+            inner = inversion.copied(attacked, background, num_classes=classes)
         drawings = {
-            "gradient": gradient_inversion(inner, num_classes=classes, image_shape=shape),
-            "background": background_inversion(attacked, background=background, num_classes=classes),
-            "generative": generative_inversion(inner, background=background, num_classes=classes),
-            "data-free": data_free_inversion(inner, num_classes=classes, image_shape=shape),
+            "gradient": inversion.gradient_inversion(inner, num_classes=classes, image_shape=shape),
+            "background": inversion.background_inversion(attacked, background=background, num_classes=classes),
+            "generative": inversion.generative_inversion(inner, background=background, num_classes=classes),
+            "data-free": inversion.data_free_inversion(inner, num_classes=classes, image_shape=shape),
         }
         for kind, drawn in drawings.items():
-            result = judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
+            result = inversion.judged(drawn, judge=judge, train=private.images[:_JUDGED], test=rest.images)
             found.append(InvertedModel(name, kind, drawn, result))
     return found

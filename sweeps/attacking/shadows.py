@@ -225,10 +225,7 @@ def recipe_of(run: Path, *, teacher: str | None) -> tuple[dict[str, dict[str, An
     file = Path(path["path"] if isinstance(path, Mapping) else path)
     place = Path(teacher) if teacher is not None else folder_of_checkpoint(file)
     if place is None:
-        raise AttackError(
-            f"how the teacher {file} was trained is not known, as it does not lie in its run's folder: add --teacher "
-            "with the folder or the configuration file of its fit"
-        )
+        raise AttackError(f"{file} lies in no run's folder: add --teacher with the folder or configuration of its fit")
     trained = _prepared(place)
     _require_retrained(trained)
     if teacher is not None:
@@ -262,10 +259,8 @@ def _require_retrained(config: Mapping[str, Any], *, but: Sequence[str] = ()) ->
     for name, value in flat(config["model"].get("init_args") or {}).items():
         holds = name.removesuffix(".path").rpartition(".")[2] in _HELD and value not in (None, "student")
         if holds and name not in but:
-            raise AttackError(
-                f"model.{name}={value!r} was trained on the private records before: shadows can repeat a fit on them "
-                "and a student of it, and no chain of more, no baseline of DGD and no federation"
-            )
+            text = f"model.{name}={value!r} was trained on the private records before"
+            raise AttackError(f"{text}: shadows repeat a fit on them and a student of it, and nothing else")
 
 
 def _prepared(place: Path) -> dict[str, Any]:
@@ -283,8 +278,9 @@ def _prepared(place: Path) -> dict[str, Any]:
     callbacks = [_spec(callback) for callback in (given if isinstance(given, list) else [given])]
     trainer["callbacks"] = [entry for entry in callbacks if not entry["class_path"].endswith(LEFT_OUT)] or None
     trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
+    config["data"], config["model"] = _spec(config["data"]), _spec(config["model"])
     # Not the run's own ledger, which a budget may name.
-    config["data"], config["model"] = _spec(config["data"]), _without_ledger(_spec(config["model"]))
+    ((config["model"].get("init_args") or {}).get("budget") or {}).pop("ledger", None)
     inside = config["data"].get("init_args") or {}
     if "dataset" in inside:
         inside["dataset"] = _spec(inside["dataset"])
@@ -293,11 +289,6 @@ def _prepared(place: Path) -> dict[str, Any]:
 
 def _spec(value: Any) -> dict[str, Any]:
     return {"class_path": value} if isinstance(value, str) else dict(value)
-
-
-def _without_ledger(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name != "ledger"}
-    return {name: _without_ledger(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 @contextmanager

@@ -28,11 +28,7 @@ _BLOCK = re.compile(r"(<!-- (results|privacy|leaks|inversions): ([\w ]+) -->\n).
 
 
 def results_table(names: Sequence[str], folder: Path) -> str:
-    """Renders records as a Markdown table, one row each, with their provenance below.
-
-    Raises:
-        RunnerError: A record is missing.
-    """
+    """Renders records as a Markdown table, one row each, with their provenance below."""
     records = {name: read_record(name, folder) for name in names}
     shared = sorted({f"{record['hardware']}, torch {record['versions']['torch']}" for record in records.values()})
     seeds = sorted({record["seed"] for record in records.values()})
@@ -61,11 +57,9 @@ def render_text(text: str, folder: Path) -> str:
 
 def render(args: Sequence[str]) -> None:
     """The command `render [FILE...]`."""
-    parser = argparse.ArgumentParser(
-        prog="LightningCLI render", allow_abbrev=False, description="Write tables and documents from results/."
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI render", description=__doc__)
     parser.add_argument("files", type=Path, nargs="*", help="Documents. Default: the pages of all tables.")
     files = parser.parse_args(list(args)).files
     made = {file: render_text(file.read_text(encoding="utf-8"), RESULTS) for file in files}
-    for file, text in (made or render_pages(INDEX, results=RESULTS / "tables", draw=True)).items():
+    for file, text in (made or render_pages(INDEX, results=RESULTS / "tables")).items():
         write_atomically(file, text)

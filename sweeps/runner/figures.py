@@ -110,10 +110,9 @@ def comparison(
     runs: Mapping[str, Sequence[Mapping[str, float]]], pictures: Mapping[str, Path], *, title: str
 ) -> Figure:
     """Draws synthetic images of several runs next to their accuracy over steps."""
-    shown = {name: path for name, path in pictures.items() if name in runs}
-    widths = [3.4] * len(shown) + [5.6]
+    widths = [3.4] * len(pictures) + [5.6]
     figure, panels = plt.subplots(1, len(widths), figsize=(sum(widths), 3.8), width_ratios=widths, squeeze=False)
-    for panel, (name, path) in zip(panels[0], shown.items(), strict=False):
+    for panel, (name, path) in zip(panels[0], pictures.items(), strict=False):
         panel.imshow(plt.imread(path))
         panel.set_title(name, fontsize=10)
         panel.axis("off")

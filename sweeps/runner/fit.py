@@ -28,16 +28,8 @@ def hashed(content: Any) -> str:
 
 
 def read_record(name: str, folder: Path) -> dict[str, Any]:
-    """Reads the record `folder/name.json` that a document names.
-
-    Raises:
-        RunnerError: It is missing.
-    """
-    file = folder / f"{name}.json"
-    if not file.is_file():
-        raise RunnerError(f"a document names the record {file}, which does not exist")
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+    """Reads the record `folder/name.json` that a document names."""
+    return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,6 @@ class Fit:
                     filled = {part: filled}
                 name = "config"
             line.append(f"--{name}={filled if isinstance(filled, str) else json.dumps(filled)}")
-        wandb = any(part.startswith("--trainer.logger=") and part.endswith("WandbLogger") for part in line)
-        if wandb and not any(part.startswith("--trainer.logger.save_dir=") for part in line):
-            line.append(f"--trainer.logger.save_dir={folder}")
         if resume is not None:
             line.append(f"--ckpt_path={resume}")
         return line

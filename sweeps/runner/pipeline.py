@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,7 +19,6 @@ from rich.markdown import Markdown
 from lightning_modules.callbacks.figures import save_figure
 from lightning_modules.callbacks.results import role
 from privacy.checks import short_epsilon
-from privacy.journal import write_atomically
 from sweeps.runner.figures import comparison
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.markdown import short_claim, table
@@ -40,13 +38,8 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     Raises:
         RunnerError: The file is invalid, or a fit failed.
     """
-    parser = argparse.ArgumentParser(
-        prog="LightningCLI pipeline",
-        allow_abbrev=False,
-        description="Run fits in order, each once, in folders of their own.",
-    )
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="LightningCLI pipeline", description=__doc__)
     parser.add_argument("file", help="Pipeline file, for example sweeps/demo.yaml.")
-    parser.add_argument("--results", type=Path, help="Copy each fit's record and the figure into this folder.")
     add_options(parser)
     options = parser.parse_args(list(args))
     spec = Spec.read(options.file)
@@ -59,12 +52,6 @@ def pipeline(args: Sequence[str], *, run: Run) -> None:
     if plan.left():
         return  # only one fit was asked for, or a script
     rank_zero_info(_summary(spec, plan))
-    if options.results is not None:
-        for name in plan.tasks:
-            record = (spec.folder / name / "result.json").read_bytes()
-            write_atomically(options.results / f"{spec.name}_{name}.json", record)
-        if (figure := spec.folder / "figure.png").is_file():
-            write_atomically(options.results / f"{spec.name}.png", figure.read_bytes())
 
 
 def _summary(spec: Spec, plan: Plan) -> str:

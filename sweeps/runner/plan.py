@@ -38,8 +38,8 @@ from sweeps.runner.fit import Fit, RunnerError
 
 CLAIMS = "claims"
 """Folder of the locks, next to the folders of the fits."""
-CHECKPOINTS = ("checkpoints/last.ckpt", "*/*/checkpoints/last.ckpt")
-STALE = ("done.json", "result.json", "public/guarantee.json", "public/guarantee.md")
+LAST = "checkpoints/last.ckpt"
+STALE = ("done.json", "result.json", "public/guarantee.json", "public/guarantee.md", LAST)
 MAKING = "TRANSCRIPTION_FIT"
 """Environment variable: name of the fit being made, for the processes that Lightning starts for it."""
 PROGRAM = ("-m", "lightning_modules")
@@ -83,21 +83,18 @@ class Store:
         return self.root / CLAIMS / f"{name}{ending}"
 
     def resumable(self, task: Task, made: Mapping[str, Any]) -> Path | None:
-        """Returns the last checkpoint (also in a W&B run's folder) if it is of this configuration and these parents."""
-        if _read(self._beside(task.name, ".json")) != {"digest": task.digest, "parents": dict(made)}:
-            return None
-        found = [path for pattern in CHECKPOINTS for path in self.folder(task.name).glob(pattern) if path.is_file()]
-        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        """Returns the last checkpoint if it is of this configuration and these parents."""
+        same = _read(self._beside(task.name, ".json")) == {"digest": task.digest, "parents": dict(made)}
+        last = self.folder(task.name) / LAST
+        return last if same and last.is_file() else None
 
     def begin(self, task: Task, made: Mapping[str, Any]) -> None:
         """Notes the configuration and parents of a fit, and removes what an earlier one left that cannot be resumed."""
         note, folder = self._beside(task.name, ".json"), self.folder(task.name)
         if self.resumable(task, made) is None:
-            for pattern in (*STALE, *CHECKPOINTS):
-                for path in folder.glob(pattern):
-                    path.unlink(missing_ok=True)
+            for name in STALE:
+                (folder / name).unlink(missing_ok=True)
         write_atomically(note, json.dumps({"digest": task.digest, "parents": dict(made)}))
-        folder.mkdir(parents=True, exist_ok=True)  # W&B writes elsewhere if its folder does not exist
         (folder / "failed.json").unlink(missing_ok=True)
 
     def finish(self, name: str, **note: Any) -> None:
@@ -122,15 +119,11 @@ class Store:
 
     def failure(self, name: str) -> str:
         """Returns why the fit failed when it was last begun, or ""."""
-        return str((_read(self.folder(name) / "failed.json") or {"error": ""})["error"])
+        return str((_read(self.folder(name) / "failed.json") or {}).get("error", ""))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return note
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -248,12 +241,11 @@ def run_plan(
         after: Called after each fit with the failures so far.
 
     Raises:
-        RunnerError: `jobs` or `fit` is out of range.
+        RunnerError: There is no such `fit`.
+        ValueError: `jobs` is below 1.
         KeyboardInterrupt: The user interrupts the command.
         SIGTERMException: The process is terminated.
     """
-    if jobs < 1:
-        raise RunnerError(f"--jobs must be 1 or more, got {jobs}")
     if fit is not None and fit not in plan.tasks:
         raise RunnerError(f"--fit must be one of {sorted(plan.tasks)}, got {fit!r}")
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:
@@ -345,7 +337,7 @@ def _make_elsewhere(plan: Plan, name: str, *, command: Sequence[str], say: Say) 
 
 
 def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
-    """Makes one fit in this process; returns why it failed, or ""."""
+    """Makes one fit in this process, which only logs warnings; returns why it failed, or ""."""
     store, task = plan.store, plan.tasks[name]
     made = plan.made_of(task)
     with store.claim(name) as claimed:
@@ -358,8 +350,11 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         store.begin(task, made)
         label = f" ({task.label})" if task.label else ""
         say(f"[{plan.title}] {task.fit.name}{label}: {store.folder(name)}")
+        handler = signal.getsignal(signal.SIGINT)
+        os.environ[MAKING] = name
+        logging.disable(logging.INFO)
         try:
-            _run(plan, name, run)
+            run(plan.command(name))
         except SystemExit as error:
             # Lightning turns an interruption into an exit and ignores further ones.
             if isinstance(error.__context__, KeyboardInterrupt):
@@ -369,6 +364,13 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
             return store.fail(name, f"the command ended with status {error.code}; its message is above")
         except Exception as error:
             return store.fail(name, error)
+        finally:
+            logging.disable(logging.NOTSET)
+            os.environ.pop(MAKING, None)
+            collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
+            # A background process ignores SIGINT from the start: then there is nothing to restore.
+            if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+                signal.signal(signal.SIGINT, handler)
         measured = store.record(name)
         if task.needs_record and not measured:
             return store.fail(name, f"the fit ended without writing {store.folder(name)}/result.json")
@@ -376,23 +378,3 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         if "accuracy" in measured:
             say(f"[{plan.title}] {100 * measured['accuracy']:.2f} % of the test split")
         return ""
-
-
-def _run(plan: Plan, name: str, run: Run) -> None:
-    """Makes one fit, which only logs warnings."""
-    handler = signal.getsignal(signal.SIGINT)
-    os.environ[MAKING] = name
-    logging.disable(logging.INFO)
-    try:
-        run(plan.command(name))
-    finally:
-        logging.disable(logging.NOTSET)
-        os.environ.pop(MAKING, None)
-        if "wandb" in sys.modules:
-            from lightning_modules.cli.wandb_runs import end_wandb_run
-
-            end_wandb_run()
-        collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
-        # A background process ignores SIGINT from the start: then there is nothing to restore.
-        if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, handler)

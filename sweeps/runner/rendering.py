@@ -48,39 +48,29 @@ The seeds of a table share its private teachers, except in `records`, `records-i
 
 def render_table(spec: Spec, *, results: Path) -> Path:
     """Writes a table's page and returns its path; for a figure, `figure.png` next to each preset's records too."""
-    measured = _measured(spec, results)
-    _draw(spec, measured, results)
-    return write_atomically(results / f"{spec.name}.md", page_of(spec, measured, results=results))
+    return write_atomically(results / f"{spec.name}.md", _rendered(spec, results))
 
 
-def _draw(spec: Spec, measured: Mapping[str, Sequence[Row]], results: Path) -> None:
-    for preset, rows in measured.items() if spec.kind == "figure" else ():
-        save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
-
-
-def render_pages(index: Path, *, results: Path, draw: bool = False) -> dict[Path, str]:
-    """Renders the page of each installed table with records, the index and findings; with `draw`, the figures too."""
+def render_pages(index: Path, *, results: Path) -> dict[Path, str]:
+    """Draws figures, and renders the page of each installed table with records, the index and findings."""
     pages, lines = {}, ["| table | what |", "|---|---|"]
     for spec in list_specs():
-        if not (measured := _measured(spec, results)):
-            continue
-        if draw:
-            _draw(spec, measured, results)
-        page = results / f"{spec.name}.md"
-        pages[page] = page_of(spec, measured, results=results)
-        link = Path(os.path.relpath(page, index.parent)).as_posix()
-        lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
+        if any(results.joinpath(spec.name).glob(f"*/{RECORDS}")):
+            page = results / f"{spec.name}.md"
+            pages[page] = _rendered(spec, results)
+            link = Path(os.path.relpath(page, index.parent)).as_posix()
+            lines.append(f"| [{spec.name}]({link}) | {spec.title} |")
     pages[results.parent / FINDINGS] = findings_page(results)
     return {**pages, index: "\n".join([INDEX, *lines, ""])}
 
 
-def _measured(spec: Spec, results: Path) -> dict[str, list[Row]]:
-    """Reads the rows of each preset that has records."""
-    return {
-        preset: read_rows(spec, preset, results)
-        for preset in spec.presets
-        if (results / spec.name / preset / RECORDS).is_file()
-    }
+def _rendered(spec: Spec, results: Path) -> str:
+    """The page of all presets that have records."""
+    there = [preset for preset in spec.presets if (results / spec.name / preset / RECORDS).is_file()]
+    measured = {preset: read_rows(spec, preset, results) for preset in there}
+    for preset, rows in measured.items() if spec.kind == "figure" else ():
+        save_figure(figure_of(spec, rows), results / spec.name / preset / "figure.png")
+    return page_of(spec, measured, results=results)
 
 
 def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path, brief: bool = False) -> str:
@@ -95,8 +85,6 @@ def page_of(spec: Spec, measured: Mapping[str, Sequence[Row]], *, results: Path,
     for preset, of_preset in measured.items():
         lines += [f"## Preset `{preset}`", ""] if len(measured) > 1 else []
         lines += _section(spec, preset, of_preset, brief=brief)
-    if not measured:
-        lines += [f"Nothing measured yet: `LightningCLI tables run {spec.command} --preset cpu`.", ""]
     legend = [LEGEND, *([OF_LABELS] if _of_labels(rows) else []), *([KINDS] if spec.paper and not beside else [])]
     legend += [OF_TEACHERS] if any(row.values(TEACHER) for row in rows) else []
     lines += [" ".join(legend), ""] if rows else []
@@ -154,7 +142,7 @@ def _printed_drop(spec: Spec, entry: Reported) -> float | None:
 
 def _section(spec: Spec, preset: str, rows: Sequence[Row], *, brief: bool) -> list[str]:
     axes = [axis for axis, _ in rows[0].labels]
-    lines = [text + "\n" for text in [spec.preset(preset).note.strip()] if text]
+    lines = [text + "\n" for text in [spec.presets[preset].note.strip()] if text]
     if spec.kind == "figure" and not brief:
         lines += [f"![{spec.title}]({spec.name}/{preset}/figure.png)", ""]
     measures = {name: text for name, text in MEASURES.items() if any(row.values(name) for row in rows)}

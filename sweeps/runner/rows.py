@@ -98,17 +98,9 @@ def read_rows(spec: Spec, preset: str, results: Path) -> list[Row]:
                 labels=labels,
                 records=records,
                 errors=[record["error"] for record in mine if "error" in record],
-                reported=_reported(spec, dict(labels)),
+                reported=spec.printed(dict(labels)),
                 outdated=any(record.get("digest") != digests[labels, int(record["seed"])] for record in records),
-                protocol=spec.preset(preset).protocol(dict(labels)),
+                protocol=spec.presets[preset].protocol(dict(labels)),
             )
         )
     return rows
-
-
-def _reported(spec: Spec, labels: Mapping[str, str]) -> Reported | None:
-    if not spec.is_printed(labels):
-        return None
-    wanted = {"method": spec.method or "", **labels}
-    found = [row for row in spec.reported() if row.matches(wanted)]
-    return found[0] if len(found) == 1 else None

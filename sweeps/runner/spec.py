@@ -169,7 +169,7 @@ class Spec:
         """Reads a file by path, or an installed table by name.
 
         Raises:
-            RunnerError: A key, axis, value, fit or file is unknown.
+            RunnerError: A key, axis, value or fit is unknown, or there is no such file.
         """
         name, values, where = *_found(str(path)), str(path)
         grid = isinstance(values, Mapping) and "axes" in values
@@ -214,16 +214,6 @@ class Spec:
             "unprinted": [_point(one, axes, f"{where}, unprinted") for one in values.get("unprinted") or ()],
         }
 
-    def preset(self, name: str) -> Preset:
-        """Returns a preset by name.
-
-        Raises:
-            RunnerError: There is no such preset.
-        """
-        if name not in self.presets:
-            raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {name!r}")
-        return self.presets[name]
-
     def reported(self) -> list[Reported]:
         """Returns the printed figures of the paper's tables, each from the first table that has it."""
         found: dict[tuple[Any, ...], Reported] = {}
@@ -233,9 +223,12 @@ class Spec:
                     found.setdefault((row.dataset, row.method, row.setting, row.unit, row.epsilon), row)
         return list(found.values())
 
-    def is_printed(self, labels: Point) -> bool:
-        """Whether the paper may print a figure for this point of the grid."""
-        return bool(self.tables) and not any(point.items() <= labels.items() for point in self.unprinted)
+    def printed(self, labels: Point) -> Reported | None:
+        """Returns the paper's figure for this point of the grid, if it prints one."""
+        if any(point.items() <= labels.items() for point in self.unprinted):
+            return None
+        found = [row for row in self.reported() if row.matches({"method": self.method or "", **labels})]
+        return found[0] if len(found) == 1 else None
 
     def pipeline(self) -> list[Task]:
         """Returns the fits of a pipeline, each in a folder of its name.
@@ -248,8 +241,15 @@ class Spec:
         return self._tasks(self.fits)
 
     def cells(self, preset: str, *, seeds: Sequence[int] | None = None) -> list[Cell]:
-        """Returns the cells of the grid in order, for each point all seeds (default: the preset's)."""
-        chosen = self.preset(preset)
+        """Returns the cells of the grid in order, for each point all seeds (default: the preset's).
+
+        Raises:
+            RunnerError: There is no such preset.
+            OSError: There is no such configuration.
+        """
+        if preset not in self.presets:
+            raise RunnerError(f"{self.name}: presets are {sorted(self.presets)}, got {preset!r}")
+        chosen = self.presets[preset]
         points = [dict(zip(chosen.axes, point, strict=True)) for point in itertools.product(*chosen.axes.values())]
         return [
             self._cell(chosen, point, seed)
@@ -324,11 +324,7 @@ def _found(path: str) -> tuple[str, Any]:
             return file.stem, yaml.safe_load(file.read_text(encoding="utf-8"))
     if path in _installed():
         return path, _installed()[path]
-    if path.endswith(".yaml"):
-        raise RunnerError(f"file {path} does not exist")
-    raise RunnerError(
-        f"there is no pipeline, table or figure {path!r}; tables and figures are {', '.join(names_of_tables())}"
-    )
+    raise RunnerError(f"there is no file, table or figure {path!r}; installed are {', '.join(names_of_tables())}")
 
 
 def _only(values: Any, allowed: Iterable[str], where: str, *, needed: Iterable[str] = ()) -> None:
@@ -352,30 +348,22 @@ def _fits(entries: Any, where: str) -> dict[str, Fit]:
         _only(entry, {"config", "set"}, f"{where}, fit {name}", needed={"config"})
         if not re.fullmatch(r"\w+", str(name)) or name == CLAIMS:
             raise RunnerError(f"{where}: the name of a fit must be a single word other than {CLAIMS}, got {name!r}")
-        fits[name] = Fit(name=name, config=_files(entry["config"], where), set=entry.get("set") or {})
+        fits[name] = Fit(name=name, config=_files(entry["config"]), set=entry.get("set") or {})
     return fits
 
 
-def _files(given: str | Sequence[str], where: str = "") -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if where and (missing := [name for name in names if not Path(find_config(name)).is_file()]):
-        raise RunnerError(f"{where}: configuration {missing[0]} does not exist")
-    return names
+def _files(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _patch(patch: Any, fits: Mapping[str, Fit], where: str) -> Patch:
     """What a value of an axis or a preset changes; null is nothing."""
     _only(patch or {}, fits, where)
-    for change in (patch or {}).values():
-        _files(change.get("config", ()), where)
-        _files(change.get("also", ()), where)
     return patch or {}
 
 
 def _point(entry: Any, axes: Axes, where: str) -> Point:
     _only(entry, axes, where)
-    if not entry:
-        raise RunnerError(f"{where}: needs a value of an axis: without one it would mean the whole grid")
     for axis, value in entry.items():
         _known([value], axes[axis], f"{where}, {axis}")
     return {axis: str(value) for axis, value in entry.items()}
@@ -403,9 +391,7 @@ def _preset(name: str, values: Mapping[str, Any], axes: Axes, fits: Mapping[str,
         _only(one, {"when", "set"}, f"{where}, exceptions", needed={"when", "set"})
     skipped = [*(values.get("skip") or ()), *(entry.get("skip") or ())]
     return Preset(
-        protocols={
-            kind: _point(point, values_of, f"{where}, protocol") if point else {} for kind, point in protocols.items()
-        },
+        protocols={kind: _point(point, values_of, f"{where}, protocol") for kind, point in protocols.items()},
         seeds=tuple(entry.get("seeds", values.get("seeds", [0]))),
         axes=chosen,
         set=_patch(entry.get("set"), fits, f"{where}, set"),

@@ -67,10 +67,7 @@ def points(values: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
         RunnerError: It is no grid, or its program is another one.
     """
     if values.get("method") != "grid" or values.get("program") != "LightningCLI":
-        raise RunnerError(
-            f"{where}: without W&B's server, method must be grid and program LightningCLI, got "
-            f"{values.get('method')} and {values.get('program')}"
-        )
+        raise RunnerError(f"{where}: without W&B's server, method must be grid and program LightningCLI")
     choices = {name: entry.get("values") or [entry["value"]] for name, entry in values["parameters"].items()}
     yield from (dict(zip(choices, given, strict=True)) for given in itertools.product(*choices.values()))
 
@@ -87,9 +84,10 @@ def command(values: Mapping[str, Any], point: Mapping[str, Any]) -> list[str]:
 
 def _measured(cli: Any, metric: str) -> dict[str, Any]:
     """What a run is chosen by, and its record's figures."""
-    from lightning_modules.cli.wandb_runs import end_wandb_run
+    import wandb
+
     from lightning_modules.training.run import run_folder
 
     record = json.loads((run_folder(cli.trainer) / "result.json").read_text(encoding="utf-8"))
-    end_wandb_run()
+    wandb.finish()  # Lightning would let the next fit continue its run
     return {"chosen_by": float(cli.trainer.callback_metrics[metric]), **{name: record[name] for name in KEPT}}

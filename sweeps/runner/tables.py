@@ -123,11 +123,9 @@ def tables(args: Sequence[str], *, run: Run, build: Callable[[Sequence[str]], An
     if options.command == "coverage":
         print(*coverage_lines(Path(RESULTS)), sep="\n")
         return
-    specs = list_specs()
-    width = max(len(f"{spec.kind}-{spec.name}") for spec in specs)
-    for spec in specs:
+    for spec in list_specs():
         sizes = ", ".join(f"{name} ({len(spec.cells(name))})" for name in spec.presets)
-        print(f"{f'{spec.kind}-{spec.name}':<{width}}  {spec.title}\n{'':<{width}}  presets (cells): {sizes}")
+        print(f"{spec.kind}-{spec.name}: {spec.title}\n    presets (cells): {sizes}")
 
 
 def _run(options: argparse.Namespace, run: Run, build: Callable[[Sequence[str]], Any], args: Sequence[str]) -> None:
@@ -170,14 +168,10 @@ def _chosen(cells: Sequence[tuple[Spec, Cell]], wanted: Sequence[str]) -> list[t
 
 
 def _dry_run(cells: Sequence[tuple[Spec, Cell]], plan: Plan, build: Callable[[Sequence[str]], Any]) -> None:
-    left, seen = plan.left(), set[str]()
-    turns = [(*turn, [*of]) for turn, of in groupby(cells, lambda one: (f"{one[0].kind}-{one[0].name}", one[1].seed))]
-    print(f"{len(turns)} tables and seeds, {len(cells)} cells, {len(plan.tasks)} fits")
-    for table, seed, of_turn in turns:
-        names = {task.name for _, cell in of_turn for task in cell.tasks} - seen
-        seen |= names
-        to_do = len(names.intersection(left))
-        print(f"  {f'seed {seed}  {table}':<30} {len(of_turn):>3} cells, {to_do:>3} fits to do", flush=True)
+    left = plan.left()
+    for (table, seed), turn in groupby(cells, lambda one: (f"{one[0].kind}-{one[0].name}", one[1].seed)):
+        print(f"  seed {seed}  {table}: {len([*turn])} cells")
+    print(f"{len(cells)} cells, {len(plan.tasks)} fits, {len(left)} of them to do", flush=True)
     for line in plan.made_before():
         print(f"  again: {line}")
     errors = {name: _error_of(plan, name, build) for name in left}

@@ -30,8 +30,8 @@ def test_students_are_inverted_and_their_images_drawn(monkeypatch: pytest.Monkey
     monkeypatch.setattr(attack, "_BACKGROUND", 60)
     monkeypatch.setattr(paper_attacks, "_POINTS", 40)
     for name, short in (("background", {}), ("generative", {"search": 3}), ("data_free", {}), ("gradient", {})):
-        quick = functools.partial(getattr(attack, f"{name}_inversion"), steps=3, **short)
-        monkeypatch.setattr(attack, f"{name}_inversion", quick)
+        quick = functools.partial(getattr(attack.inversion, f"{name}_inversion"), steps=3, **short)
+        monkeypatch.setattr(attack.inversion, f"{name}_inversion", quick)
     Path("tiny.yaml").write_text(PIPELINE)
     paper_attacks.main(["tiny.yaml"])
     assert {path.name for path in Path("results").iterdir()} == {"tiny.json", "tiny.png", "tiny_synthetic.png"}

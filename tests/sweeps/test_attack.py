@@ -21,7 +21,7 @@ from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.records import id_fraction
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
-from privacy.attacks import Answers, AttackResult, Records, Shadows
+from privacy.attacks import Answers, AttackResult, Records, Shadows, inversion
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
 from privacy.identity import CheckpointError
@@ -182,8 +182,8 @@ def test_the_run_s_own_model_is_inverted(runs: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "_JUDGED", 60)
     monkeypatch.setattr(command, "overfitted", lambda of, **more: trained.append(of) or overfitted(of, **more))
     for name, short in (("background", {}), ("generative", {"search": 3}), ("data_free", {}), ("gradient", {})):
-        quick = functools.partial(getattr(command, f"{name}_inversion"), steps=3, **short)
-        monkeypatch.setattr(command, f"{name}_inversion", quick)
+        quick = functools.partial(getattr(inversion, f"{name}_inversion"), steps=3, **short)
+        monkeypatch.setattr(inversion, f"{name}_inversion", quick)
     content = attacked("s", "--attacks", "inversion", "--records", "200")
     assert [one["model"] for one in content["inversions"]] == ["control"] * 4 + ["this run"] * 4
     assert len(trained[0].labels.unique()) == 10
@@ -208,7 +208,7 @@ def test_what_is_refused(runs: Path) -> None:
     Path("chain/config.yaml").write_text(json.dumps({**STUDENT, "model": chain}))
     for line, message in (
         (["s", "--shadows", "7"], "--shadows must be at least 8, got 7"),
-        (["absent"], "RUN must be the folder of a fit"),
+        (["absent"], "a fit's folder must hold its config.yaml, and absent is not there"),
         (["alone"], "add --teacher"),
         (["votes"], "votes is an ensemble, whose votes nobody is shown"),
         (["chain"], "model.teacher.path='.*t/checkpoints/last.ckpt' was trained on the private records before"),

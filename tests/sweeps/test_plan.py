@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.runner.fit import Fit, RunnerError
+from sweeps.runner.fit import Fit
 from sweeps.runner.plan import Plan, Store, Task, run_plan
 
 CELLS = [f"cell{number}" for number in range(6)]
@@ -131,7 +131,7 @@ def test_one_fit_alone_and_none_that_another_command_is_making() -> None:
     made(fit="cell3")
     assert ran() == ["cell3"]
     for options in ({"fit": "cell7"}, {"jobs": 0}):
-        with pytest.raises(RunnerError, match="must be"):
+        with pytest.raises(ValueError, match="must be"):
             made(**options)
 
 

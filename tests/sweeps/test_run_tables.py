@@ -130,7 +130,7 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
     )
     store, task = Store("runs/tables"), Spec.read("own.yaml").cells("full")[0].tasks[0]
     store.begin(task, {})  # a fit that was interrupted is built, too
-    (store.folder(task.name) / "checkpoints").mkdir()
+    (store.folder(task.name) / "checkpoints").mkdir(parents=True)
     (store.folder(task.name) / "checkpoints/last.ckpt").write_text("half")
     with pytest.raises(SystemExit, match="4 of 7 fits would fail"):
         main(["tables", "run", "own.yaml", "--dry-run"])

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import wandb
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 from support.runs import QUIET
 
 import sweeps
 from lightning_modules.cli import main
-from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.training.run import run_folder
 from sweeps.runner.fit import RunnerError
 from sweeps.runner.sweep import command, points
@@ -34,7 +34,7 @@ def own_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     yield
-    end_wandb_run()
+    wandb.finish()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -73,7 +73,7 @@ def test_a_run_is_the_agent_s_and_has_its_test_accuracy(folder: Path) -> None:
     model = config["model"]["init_args"]
     assert "'noise_multiplier': 100.0" in str(model["mechanism"]) and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
-    end_wandb_run()
+    wandb.finish()
     (kept,) = Path().rglob("offline-run-*")
     assert list(kept.glob("run-*.wandb")) and list(kept.rglob("*synthetic*.png"))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 from lightning import Callback
 from support.data_files import picture, write_folders
 from support.offered import OF_DATA as LINKED, offered
@@ -24,7 +25,6 @@ from lightning_modules import DPDFD
 from lightning_modules.callbacks.saving import LastCheckpoint, read_checkpoint
 from lightning_modules.cli import main
 from lightning_modules.cli.resuming import MAY_CHANGE, may_change
-from lightning_modules.cli.wandb_runs import end_wandb_run
 from lightning_modules.federated.connection import LocalClients
 from lightning_modules.networks import SmallCNN
 from privacy.identity import CheckpointError
@@ -120,9 +120,9 @@ def test_last_is_where_the_fit_writes(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lightning_modules.callbacks.figures.log_image", lambda *_, **__: None)  # W&B reads them
     more = ("--ckpt_path=last", "--trainer.max_epochs=2")
     fit(config, "--ckpt_path=last")
-    end_wandb_run()
+    wandb.finish()
     assert (fit(config, *more).model.steps_done, charged()) == (4, 4)
-    end_wandb_run()
+    wandb.finish()
 
 
 EVERY_1000: dict[str, Any] = {"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 1000}}

@@ -22,8 +22,7 @@ from support.runs import configuration, fit
 
 from datamodules import ImageFolder
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import outcome
-from lightning_modules.cli.wandb_runs import describe_runs
+from lightning_modules.cli.fit import describe_runs, outcome
 from lightning_modules.training.evaluation import measured_on
 
 
