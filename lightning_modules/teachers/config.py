@@ -19,7 +19,7 @@ from lightning_modules.networks import ImageClassifier, NetworkCallable, build_n
 from lightning_modules.networks.network import described, hand_out, network_of
 from lightning_modules.teachers.ensemble_networks import NetworkStack, restored, without_feature_extractor
 from lightning_modules.teachers.external import AdaptedTeacher, TeacherInput, TeacherOutputs, giving_logits
-from lightning_modules.teachers.files import TeacherError, fitted_weights, read_file, weights_in
+from lightning_modules.teachers.files import IN_FOLDER, TeacherError, fitted_weights, read_file, weights_in
 from lightning_modules.teachers.libraries import OnnxNetwork, stated_in
 from lightning_modules.teachers.private_teacher import (
     PrivateEnsemble,
@@ -218,7 +218,8 @@ class TeacherConfig:
             accesses = (state or {}).get("uncharged_queries", ())
             assumptions += [f"ACCESSED WITHOUT CHARGE, in the teacher's training: {text}" for text in accesses]
         return {
-            "private_data": name or f"training data of {file.name}",
+            "private_data": name
+            or f"training data of {(file.resolve().parent if file.name in IN_FOLDER else file).name}",
             "training": training,
             "num_records": None if records is None else int(records),
             "path": file,

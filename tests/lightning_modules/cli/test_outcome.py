@@ -22,8 +22,10 @@ from support.runs import configuration, fit
 
 from datamodules import ImageFolder
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import describe_runs, outcome
+from lightning_modules.cli.fit import describe_runs, outcome, say_how_to_resume
 from lightning_modules.training.evaluation import measured_on
+from lightning_modules.training.run import LAST
+from privacy.account import BudgetExceeded
 
 
 def said_by_outcome(caplog: pytest.LogCaptureFixture) -> str:
@@ -133,3 +135,13 @@ def test_pictures_that_fill_twelve_of_sixteen_bits_are_not_black_without_a_word(
     images = data.test_records.images
     assert (int(images.max()) < 16) is (bits == 16) and (int(images.max()) > 240) is (bits == 12)
     assert any("set bits 12" in str(one.message) for one in said) is (bits == 16)
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes of errors are of Python 3.11")
+@pytest.mark.parametrize("error", [ValueError(), BudgetExceeded(), OSError()])
+def test_what_would_recur_is_not_resumed(tmp_path: Path, error: Exception) -> None:
+    (tmp_path / LAST).parent.mkdir()
+    (tmp_path / LAST).touch()
+    say_how_to_resume(error, folder=tmp_path, checkpoint=str(tmp_path / LAST))
+    notes = [f"To resume: LightningCLI fit --resume {tmp_path}"] if isinstance(error, OSError) else []
+    assert getattr(error, "__notes__", []) == notes

@@ -135,6 +135,7 @@ def test_weights_that_do_not_fit_are_named(network: nn.Module) -> None:
 def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     weights = network.state_dict()
     Path("text.ckpt").write_text("hello")
+    Path("empty.pt").touch()
     Path("pointer.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n")
     Path("page.safetensors").write_text("\n<!DOCTYPE html><html>")
     Path("sklearn.pkl").write_bytes(pickle.dumps(Ridge()))
@@ -146,6 +147,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
     Path("folder").mkdir()
     for name, message in (
         ("text.ckpt", "cannot be read as plain weights: it is nothing that torch has saved"),
+        ("empty.pt", "is empty"),
         ("pointer.pt", "is a pointer of git-LFS.*git lfs pull"),
         ("page.safetensors", "is a web page.*/resolve/"),
         ("sklearn.pkl", r"it is a pickle that names sklearn\.linear_model\._ridge\.Ridge"),
@@ -153,7 +155,7 @@ def test_what_is_no_file_of_weights(network: nn.Module) -> None:
         ("cut.safetensors", r"cut\.safetensors cannot be read as safetensors: cut short"),
         ("many.ckpt", "holds an ensemble, and this method takes one teacher"),
         ("folder", r"is a folder: give the file.*or a folder with config\.json"),
-        ("of_my_own.ckpt", r"does not exist: check its path$"),
+        ("of_my_own.ckpt", r"does not exist: check its path, or make it by its recipe"),
     ):
         with pytest.raises(TeacherError, match=message):
             load(name)
