@@ -10,7 +10,6 @@ import pytest
 
 from privacy.journal import write_atomically
 from sweeps.runner.documents import render, render_text
-from sweeps.runner.fit import RunnerError
 from sweeps.runner.guarantee_tables import methods_table
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +54,7 @@ def test_a_page_has_the_figures_of_its_records(tmp_path: Path, monkeypatch: pyte
     page.write_text(text.replace("50.00", "99.00"))
     render(["page.md"])
     assert page.read_text() == text
-    with pytest.raises(RunnerError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"other\.json"):
         render_text("<!-- results: other -->\n<!-- end results -->", tmp_path)
 
 

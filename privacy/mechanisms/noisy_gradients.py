@@ -175,8 +175,10 @@ class NoisyGradients(Mechanism):
         check_count("top_k", self.top_k, minimum=1, null="all entries")
         # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
         check_number("norm_bound", self.norm_bound, least=_SMALLEST, most=_LARGEST)
-        if self.noise_multiplier != 0:
-            check_number("noise_multiplier", self.noise_multiplier, least=_SMALLEST, most=_LARGEST)
+        if self.noise_multiplier != 0 and not _SMALLEST <= self.noise_multiplier <= _LARGEST:
+            raise ValueError(
+                f"noise_multiplier must be 0 or lie between {_SMALLEST:g} and {_LARGEST:g}, got {self.noise_multiplier}"
+            )
         check_number("stability", self.stability, least=0, most=_LARGEST)
 
     @cached_property

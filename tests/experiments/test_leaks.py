@@ -12,7 +12,6 @@ import pytest
 from experiments import leaks
 from privacy.attacks import MEMBERSHIP
 from sweeps.runner.documents import render_text
-from sweeps.runner.fit import RunnerError
 
 PIPELINE = """
 folder: runs/tiny
@@ -82,5 +81,5 @@ def test_fits_are_attacked_and_tables_rendered(monkeypatch: pytest.MonkeyPatch) 
     changed["runs"]["student"]["leaks"] = changed["runs"]["student"]["leaks"][:4]  # without canaries
     Path("results/tiny.json").write_text(json.dumps(changed))
     assert row.replace("1.25, 1.25, 1.25", "1.25, –, –").replace(" †", "") in render_text(page, Path("results"))
-    with pytest.raises(RunnerError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"other\.json"):
         render_text(page.replace("tiny", "other"), Path("results"))

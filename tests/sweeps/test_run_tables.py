@@ -138,7 +138,7 @@ def test_dry_run_finds_what_would_fail(capsys: pytest.CaptureFixture[str]) -> No
     assert "student (setting misspelt, seed 0): " in shown and "scales" in shown
     assert "student (setting too little, seed 0): its first query costs ε = " in shown
     assert "student (setting too short, seed 0): none of its 1 steps is the student's" in shown
-    assert "ensemble (setting a shard without a class): " in shown and "never vote for it" in shown
+    assert "ensemble (setting a shard without a class): " in shown and "could never vote" in shown
 
 
 def test_one_cell_is_made_by_its_labels_and_is_the_users_until_it_is_to_be_recorded(specs: list[Spec]) -> None:
