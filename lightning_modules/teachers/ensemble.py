@@ -171,16 +171,18 @@ class TeacherEnsemble(Evaluated):
         return self.chunk[share_of(len(self.chunk), self.processes)]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64.
+        """Votes of the trained teachers, (N, C, H, W) → (N, c), int64; until there are any, of those in training.
 
         Raises:
-            RuntimeError: There are none.
+            RuntimeError: There are neither.
         """
         return vote_counts(self._decisions(images), num_classes=self.num_classes)
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
         teachers = self.trained_teachers[since:]
+        if not teachers and self.training_now is not None:  # a fit that ends before its first chunk is measured too
+            teachers = self.training_now.copies()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         return NetworkStack(teachers, feature_extractor=self.networks.feature_extractor).logits(images).argmax(dim=2)
