@@ -176,7 +176,7 @@ class NoisyGradients(Mechanism):
         # Wide enough for any use, and narrow enough that nothing computed from them overflows or vanishes.
         check_number("norm_bound", self.norm_bound, least=_SMALLEST, most=_LARGEST)
         if self.noise_multiplier != 0:
-            check_number("noise_multiplier", self.noise_multiplier, least=_SMALLEST, most=_LARGEST)
+            check_number("noise_multiplier, if not 0,", self.noise_multiplier, least=_SMALLEST, most=_LARGEST)
         check_number("stability", self.stability, least=0, most=_LARGEST)
 
     @cached_property

@@ -27,7 +27,7 @@ MECHANISM, BUDGET = "--model.mechanism", "--model.budget"
 # fmt: off
 BAD: list[Bad] = [
     ("negative noise, where the mechanism may be of two classes", (*DPSD, f"{MECHANISM}.noise_multiplier=-1"), None,
-     "noise_multiplier must be 0 or lie between 1e-30 and 1e+30, got -1.0"),
+     "noise_multiplier, if not 0, must be a number between 1e-30 and 1e+30, got -1.0"),
     ("δ above one in the number of records", (*FIT, f"{BUDGET}.delta=0.01", f"{BUDGET}.accounting=record"), None,
      "delta must lie below 1/N = 0.000697 for the 1435 records of Digits/train"),
     ("ε of 0", (*FIT, f"{BUDGET}.target_epsilon=0"), None,
