@@ -307,7 +307,7 @@ def test_a_fit_that_is_refused_publishes_no_other_runs_student(
     if broken:
         monkeypatch.setattr(DPDFD, "begun", property(lambda _: True, lambda *_: None), raising=False)
     trainer = Trainer(**trainer_settings("refused", 2), logger=False)
-    with pytest.raises(CheckpointError, match="and the checkpoint is of run"):
+    with pytest.raises(CheckpointError, match="and this session is open for run"):
         trainer.fit(own, SyntheticSteps(dataset=Digits(), steps_per_epoch=1, batch_size=8), ckpt_path="other.ckpt")
     assert Path("refused/public/student.pt").exists() is broken
     if broken:

@@ -104,7 +104,7 @@ def test_a_student_inherits_the_unit_and_whoever_receives_it_can_check_it(capsys
     assert said.level == "record" and said.epsilon == said.epsilon_of_run == math.inf
     with pytest.MonkeyPatch.context() as patch:  # the mutant adds them as one
         patch.setattr("privacy.accounting.composition.common_neighbours", lambda _: None)
-        patch.setattr("privacy.account.common_neighbours", lambda _: (Unit.PERSON, "any"))
+        patch.setattr("privacy.account.shared_neighbours", lambda _: (Unit.PERSON, "any"))
         assert float(fit(student("both", "record")).model.guarantee().epsilon) < 100
 
 
