@@ -20,7 +20,7 @@ from lightning_modules.training.evaluation import refuse_selection
 from lightning_modules.training.run import datamodule_of, missing_callbacks
 from privacy.account import Budget
 from privacy.checks import settings_of
-from privacy.identity import Training
+from privacy.identity import CheckpointError, Training
 from privacy.mechanisms import DirectGradients, DirectLabels, Shape
 from privacy.session import PrivacySession
 
@@ -182,7 +182,10 @@ class DirectTraining(PrivateFit, Teacher):
         data, session, own = datamodule_of(self.trainer), self.session, self.own_training
         assert self._labels is not None and own.id is not None
         if isinstance(self.mechanism, DirectLabels):
-            session.shape = session.shape._replace(batch_size=len(self._labels()))
+            records = len(self._labels())
+            session.shape = session.shape._replace(batch_size=records)
+            if self.noisy_labels is not None and len(self.noisy_labels) != records:  # as by another val_fraction
+                raise CheckpointError(f"{len(self.noisy_labels)} kept responses for {records} records")
         else:
             session.shape = session.shape._replace(sample_rate=data.sample_rate, secure_sampling=data.secure)
         self.open_session(

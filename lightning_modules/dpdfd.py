@@ -76,16 +76,10 @@ class DPDFD(DataFreeDistillation):
 
     def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
         """Lines 5 to 10: y_s, shape (B, c)."""
-        released = self.session.release(self.mechanism, self.output_gradients(outputs, images))
-        return self.gradient_targets.annotation(outputs, released, self.mechanism)
-
-    def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Lines 5 and 6: ∂L_T/∂outputs of each sample, float32. **Private** until released.
-
-        Shape (B, c), or (n, B, c) for an ensemble of n teachers.
-        """
         responses = self.teacher.each(images) if self.of_ensemble else self.teacher.logits(images)
-        return self.gradient_targets.gradients(outputs, responses)
+        gradients = self.gradient_targets.gradients(outputs, responses)  # of each sample, and of each teacher's loss
+        released = self.session.release(self.mechanism, gradients)
+        return self.gradient_targets.annotation(outputs, released, self.mechanism)
 
     def generator_loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """L_G of Eq. 5 with a weight per term, plus L_S if it has one; see `DataFreeDistillation`."""

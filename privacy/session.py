@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -22,6 +22,10 @@ from privacy.processes import ALONE, Processes, SharedLedger, require_same
 
 OWN = "own"
 """Stands for the training of the teacher that answers."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+# With the type annotation that torch leaves out.
+_uncompiled: Callable[[_F], _F] = torch.compiler.disable
 
 
 class PrivacySession(SharedLedger):
@@ -82,7 +86,7 @@ class PrivacySession(SharedLedger):
 
     # --- release ---
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_uncompiled
     @torch.no_grad()
     def release(self, mechanism: Mechanism, *tensors: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Charges a call, syncs the charge, bounds and noises; the only way to a private row.

@@ -120,7 +120,8 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
-    return f"line {line}, column {column} is not YAML: {error.problem}"
+    hint = " (indent with spaces)" if "cannot start any token" in str(error.problem) else ""
+    return f"line {line}, column {column} is not YAML: {error.problem}{hint}"
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

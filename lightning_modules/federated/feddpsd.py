@@ -162,6 +162,8 @@ class FederationConfig:
         check_choice("federation.unit", self.unit, ("record", "client"))
         check_count("federation.min_clients", self.min_clients, minimum=1)
         check_count("federation.num_records", self.num_records, minimum=1, null="the sum of what clients state")
+        if not self.name.strip():  # a ledger and a guarantee of no data
+            raise ValueError(f"federation.name must be a name, got {self.name!r}")
 
 
 class FedDPSD(DataFreeDistillation):

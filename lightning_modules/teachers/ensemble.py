@@ -180,7 +180,9 @@ class TeacherEnsemble(Evaluated):
 
     def _decisions(self, images: Tensor, *, since: int = 0) -> Tensor:
         """Classes (n, N) that the trained teachers from number `since` on give images (N, C, H, W)."""
-        teachers = self.trained_teachers[since:] or (self.training_now.copies() if self.training_now else [])
+        teachers = self.trained_teachers[since:]
+        if not teachers and self.training_now is not None:  # a fit that ends before its first chunk is measured too
+            teachers = self.training_now.copies()
         if not teachers:
             raise RuntimeError("no teacher is trained: fit the ensemble, or give its checkpoint with --ckpt_path")
         return NetworkStack(teachers, feature_extractor=self.networks.feature_extractor).logits(images).argmax(dim=2)

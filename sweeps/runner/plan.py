@@ -367,6 +367,8 @@ def _make(plan: Plan, name: str, run: Run, say: Say) -> str:
         finally:
             logging.disable(logging.NOTSET)
             os.environ.pop(MAKING, None)
+            if (wandb := sys.modules.get("wandb")) and wandb.run:
+                wandb.finish()  # the next fit would continue its run, and clear its folder
             collect()  # reference cycles keep fits alive, and Python collects by number, not size: six held 9 GB
             # A background process ignores SIGINT from the start: then there is nothing to restore.
             if handler not in (None, signal.SIG_IGN) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

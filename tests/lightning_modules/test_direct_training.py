@@ -22,6 +22,7 @@ from lightning_modules import DirectTraining, direct_training
 from lightning_modules.losses.targets import Annotation
 from privacy import RandomizedResponse, compose
 from privacy.events.base import Relation, Unit
+from privacy.identity import CheckpointError
 from privacy.mechanisms import DirectLabels
 
 ADAM = {"class_path": "torch.optim.Adam", "init_args": {"lr": 3e-3}}
@@ -172,13 +173,16 @@ def test_labels_that_no_checkpoint_kept_cost_again() -> None:
     first = trained(configuration("one", epochs=1, **settings)).noisy_labels
     content = checkpoint("one")
     assert first is not None and torch.equal(content["direct_training"]["noisy_labels"], first)
-    content["direct_training"]["noisy_labels"] = None
-    Path("lost/checkpoints").mkdir(parents=True)
-    torch.save(content, "lost/checkpoints/last.ckpt")
+    for name, kept in (("lost", None), ("fewer", first[1:])):
+        content["direct_training"]["noisy_labels"] = kept
+        Path(name, "checkpoints").mkdir(parents=True)
+        torch.save(content, f"{name}/checkpoints/last.ckpt")
     second = trained(configuration("two", **settings), after="lost")
     assert second.noisy_labels is not None and not torch.equal(first, second.noisy_labels), "drawn twice"
     of_label = RandomizedResponse(1.0, 10, unit=Unit.LABEL, relation=Relation.REPLACE_ONE)
     assert second.session.account.epsilon_label(scope="run") == compose({of_label: 2}, 1e-5).epsilon > 1.5
+    with pytest.raises(CheckpointError, match="kept responses for"):
+        trained(configuration("three", **settings), after="fewer")
 
 
 def test_as_many_labels_are_kept_as_randomized_response_keeps() -> None:

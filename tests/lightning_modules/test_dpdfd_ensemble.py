@@ -15,7 +15,6 @@ from torch import nn
 from lightning_modules import DPDFD
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.images import Images
-from lightning_modules.losses.functional import decoupled_kd, output_gradients
 from lightning_modules.losses.targets import Annotation, GradientTargets
 from lightning_modules.teachers.config import TeacherConfig
 from lightning_modules.teachers.files import TeacherError
@@ -62,16 +61,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(
     assert not any("reserve" in file.read_text() for file in Path().rglob("*.jsonl"))
 
 
-def script(teachers: list[nn.Module], *, kind: type[DPDFD]) -> list[torch.Tensor]:
+def script(teachers: list[nn.Module], *, kind: type[GradientTargets]) -> list[torch.Tensor]:
     """The images of a step without noise on these teachers, what its mechanism is given, and what it gives."""
     seen: list[torch.Tensor] = []
 
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-            seen.extend([images, super().output_gradients(outputs, images)])
+    class Given(kind):  # type: ignore[misc, valid-type]
+        def gradients(self, outputs: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+            seen.append(super().gradients(outputs, responses))
             return seen[-1].clone()
 
+    class Watched(DPDFD):
         def annotate(self, outputs: torch.Tensor, images: torch.Tensor) -> Annotation:
+            seen.append(images)
             made = super().annotate(outputs, images)
             seen.append(self.mechanism.norm_bound * made.step)
             return made
@@ -81,31 +82,28 @@ def script(teachers: list[nn.Module], *, kind: type[DPDFD]) -> list[torch.Tensor
         num_classes=10, image_shape=(1, 8, 8), batch_size=BATCH_SIZE, images=Images(source="prior"),
         teacher=TeacherConfig(path=nn.ModuleList(teachers)),
         mechanism=NoisyGradients(release="ensemble", noise_multiplier=0.0),
-        gradient_targets=GradientTargets(dkd_beta=3.0),
+        gradient_targets=Given(dkd_beta=3.0),
     )  # fmt: skip
     fit_script(module, steps=1)
     return seen
 
 
-class MeanOfTeachers(DPDFD):
-    """The mutant that queries all teachers for one response: each gradient is then one that every record moves."""
+class OfTheMean(GradientTargets):
+    """The mutant that asks all teachers for one response: each gradient is then one that every record moves."""
 
-    def output_gradients(self, outputs: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        answers: torch.Tensor = self.teacher.each(images)  # type: ignore[union-attr]
-        mean = answers.mean(dim=0)
-        rows = output_gradients(outputs, lambda free: decoupled_kd(free, mean, beta=3.0))
-        return rows.expand_as(answers)
+    def gradients(self, outputs: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        return super().gradients(outputs, responses.mean(dim=0).expand_as(responses))
 
 
-@pytest.mark.parametrize("kind", [DPDFD, MeanOfTeachers])
-def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kind: type[DPDFD]) -> None:
+@pytest.mark.parametrize("kind", [GradientTargets, OfTheMean])
+def test_one_other_teacher_changes_one_teachers_gradients_and_no_others_bits(kind: type[GradientTargets]) -> None:
     """What the price is computed for, on the run itself; later images follow from what was released."""
     networks = small_networks(5)
     (images, one, first), (others, other, second) = (script([*networks[:3], last], kind=kind) for last in networks[3:])
     assert torch.equal(images, others)
     changed = [not torch.equal(one[number], other[number]) for number in range(4)]
-    assert changed == ([False] * 3 + [True] if kind is DPDFD else [True] * 4)
+    assert changed == ([False] * 3 + [True] if kind is GradientTargets else [True] * 4)
     farthest = float((first - second).norm(dim=1).max())
     assert farthest > 0
-    if kind is DPDFD:
+    if kind is GradientTargets:
         assert farthest <= 2 * 1e-3 / 4 * (1 + 1e-5)

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_modules import DPDFD, DPSD, FedDPSD
 from lightning_modules.dgd.phases import GeneratorPhase, QueryPhase
+from lightning_modules.federated.feddpsd import FederationConfig
 from lightning_modules.losses.functional import GeneratorLoss
 from lightning_modules.losses.targets import GradientTargets
 from lightning_modules.teachers.config import TeacherConfig
@@ -17,17 +18,18 @@ from privacy.checks import check_choice, check_count, check_number
 from privacy.mechanisms import DirectGradients, DirectLabels, Mechanism
 
 COUNT, FINITE = "and a whole number, got -1", "finite.*, got nan"
-REFUSED: list[tuple[Callable[..., Any], str, float, str]] = [
+REFUSED: list[tuple[Callable[..., Any], str, Any, str]] = [
     (GeneratorPhase, "generator_phase.steps", -1, COUNT),
     *((QueryPhase, f"query_phase.{name}", -1, COUNT) for name in ("queries", "candidates", "rounds", "steps_between")),
     (GeneratorLoss, "generator_loss.student_loss_weight", math.nan, FINITE),
     (GradientTargets, "gradient_targets.gamma", math.nan, FINITE),
     (GeneratorLoss, "generator_loss.activation_norm", 3, "l1_sum or l2, got 3"),
+    (FederationConfig, "federation.name", " ", "a name, got ' '"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "given", "words"), REFUSED, ids=[name for _, name, _, _ in REFUSED])
-def test_what_no_run_can_use_is_refused_by_name(kind: Callable[..., Any], name: str, given: float, words: str) -> None:
+def test_what_no_run_can_use_is_refused_by_name(kind: Callable[..., Any], name: str, given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be .*{words}"):
         kind(**{name.partition(".")[2]: given})
 

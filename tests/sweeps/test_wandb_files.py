@@ -10,7 +10,7 @@ import pytest
 import wandb
 import yaml
 from lightning.pytorch.loggers import WandbLogger
-from support.runs import QUIET
+from support.runs import QUIET, configuration
 
 import sweeps
 from lightning_modules.cli import main
@@ -76,6 +76,15 @@ def test_a_run_is_the_agent_s_and_has_its_test_accuracy(folder: Path) -> None:
     wandb.finish()
     (kept,) = Path().rglob("offline-run-*")
     assert list(kept.glob("run-*.wandb")) and list(kept.rglob("*synthetic*.png"))
+
+
+def test_each_fit_of_a_pipeline_has_a_run_of_its_own(folder: Path) -> None:
+    config = configuration(model={"images": "prior"}, trainer={"logger": {"class_path": "WandbLogger"}}, steps=1)
+    Path("logged.yaml").write_text(json.dumps(config))
+    fit = {"config": "logged.yaml"}
+    Path("pipe.yaml").write_text(json.dumps({"fits": {"first": fit, "second": fit}, "folder": "made"}))
+    main(["pipeline", "pipe.yaml"])
+    assert len([*Path().rglob("offline-run-*")]) == len([*Path().rglob("guarantee.json")]) == 2
 
 
 def test_a_sweep_runs_each_point_once_without_a_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
