@@ -153,8 +153,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.official_classes = len(self.class_names)
         self.kept_classes: tuple[int, ...] | None = None
         if classes is not None:
-            names = self.class_names
-            kept = self._positions(classes)
+            names, kept = self.class_names, _positions(self, classes)
             label = "-".join(re.sub(r"\W+", "_", names[one]) for one in sorted(kept))
             if len(kept) > _SPELLED_OUT:
                 digest = hashlib.blake2b(repr(sorted(kept)).encode(), digest_size=4).hexdigest()
@@ -398,29 +397,6 @@ class ImageDataModule(LightningDataModule, ABC):
             collate_fn=tuple,
         )
 
-    def _positions(self, classes: Sequence[int | str]) -> tuple[int, ...]:
-        """Finds classes by name, alias or position; names take precedence, even those made of digits.
-
-        Raises:
-            ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer
-                than two classes.
-        """
-        known = {str(position): [position] for position in range(self.num_classes)}
-        for titles in (self.class_aliases, self.class_names):
-            known |= {title: [place for place, other in enumerate(titles) if other == title] for title in titles}
-        kept = []
-        for one in classes:
-            if len(found := known.get(str(one), [])) != 1:
-                listed = ", ".join(self.class_names[:20]) + (", ..." if self.num_classes > 20 else "")
-                raise ValueError(
-                    f"classes must be names of one class each, or positions from 0 to {self.num_classes - 1} of "
-                    f"{self.name}'s classes ({listed}), got {one!r}"
-                )
-            kept += found
-        if len({*kept}) < max(2, len(kept)):
-            raise ValueError(f"classes must name at least 2 classes of {self.name}, each once, got {list(classes)}")
-        return tuple(kept)
-
     def _parts(self, splits: Sequence[Part]) -> list[Part]:
         """Returns the official parts that contain `splits`; train and validation may share one."""
         shared: dict[str, Part] = {} if self.official_validation else {"validation": "train"}
@@ -430,3 +406,27 @@ class ImageDataModule(LightningDataModule, ABC):
         if split not in self._splits:
             raise RuntimeError(f"the {split} split of {self.name} is not open: call setup({stage!r}) first")
         return self._splits[split]
+
+
+def _positions(data: ImageDataModule, classes: Sequence[int | str]) -> tuple[int, ...]:
+    """Finds classes by name, alias or position; names take precedence, even those made of digits.
+
+    Raises:
+        ValueError: A class does not exist, is given twice or shares its name with another one, or there are fewer
+            than two classes.
+    """
+    known = {str(position): [position] for position in range(data.num_classes)}
+    for titles in (data.class_aliases, data.class_names):
+        known |= {title: [place for place, other in enumerate(titles) if other == title] for title in titles}
+    kept = []
+    for one in classes:
+        if len(found := known.get(str(one), [])) != 1:
+            listed = ", ".join(data.class_names[:20]) + (", ..." if data.num_classes > 20 else "")
+            raise ValueError(
+                f"classes must be names of one class each, or positions from 0 to {data.num_classes - 1} of "
+                f"{data.name}'s classes ({listed}), got {one!r}"
+            )
+        kept += found
+    if len({*kept}) < max(2, len(kept)):
+        raise ValueError(f"classes must name at least 2 classes of {data.name}, each once, got {list(classes)}")
+    return tuple(kept)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from datamodules.progress import tracked
-from datamodules.records import ImageDataset
+from datamodules.records import ImageDataset, bytes_of
 
 #: Number of images per call, fewer if these take more bytes.
 PIECE, _PIECE_BYTES = 512, 2**26
@@ -146,8 +146,3 @@ def _in_file(
             handle.flush()
     shape = (int(ends[-1]), *first.shape[1:])
     return torch.from_file(str(file), size=math.prod(shape), dtype=first.dtype).view(shape)
-
-
-def bytes_of(values: Tensor) -> memoryview:
-    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
-    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -220,3 +220,8 @@ def require_classes(partitions: Iterable[Partition | None], data: Any) -> None:
                 f"the classes of the data are {', '.join(own['class_names'])}, and the teacher's outputs are "
                 f"{', '.join(one['class_names'])}, in this order: rename the folders, or choose them with classes"
             )
+
+
+def bytes_of(values: Tensor) -> memoryview:
+    """Bytes of a tensor of any dtype, bfloat16 included, which NumPy lacks."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -207,7 +207,8 @@ class Ledger:
         self._open: Block | None = None
         self._used = 0
         self._process: int | None = os.getpid()
-        self.sync()  # reads the file
+        with Ledger._locked(self):  # reads the file; a replica has none
+            pass
 
     @property
     def private_data(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import debug_unwrap
 
-from datamodules.mapped import bytes_of
+from datamodules.records import bytes_of
 from lightning_modules.priors import ImagePrior
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from datamodules.mapped import bytes_of
-from datamodules.records import Partition, same_data
+from datamodules.records import Partition, bytes_of, same_data
 from lightning_modules.networks.feature_cache import digest_of
 from lightning_modules.networks.network import check_network
 from lightning_modules.teachers.ensemble_networks import NetworkStack
