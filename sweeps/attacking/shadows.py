@@ -23,8 +23,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from datamodules.mapped import bytes_of
-from datamodules.records import ImageDataset, id_fraction
+from datamodules.records import ImageDataset, bytes_of, id_fraction
 from datamodules.shadowed import Shadowed
 from lightning_modules.callbacks.saving import hyperparameters, noted_by_run, read_checkpoint
 from lightning_modules.cli.configs import find_config, flat
