@@ -1,11 +1,8 @@
 """Privacy accounting: exact where exact is known, published where a paper claims it. Knows nothing of Lightning."""
 
 from privacy.account import Budget as Budget, BudgetExceeded as BudgetExceeded, PrivacyAccount as PrivacyAccount
-from privacy.accounting.composition import (
-    calibrate_count as calibrate_count,
-    calibrate_noise as calibrate_noise,
-    compose as compose,
-)
+from privacy.accounting.calibration import calibrate_count as calibrate_count, calibrate_noise as calibrate_noise
+from privacy.accounting.composition import compose as compose
 from privacy.events import (
     Gaussian as Gaussian,
     LabelOnly as LabelOnly,

@@ -21,7 +21,8 @@ from lightning_modules.base import DataFreeDistillation
 from lightning_modules.images import PoolSource
 from lightning_modules.training.run import steps_planned
 from privacy.account import Accounting, void_delta
-from privacy.accounting.composition import NO_LIMIT, calibrate_count, calibrate_noise, known_epsilon
+from privacy.accounting.calibration import NO_LIMIT, calibrate_count, calibrate_noise
+from privacy.accounting.composition import known_epsilon
 from privacy.checks import round_down, round_up
 from privacy.ledger import RECORDS, Ledger
 from privacy.published import published_epsilon

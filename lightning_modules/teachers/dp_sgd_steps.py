@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lightning_modules.teachers.private_teacher import tensors_digest
 from lightning_modules.teachers.record_clipping import Clipping
 from privacy.accountants import ExactAccountant
-from privacy.accounting.composition import calibrate_noise, compose
+from privacy.accounting.calibration import calibrate_noise
+from privacy.accounting.composition import compose
 from privacy.checks import round_up
 from privacy.events import Release, SampledGaussian, Unbounded
 from privacy.events.base import Unit

@@ -30,7 +30,7 @@ from datamodules.base import Part
 from datamodules.records import id_fraction
 from lightning_modules import Clipping, DPSGDTeacher
 from privacy import SampledGaussian, compose
-from privacy.accounting.composition import calibrate_noise
+from privacy.accounting.calibration import calibrate_noise
 from privacy.attacks.result import AuditResult
 from privacy.mechanisms.base import NoiseSource, SystemNoise
 

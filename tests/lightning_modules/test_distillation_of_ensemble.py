@@ -28,7 +28,7 @@ from lightning_modules import Distillation
 from lightning_modules.cli.fit import TranscriptionCLI
 from lightning_modules.teachers.private_teacher import PrivateEnsemble
 from privacy import BudgetExceeded, Gaussian, compose
-from privacy.accounting.composition import calibrate_noise
+from privacy.accounting.calibration import calibrate_noise
 from privacy.identity import CheckpointError
 from privacy.mechanisms import NoisyMeanResponse, Shape
 
