@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -246,8 +247,12 @@ class PrivateTeacher(PrivateModel):
         return outputs.float().clone()
 
     def _ready(self, device: torch.device) -> nn.Module:
-        """The network in eval mode on a device."""
-        return self._held().to(device).eval()
+        """The network in eval mode on a device; its modules are visited only if something must change."""
+        network = self._held()
+        weight = next(network.parameters(), None)
+        if weight is None or weight.device != device:
+            network.to(device)
+        return network.eval() if any(map(attrgetter("training"), network.modules())) else network
 
 
 class PrivateEnsemble(PrivateModel):
