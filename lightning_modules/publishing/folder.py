@@ -73,12 +73,17 @@ def staged(target: Path) -> Iterator[Path]:
     """Yields an empty folder next to `target`, which replaces it if the block ends without an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
-        made = Path(beside, "made")
+        made, old = Path(beside, "made"), Path(beside, "old")
         made.mkdir()
         yield made
         if target.exists():
-            os.replace(target, Path(beside, "old"))
-        os.replace(made, target)
+            os.replace(target, old)
+        try:
+            os.replace(made, target)
+        except OSError:
+            if old.exists():
+                os.replace(old, target)
+            raise
 
 
 def without_folders(value: Any) -> Any:
