@@ -322,7 +322,7 @@ class TeacherEnsemble(Evaluated):
         """
         if self.trained_teachers:
             of_all = self.trainer.state.fn != "fit" or not self.chunk
-            since = 0 if of_all else len(self.trained_teachers) - self.teachers_at_once
+            since = 0 if of_all else max(0, len(self.trained_teachers) - self.teachers_at_once)
             votes = self._evaluate(batch, since=since, mean_name="ensemble/mean_accuracy")
             if of_all:
                 self.evaluation.log("val", self, votes, batch[1])

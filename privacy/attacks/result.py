@@ -60,7 +60,7 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
         guesses: Number of guesses, fixed before the attacker saw anything.
         records: Number of coins.
         delta: The claim's δ, [0, 1).
-        confidence: Probability in [0, 1) that the bound is valid.
+        confidence: Probability in (0, 1) that the bound is valid.
 
     Raises:
         ValueError: `correct` exceeds `guesses`, `guesses` exceeds `records`, or a setting is invalid.
@@ -72,7 +72,7 @@ def one_run_epsilon(correct: int, guesses: int, *, records: int, delta: float, c
     right = check_count("correct", correct)
     made = check_count("guesses", guesses, minimum=max(1, right))
     coins = check_count("records", records, minimum=made)
-    check_number("confidence", confidence, least=0, below=1)
+    check_number("confidence", confidence, above=0, below=1)
     if not right:
         return 0.0
     fewer = right - np.arange(1, right + 1)

@@ -32,6 +32,7 @@ from gc import collect
 from pathlib import Path
 from typing import Any
 
+from privacy.checks import check_count
 from privacy.journal import write_atomically
 from privacy.ledger_place import benchmark_ledgers
 from sweeps.runner.fit import Fit, RunnerError
@@ -246,6 +247,7 @@ def run_plan(
         KeyboardInterrupt: The user interrupts the command.
         SIGTERMException: The process is terminated.
     """
+    check_count("--jobs", jobs, minimum=1)
     if fit is not None and fit not in plan.tasks:
         raise RunnerError(f"--fit must be one of {sorted(plan.tasks)}, got {fit!r}")
     if int(os.environ.get("LOCAL_RANK", "0")) > 0 and os.environ.get(MAKING) in plan.tasks:

@@ -66,9 +66,8 @@ def test_a_file_of_timm_says_what_it_is_and_what_it_takes(network: nn.Module, gi
     path: Any = (checkpoint if given == "checkpoint" else folder)(network)
     teacher = TeacherConfig(path=str(Path(path, "model.safetensors") if given == "its file" else path)).load(**SHAPE)
     assert torch.allclose(teacher.logits(IMAGES), expected(network), atol=1e-5)
-    assert (
-        teacher.private_data == f"training data of {Path(path).name}"
-    )  # two folders would share a ledger by their file
+    # By the file's own name all folders would share a ledger.
+    assert teacher.private_data == f"training data of {Path(path).name}"
     stated = TeacherConfig(path=str(path), input=TeacherInput(range=[0, 1])).load(**SHAPE)  # which replaces it
     assert torch.allclose(stated.logits(IMAGES), network((IMAGES + 1) / 2), atol=1e-5)
     assert stated.training == teacher.training
