@@ -1,4 +1,4 @@
-"""A run: its folder and lock, what of it is public, its length, processes and data, and what it ran on.
+"""A run: its folder and lock, what of it is public, what it says, its length, processes and data, and what it ran on.
 
 In its folder `public/` holds what the guarantee covers, `private/` what no guarantee covers. Everything else there
 (configuration, checkpoints, curves, records) is working state and must stay there.
@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import io
 import json
+import logging
 import math
 import os
 import platform
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +48,37 @@ LOCK = ".fit.lock"
 LAST = Path("checkpoints", "last.ckpt")
 """The last checkpoint in a run's folder, which every fit writes."""
 _OF_A_START = {LOCK, "private", "config.yaml", "hparams.yaml", "metrics.csv"}
+
+#: Messages of Lightning's about itself that are left out, so that a run's output is readable.
+_SAID = re.compile(
+    "|".join(
+        (
+            "An (KeyboardInterrupt|SIGTERMException) was raised with message",  # the command that resumes is printed
+            "Tip: For seamless cloud",  # an advertisement
+            "(GPU|TPU|HPU) available:",
+            "Loading `train_dataloader` to estimate",
+            r"`Trainer\.fit` stopped: `max_(epochs|steps)=",
+            "Restored all states from the checkpoint|Restoring states from the checkpoint path",
+            "Seed set to",
+            "Trainer already configured with model summary",
+        )
+    )
+)
+#: Warnings that are false here. What may lose a user's data is never among them: where it is false, it is left out for
+#: that file alone. `warnings.simplefilter("default")` shows them again.
+_WARNED = (
+    "LightningCLI's args parameter is intended to run from within Python",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The '\w+_dataloader' does not have many workers which may be a bottleneck",  # of images in memory
+    r"The number of training batches \(\d+\) is smaller than the logging interval",  # an epoch's last step is logged
+    "You're resuming from a checkpoint that ended before the epoch ended and your dataloader is",  # draws follow steps
+    "There is a performance drop because we have not yet implemented the batching rule for aten::addcmul_",  # of DP-SGD
+    r"Found \d+ module\(s\) in eval mode at the start of training",  # of a frozen encoder, which stays in it
+)
+for _name in ("pytorch.utilities.rank_zero", "fabric.utilities.rank_zero", "fabric.utilities.seed"):
+    logging.getLogger(f"lightning.{_name}").addFilter(lambda record: not _SAID.search(record.getMessage()))
+for _message in _WARNED:
+    warnings.filterwarnings("ignore", message=_message)
 
 
 def run_folder(trainer: Trainer) -> Path:
