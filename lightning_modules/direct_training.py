@@ -100,7 +100,7 @@ class DirectTraining(PrivateFit, Teacher):
             shape = self.session.shape
             require_poisson(self.trainer.train_dataloader, shape.sample_rate, shape.secure_sampling)
         if len(images):
-            outputs = self.network(images)
+            outputs = self.network(self.augmented(images))
             annotation = self.annotate(outputs.detach(), records)  # lines 3 to 10
             loss = annotation.loss(outputs.float()).mean()  # line 11
             self.update(loss)  # line 12

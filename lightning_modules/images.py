@@ -423,10 +423,23 @@ def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, lea
         )
 
 
-def varied(images: Tensor, *, draw: torch.Generator | None, mixed: bool = True) -> Tensor:
+def shifted(images: Tensor) -> Tensor:
+    """Mirrors every other image (N, C, H, W) at random and shifts each by up to an eighth of its side, reflected."""
+    count, _, height, width = images.shape
+    border = max(1, height // 8)
+    padded = functional.pad(images, (border,) * 4, mode="reflect")
+    down, right = torch.randint(2 * border + 1, (2, count, 1), device=images.device)
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(torch.rand_like(right, dtype=torch.float) < 0.5, columns, columns.flip(0)) + right
+    rows = torch.arange(height, device=images.device) + down
+    each = torch.arange(count, device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
+
+
+def varied(images: Tensor, *, draw: torch.Generator | None) -> Tensor:
     """Randomly rotates, scales, shifts and mirrors images (N, C, H, W) in [-1, 1]; changes brightness and contrast.
 
-    If `mixed`, 7 in 10 then get up to half of the next image (mixup, Zhang et al. 2018).
+    7 in 10 then get up to half of the next image (mixup, Zhang et al. 2018).
     """
     # torchvision's transforms draw once per batch and use the global generator.
     numbers = (2 * torch.rand(len(images), 9, generator=draw) - 1).to(images.device)
@@ -439,4 +452,4 @@ def varied(images: Tensor, *, draw: torch.Generator | None, mixed: bool = True) 
         moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
         contrast, brightness, share, chance = numbers[:, 5:, None, None, None].unbind(1)
         moved = ((1 + 0.2 * contrast) * moved + 0.2 * brightness).clamp(-1, 1)
-        return moved.lerp(moved.roll(1, 0), torch.where(chance < 0.4, (1 + share) / 4, 0.0)) if mixed else moved
+        return moved.lerp(moved.roll(1, 0), torch.where(chance < 0.4, (1 + share) / 4, 0.0))

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from lightning_modules.callbacks.results import PredictionWriter
-from lightning_modules.images import varied
+from lightning_modules.images import shifted
 from lightning_modules.networks import NetworkCallable, SmallCNN, build_network
 from lightning_modules.teachers.own_training import OwnTraining
 from lightning_modules.training.evaluation import Evaluated, Evaluation, require_monitored, validation_names
@@ -42,13 +42,15 @@ class Teacher(Evaluated):
             logarithms are added to the logits in the loss, so that the logits themselves are those for a population
             with equally frequent classes (Menon et al. 2021, "Long-tail learning via logit adjustment", Eq. 10). For
             data with other class frequencies than where the classifier is used.
-        augment: Train on random variations of the images (`varied`: rotated, scaled, shifted, mirrored, of other
-            brightness and contrast), for photographs.
+        augment: Train on mirrored and `shifted` images, for photographs.
 
     Raises:
         ValueError: `class_prior` is out of range, a derived class does not use `augment`, or the network does not give
             c logits for such an image.
     """
+
+    #: Whether the class's steps use `augment`.
+    augments = True
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Teacher(Evaluated):
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior
-        if augment and type(self).training_step is not Teacher.training_step:
+        if augment and not self.augments:
             raise ValueError(f"augment has no effect in {type(self).__name__}: leave it out")
         self.augment = augment
         log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)
@@ -103,11 +105,13 @@ class Teacher(Evaluated):
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Cross-entropy on private images (N, C, H, W) and labels (N,)."""
         images, labels = batch
-        if self.augment:
-            images = varied(images, draw=None, mixed=False)
-        loss: torch.Tensor = self.criterion(self(images), labels)
+        loss: torch.Tensor = self.criterion(self(self.augmented(images)), labels)
         self.log("train/loss", loss)
         return loss
+
+    def augmented(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (N, C, H, W) to train on, `shifted` if `augment`."""
+        return shifted(images) if self.augment else images
 
     def logged_names(self) -> set[str]:
         """Names of what a fit logs, which callbacks may monitor; a class that logs more adds it."""

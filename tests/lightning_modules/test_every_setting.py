@@ -109,7 +109,7 @@ FITS: list[tuple[str, Given]] = [
     ("DPSGDTeacher", {**TRAINED, **LINEAR, **PIECES, "loss": "inner_product", "unit": "record", "delta": 1e-6}),
     ("DPSGDTeacher", {"network": "LinearOnFeatures", "target_epsilon": 5.0, **UNVARIED}),
     ("DirectTraining", {**TRAINED, "gamma": 1.0, **by("DirectGradients", **CLIPPED)}),
-    ("DirectTraining", {"class_prior": None, "augment": False, **by("DirectGradients", release="per_sample_full")}),
+    ("DirectTraining", {"class_prior": None, "augment": True, **by("DirectGradients", release="per_sample_full")}),
     ("DirectTraining", {"network": SMALL, **by("DirectLabels", epsilon=2.0)}),
     ("Distillation", {**ONE, "student": LEARNT, "pool_size": 9, **by("RawResponses")}),
     ("Distillation", {**FILE, "pool_size": 9, "prior": StrokePrior(), "loss": "kl", "temperature": 2.0}),

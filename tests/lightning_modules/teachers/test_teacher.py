@@ -26,15 +26,20 @@ def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes))
 
 
-def test_pictures_are_varied_for_a_teacher_that_uses_them() -> None:
+def test_augmented_pictures_are_mirrored_and_shifted_each_by_itself() -> None:
     with pytest.raises(ValueError, match="augment has no effect in DPSGDTeacher"):
         DPSGDTeacher(num_classes=3, image_shape=(1, 8, 8), noise_multiplier=1.0, augment=True)
-    images, seen = torch.rand(2, 1, 8, 8), list[torch.Tensor]()
-    for augment in (False, True):
-        teacher = Teacher(num_classes=3, image_shape=(1, 8, 8), augment=augment)
-        teacher.network.register_forward_pre_hook(lambda _network, inputs: seen.append(inputs[0]))
-        teacher.training_step((images, torch.tensor([0, 1])), 0)
-    assert torch.equal(seen[0], images) and not torch.allclose(seen[1], images, atol=0.1)
+    image = torch.arange(128.0).reshape(1, 2, 8, 8)
+    bordered = torch.nn.functional.pad(image, (1, 1, 1, 1), mode="reflect")
+    views = [bordered[0, :, y : y + 8, x : x + 8].flip(at) for y in range(3) for x in range(3) for at in ((), (2,))]
+    torch.manual_seed(0)
+    for augment, expected in ((False, [image[0]]), (True, views)):
+        teacher = Teacher(num_classes=3, image_shape=(2, 8, 8), augment=augment)
+        seen = list[torch.Tensor]()
+        teacher.network.register_forward_pre_hook(lambda _network, inputs, seen=seen: seen.append(inputs[0]))
+        teacher.training_step((image.expand(200, -1, -1, -1), torch.zeros(200, dtype=torch.long)), 0)
+        counts = [sum(torch.equal(one, view) for one in seen[0]) for view in expected]
+        assert sum(counts) == 200 and all(counts)
 
 
 def fitted_bias(class_prior: tuple[float, ...] | None) -> torch.Tensor:
