@@ -90,4 +90,6 @@ def _measured(cli: Any, metric: str) -> dict[str, Any]:
 
     record = json.loads((run_folder(cli.trainer) / "result.json").read_text(encoding="utf-8"))
     wandb.finish()  # Lightning would let the next fit continue its run
-    return {"chosen_by": float(cli.trainer.callback_metrics[metric]), **{name: record[name] for name in KEPT}}
+    if metric not in (logged := cli.trainer.callback_metrics):
+        raise RunnerError(f"metric.name must be one of {', '.join(sorted(logged))}, got {metric!r}")
+    return {"chosen_by": float(logged[metric]), **{name: record[name] for name in KEPT}}

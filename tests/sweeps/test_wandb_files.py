@@ -16,7 +16,7 @@ import sweeps
 from lightning_modules.cli import main
 from lightning_modules.training.run import run_folder
 from sweeps.runner.fit import RunnerError
-from sweeps.runner.sweep import command, points
+from sweeps.runner.sweep import _measured, command, points
 
 SWEEPS = Path(sweeps.__path__[0])
 FILES = sorted((SWEEPS / "wandb").glob("*.yaml"))
@@ -73,7 +73,8 @@ def test_a_run_is_the_agent_s_and_has_its_test_accuracy(folder: Path) -> None:
     model = config["model"]["init_args"]
     assert "'noise_multiplier': 100.0" in str(model["mechanism"]) and model["gradient_targets"]["gamma"] is None
     assert config["data"]["init_args"]["batch_size"] == 4
-    wandb.finish()
+    with pytest.raises(RunnerError, match=r"metric.name must be one of .*val/accuracy.*, got 'val/none'"):
+        _measured(cli, "val/none")
     (kept,) = Path().rglob("offline-run-*")
     assert list(kept.glob("run-*.wandb")) and list(kept.rglob("*synthetic*.png"))
 
