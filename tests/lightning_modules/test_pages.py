@@ -97,6 +97,7 @@ CHOSEN = ("teacher_digits", "dpdfd_digits", "methods/dpsd_digits", "dp_teacher_d
 CHOSEN += ("methods/ensemble_linear_digits", "methods/distillation_ensemble_digits")
 
 
+@pytest.mark.slow
 def test_the_page_that_chooses(folder: Path) -> None:
     small_sweeps(folder, *CHOSEN)
     Path("teachers/digits.ckpt").unlink()  # which the page makes
@@ -141,6 +142,7 @@ def test_a_method_of_your_own(folder: Path) -> None:
     runpy.run_path("test_noisy_one_hot.py")["test_the_price"]()
 
 
+@pytest.mark.slow
 def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, quick_whitening: None) -> None:
     pixels, labels = load_digits(n_class=2, return_X_y=True)
     pixels = np.kron(pixels.reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30].astype(np.uint8) * 15
@@ -165,7 +167,7 @@ def test_the_hospitals_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch, q
     del sys.modules["net"]
 
 
-@pytest.mark.parametrize("page", ["tutorial_researcher.md", "experiments.md"])
+@pytest.mark.parametrize("page", [pytest.param("tutorial_researcher.md", marks=pytest.mark.slow), "experiments.md"])
 def test_experiments(page: str, folder: Path) -> None:
     small_sweeps(folder, "teacher_digits", "dpdfd_digits", "methods/dpsd_digits")
     for text in blocks(DOCS / page, "yaml"):
