@@ -119,7 +119,9 @@ def test_kills_forget_no_release_and_change_no_weight(
     assert sorted(steps) == sorted(set(steps)) and steps[-1] == STEPS * EPOCHS - 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_says_how_to_go_on(given: Path, whole: dict[str, Any], number: int, status: int) -> None:
     fit = forked(*FIT)
     fit.until(lambda: released() >= STEPS + 2)

@@ -76,19 +76,24 @@ def differing(states: list[dict[str, Any]]) -> list[str]:
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
 
 
-def test_two_processes_are_charged_as_one_and_end_alike(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "names", [("DPDFD", "DGD"), pytest.param(("DPSD", "LabelDP", "Distillation"), marks=pytest.mark.slow)]
+)
+def test_two_processes_are_charged_as_one_and_end_alike(
+    place: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
     """Fits of each method, one after another in the same processes."""
 
     def fits() -> None:
         warnings.filterwarnings("error", message=".*sync_dist")  # Lightning's, of logs of ours
-        for name in METHODS:
+        for name in names:
             os.environ["TRANSCRIPTION_LEDGERS"] = str(Path("ledgers", name, "two").resolve())
             fit(settings(name, f"{name} in two"), *TWO)
             rank = os.environ["LOCAL_RANK"]
             os.replace(f"process{rank}.pt", f"{name} {rank}.pt")
 
     in_processes(fits, seconds=150)
-    for name in METHODS:
+    for name in names:
         states = [torch.load(place / f"{name} {rank}.pt", weights_only=True) for rank in range(2)]
         assert not differing(states), name
         assert [state["ledger"] for state in states] == ["Ledger", "LedgerReplica"]
