@@ -33,9 +33,14 @@ def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def teacher(tmp_path: Path) -> None:
-    """Of 80 pictures, about a fifth of which are for testing."""
+def insects(tmp_path: Path) -> None:
+    """80 pictures, about a fifth of which are for testing."""
     write_folders(tmp_path / "insects")
+
+
+@pytest.fixture
+def teacher(insects: None) -> None:
+    """Trained on them."""
     private_teacher("trained", data=pictures())
 
 
@@ -67,7 +72,7 @@ def refused(
 
 @pytest.mark.parametrize(("named", "broken"), [(None, False), ("others", False), (None, True)])
 def test_a_student_is_not_evaluated_on_training_pictures_of_its_teacher(
-    named: str | None, broken: bool, monkeypatch: pytest.MonkeyPatch
+    teacher: None, named: str | None, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = ImageFolder(**pictures()["init_args"])
     private.setup("fit")
@@ -118,16 +123,15 @@ def test_a_students_guarantee_says_that_private_pictures_of_its_teacher_may_be_p
         assert said.count(told) == (0 if broken and duplicates == "refuse" else 1)
 
 
-def test_the_same_partition_and_other_data_are_taken() -> None:
+def test_the_same_partition_and_other_data_are_taken(teacher: None) -> None:
     transcribe(pictures())
     write_folders(Path("elsewhere") / "beetles")
     transcribe(pictures(0.5, root="elsewhere/beetles"))
 
 
 @pytest.mark.parametrize("whose", ["teacher", "student", "a class that forgets the hooks of its base"])
-@pytest.mark.parametrize("command", ["test", "validate", "predict"])
 def test_what_was_trained_is_not_tested_on_other_records(
-    whose: str, command: str, monkeypatch: pytest.MonkeyPatch
+    teacher: None, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data: Any = ImageFolder(**pictures(0.5)["init_args"])
     if whose == "teacher":
@@ -136,16 +140,20 @@ def test_what_was_trained_is_not_tested_on_other_records(
         module, data = transcribe(pictures()).model, SyntheticSteps(dataset=data, steps_per_epoch=1, batch_size=8)
     if whose.startswith("a class"):
         module.__class__ = CarelessDPDFD
-    call = getattr(Trainer(**trainer_settings("again", 1), logger=False), command)
-    with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5.* 0\.2"):
-        call(module, datamodule=data)
-    without_check(monkeypatch)
     Path("again/private").mkdir(parents=True)  # where a table of predictions goes
-    call(module, datamodule=data)
+    for command in ("test", "validate", "predict"):
+        call = getattr(Trainer(**trainer_settings("again", 1), logger=False), command)
+        with pytest.raises(PartitionError, match=r"test_fraction of the data is 0\.5.* 0\.2"):
+            call(module, datamodule=data)
+        with monkeypatch.context() as patch:
+            without_check(patch)
+            call(module, datamodule=data)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_is_not_resumed_on_other_records(
+    teacher: None, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # From the command line the difference of settings is refused before; a script has none.
     module = Teacher.load_from_checkpoint("trained/checkpoints/last.ckpt")
     trainer = Trainer(**trainer_settings("again", 2), logger=False)
@@ -158,7 +166,9 @@ def test_a_training_is_not_resumed_on_other_records(broken: bool, monkeypatch: p
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_teachers_of_one_ledger_agree_on_what_is_private(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teachers_of_one_ledger_agree_on_what_is_private(
+    teacher: None, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if broken:
         monkeypatch.setattr(Training, "division", {})
     persons = {"person_pattern": r"(\d\d)\."}
@@ -192,7 +202,7 @@ def test_no_pool_is_made_of_private_records(part: Any, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
-    broken: bool, monkeypatch: pytest.MonkeyPatch
+    teacher: None, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = torch.load("trained/checkpoints/last.ckpt", weights_only=True)
     weights = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
@@ -209,7 +219,7 @@ def test_a_student_divides_no_pictures_of_a_teacher_that_says_nothing(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_outputs_keep_their_classes(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_keep_their_classes(teacher: None, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folders(Path("elsewhere") / "public", classes=("bees", "z_ants"))
     with refused(monkeypatch, broken, "classes of the data are bees, z_ants", "outputs are ants, bees, in this order"):
         transcribe(pictures(root="elsewhere/public"))
