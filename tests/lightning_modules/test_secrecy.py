@@ -89,7 +89,7 @@ def test_no_private_image_is_read(folder: Path) -> None:
 
 
 def test_no_fit_validates_on_private_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configuration()
+    config = configuration(trainer={"limit_train_batches": 2})
     config["data"] = {"class_path": "Digits", "init_args": {"batch_size": BATCH_SIZE}}
     with pytest.raises(ValueError, match="must be SyntheticSteps in a student's fit"):
         fit(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import zipfile
 from inspect import signature
@@ -32,14 +33,12 @@ from privacy.identity import CheckpointError
 INSIDE = "model.init_args."
 
 
-REFUSED = {
-    "seed_everything": 4,
-    "data.init_args.dataset.class_path": "support.dp_teachers.OtherDigits",
-    "data.init_args.dataset.init_args.val_fraction": 0.2,
-    f"{INSIDE}student.network.init_args.width": 3,
-    f"{INSIDE}gradient_targets.gamma": 7.0,
-    f"{INSIDE}mechanism.norm_bound": 0.5,
-}
+#: Given by an option, by a second file over the first, and by the file itself.
+REFUSED: list[dict[str, Any]] = [
+    {"seed_everything": 4, f"{INSIDE}student.network.init_args.width": 3},
+    {"data.init_args.dataset.class_path": "support.dp_teachers.OtherDigits", f"{INSIDE}gradient_targets.gamma": 7.0},
+    {"data.init_args.dataset.init_args.val_fraction": 0.2, f"{INSIDE}mechanism.norm_bound": 0.5},
+]
 APPLIED = {f"{INSIDE}mechanism.noise_multiplier": 50.0, f"{INSIDE}budget.target_epsilon": 1e9}
 
 
@@ -64,13 +63,16 @@ def test_a_setting_is_applied_or_refused_by_name(place: Path) -> None:
     config = configuration()
     fit(config)
     held = Path("run/checkpoints/last.ckpt").read_bytes()
-    for number, (name, value) in enumerate(REFUSED.items()):
-        Path("more.yaml").write_text(json.dumps(changed({}, {name: value})), encoding="utf-8")
-        # By an option, by a second file over the first, or by the file itself.
-        ways = [(config, f"--{short(name)}={value}"), (config, "--config=more.yaml"), (changed(config, {name: value}),)]
-        given, *arguments = ways[number % 3]
-        with pytest.raises(CheckpointError, match=rf"{short(name)} was .* and is .*{str(value).rpartition('.')[2]}"):
+    options, file, whole = REFUSED
+    Path("more.yaml").write_text(json.dumps(changed({}, file)), encoding="utf-8")
+    ways = [(config, *(f"--{short(name)}={value}" for name, value in options.items()))]
+    ways += [(config, "--config=more.yaml"), (changed(config, whole),)]
+    for settings, (given, *arguments) in zip(REFUSED, ways, strict=True):
+        with pytest.raises(CheckpointError) as refused:
             fit(given, RESUME, *arguments)
+        for name, value in settings.items():
+            said = rf"{short(name)} was .* and is .*{str(value).rpartition('.')[2]}"
+            assert re.search(said, str(refused.value))
     assert Path("run/checkpoints/last.ckpt").read_bytes() == held
     again = fit(changed(config, {**APPLIED, "trainer.max_epochs": 2}), RESUME).model
     assert (again.mechanism.noise_multiplier, again.session.budget.target_epsilon) == (50.0, 1e9)

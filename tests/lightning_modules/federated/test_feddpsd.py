@@ -41,7 +41,7 @@ MU = math.sqrt(BATCH_SIZE) * 2 / SIGMA
 
 
 def gradients(release: Any = "ensemble", **settings: Any) -> NoisyGradients:
-    return NoisyGradients(release=release, noise_multiplier=SIGMA, **settings)
+    return NoisyGradients(**{"release": release, "noise_multiplier": SIGMA, **settings})
 
 
 def releasing(noise_multiplier: float) -> dict[str, Any]:
@@ -262,10 +262,11 @@ def test_teachers_by_dp_sgd_bound_what_is_sent_without_noise(tmp_path: Path) -> 
     own = [stated_by(f"client-{number}", "bounded") for number in range(2)]
     assert own[0]["epsilon"] <= 1.5 < own[1]["epsilon"] <= 3.0
     # Nothing of that is about a whole client, and one client that nothing bounds is enough.
-    whole = run("whole", clients=clients, mechanism=mechanism, federation="whole", unit="client").guarantee()
-    assert math.isinf(whole.epsilon)
-    clients["init_args"]["teachers"] = [files[0], client_by_dp_sgd(2, target_epsilon=None)]  # type: ignore[index]
-    assert math.isinf(run("plain", clients=clients, mechanism=mechanism, federation="plain").guarantee().epsilon)
+    plain = [files[0], client_by_dp_sgd(2, target_epsilon=None)]
+    for teachers, unit in ((files, "client"), (plain, "record")):
+        silent = gradients(noise_multiplier=0.0)
+        made = federated(LocalClients(teachers=teachers), mechanism=silent, unit=unit, federation=unit)
+        assert math.isinf(made.guarantee().epsilon)
 
 
 # --- what is refused ---
