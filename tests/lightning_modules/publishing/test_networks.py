@@ -46,10 +46,8 @@ def network(kind: type[nn.Module] | str, shape: tuple[int, int, int]) -> nn.Modu
     return made.eval()
 
 
-def test_fixed_features_as_onnx(tmp_path: Path, quick_whitening: None) -> None:
-    """Of scattering, which is computed in another way there; the slow test has all kinds."""
-    write_onnx(network("scattering", GREY), tmp_path, image_shape=GREY)  # which compares logits
-    # The mutant: wavelets of one scale in another order.
+def test_scattering_is_computed_in_another_way_there() -> None:
+    """The slow test writes all kinds. The mutant: wavelets of one scale in another order."""
     plain = network("plain", GREY)
     other = portable(plain)
     scattering = next(module for module in other.modules() if isinstance(module, Scattering))
