@@ -346,7 +346,7 @@ def test_the_server_adds_the_noise_that_it_charges() -> None:
 
 def test_a_ledger_that_was_about_records_makes_no_statement_about_clients(place: Path) -> None:
     """One file for both runs: what they compose to is about records alone."""
-    run("first")
-    said = run("second", unit="client").guarantee()
+    federated(LocalClients(teachers="teachers/ensemble.ckpt"), mechanism=gradients())
+    said = federated(LocalClients(teachers="teachers/ensemble.ckpt"), mechanism=gradients(), unit="client").guarantee()
     assert said.unit.startswith("one training record") and said.headline().startswith("Record-level")
     assert "client" not in said.relation
