@@ -26,6 +26,7 @@ fits:
 """
 
 
+@pytest.mark.slow
 def test_students_are_inverted_and_their_images_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attack, "_BACKGROUND", 60)
     monkeypatch.setattr(paper_attacks, "_POINTS", 40)

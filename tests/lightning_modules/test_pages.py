@@ -98,7 +98,7 @@ CHOSEN += ("methods/ensemble_linear_digits", "methods/distillation_ensemble_digi
 
 
 @pytest.mark.slow
-def test_the_page_that_chooses(folder: Path) -> None:
+def test_the_page_that_chooses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_sweeps(folder, *CHOSEN)
     Path("teachers/digits.ckpt").unlink()  # which the page makes
     found = commands(DOCS / "choosing.md")
@@ -112,15 +112,6 @@ def test_the_page_that_chooses(folder: Path) -> None:
     assert "NOT PROTECTED" in Path("my-unprotected-student/README.md").read_text(encoding="utf-8")
     for protected in ("my-teacher", "my-student", "my-student-of-means"):
         assert "NOT PROTECTED" not in Path(protected, "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_the_attack_of_the_page_that_chooses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small_sweeps(folder, *CHOSEN)
-    Path("teachers/digits.ckpt").unlink()  # which the page makes
-    found = commands(DOCS / "choosing.md")
-    for config in ("sweeps/teacher_digits.yaml", "sweeps/dpdfd_digits.yaml"):
-        run_command(next(one for one in found if one[0] == "fit" and config in one))
     run_command([*found[-1], "--shadows", "8", "--records", "100", "--attacks", "lira", "rmia"])
     assert "| student | average | lira |" in capsys.readouterr().out
 

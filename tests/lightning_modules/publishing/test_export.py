@@ -357,6 +357,7 @@ def test_a_name_cannot_say_something_else_in_the_card() -> None:
 PAGE = Path(__file__).parents[3] / "docs" / "use_your_student.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs(runs: Path, with_onnx: None) -> None:
     Path("runs/my_run").mkdir(parents=True)
     shutil.copytree("generated", "runs/my_run/version_0")
