@@ -32,15 +32,10 @@ def pictures(share: float | None = 0.2, **settings: Any) -> dict[str, Any]:
     return {"class_path": "ImageFolder", "init_args": given}
 
 
-@pytest.fixture(autouse=True)
-def insects(tmp_path: Path) -> None:
-    """80 pictures, about a fifth of which are for testing."""
-    write_folders(tmp_path / "insects")
-
-
 @pytest.fixture
-def teacher(insects: None) -> None:
-    """Trained on them."""
+def teacher() -> None:
+    """Of 80 pictures, about a fifth of which are for testing."""
+    write_folders(Path("insects"))
     private_teacher("trained", data=pictures())
 
 
@@ -187,6 +182,7 @@ def test_teachers_of_one_ledger_agree_on_what_is_private(
 
 @pytest.mark.parametrize("part", ["test", "train"])
 def test_no_pool_is_made_of_private_records(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folders(Path("insects"))
     stated = ImageFolder(**pictures()["init_args"]).partition
     divided, renamed = (ImageFolder(**pictures(*given, name="others")["init_args"]) for given in ((0.5,), ()))
     pool = PoolSource(Images(source="pool", pool=divided, pool_part=part), image_shape=(1, 8, 8), batch_size=4)
@@ -237,6 +233,7 @@ def test_a_partition_holds_what_decides_and_no_path() -> None:
         require_partition([first.partition], second)
     with pytest.raises(PartitionError, match="classes"):
         require_partition([Digits().partition], Digits(classes=[1, 2]))
+    write_folders(Path("insects"))
     told = json.dumps(ImageFolder(**pictures()["init_args"]).partition)
     assert str(Path.cwd()) not in told and "test_fraction" in told
     # A client's test split is that of the whole.
