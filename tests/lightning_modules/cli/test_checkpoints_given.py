@@ -33,11 +33,11 @@ from privacy.identity import CheckpointError
 INSIDE = "model.init_args."
 
 
-#: Given by an option, by a second file over the first, and by the file itself.
+DATASET, OTHER = "data.init_args.dataset.", "support.dp_teachers.OtherDigits"
+#: Given by options, and by a second file over the first.
 REFUSED: list[dict[str, Any]] = [
-    {"seed_everything": 4, f"{INSIDE}student.network.init_args.width": 3},
-    {"data.init_args.dataset.class_path": "support.dp_teachers.OtherDigits", f"{INSIDE}gradient_targets.gamma": 7.0},
-    {"data.init_args.dataset.init_args.val_fraction": 0.2, f"{INSIDE}mechanism.norm_bound": 0.5},
+    {"seed_everything": 4, f"{INSIDE}student.network.init_args.width": 3, f"{DATASET}init_args.val_fraction": 0.2},
+    {f"{DATASET}class_path": OTHER, f"{INSIDE}gradient_targets.gamma": 7.0, f"{INSIDE}mechanism.norm_bound": 0.5},
 ]
 APPLIED = {f"{INSIDE}mechanism.noise_multiplier": 50.0, f"{INSIDE}budget.target_epsilon": 1e9}
 
@@ -63,13 +63,11 @@ def test_a_setting_is_applied_or_refused_by_name(place: Path) -> None:
     config = configuration()
     fit(config)
     held = Path("run/checkpoints/last.ckpt").read_bytes()
-    options, file, whole = REFUSED
-    Path("more.yaml").write_text(json.dumps(changed({}, file)), encoding="utf-8")
-    ways = [(config, *(f"--{short(name)}={value}" for name, value in options.items()))]
-    ways += [(config, "--config=more.yaml"), (changed(config, whole),)]
-    for settings, (given, *arguments) in zip(REFUSED, ways, strict=True):
+    Path("more.yaml").write_text(json.dumps(changed({}, REFUSED[1])), encoding="utf-8")
+    options = [f"--{short(name)}={value}" for name, value in REFUSED[0].items()]
+    for settings, arguments in zip(REFUSED, (options, ["--config=more.yaml"]), strict=True):
         with pytest.raises(CheckpointError) as refused:
-            fit(given, RESUME, *arguments)
+            fit(config, RESUME, *arguments)
         for name, value in settings.items():
             said = rf"{short(name)} was .* and is .*{str(value).rpartition('.')[2]}"
             assert re.search(said, str(refused.value))
