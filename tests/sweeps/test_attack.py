@@ -21,7 +21,6 @@ from datamodules import Digits, ImageDataModule, Shadowed
 from datamodules.records import id_fraction
 from lightning_modules.cli import main
 from lightning_modules.cli.fit import TranscriptionCLI
-from lightning_modules.training.run import provenance
 from privacy.attacks import Answers, AttackResult, Records, Shadows, inversion
 from privacy.attacks.answers import overfitted
 from privacy.attacks.inversion import InversionResult
@@ -54,9 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a copy of them; git is asked once for its commit, and not for each shadow."""
-    monkeypatch.setattr("sweeps.attacking.shadows.provenance", functools.cache(provenance))
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A working folder with a copy of them."""
     return copy_runs(made, tmp_path)
 
 
