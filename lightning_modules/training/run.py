@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,7 +138,7 @@ def provenance() -> dict[str, Any]:
 
     Returns:
         `hardware` (the processor and its threads, or the GPUs), `versions` of Python and of packages, and the `commit`
-        of the running code, with `-dirty` if it was changed since; "unknown" outside a checkout.
+        of the code when it was first asked for, with `-dirty` if that was changed since; "unknown" outside a checkout.
     """
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -146,15 +147,20 @@ def provenance() -> dict[str, Any]:
         named = re.search(r"^model name\s*: (.*)", told, re.MULTILINE)
         name = named[1] if named else platform.processor() or platform.machine()
         hardware = f"CPU {name}, {torch.get_num_threads()} thread(s) of {os.cpu_count()} core(s)"
-    versions, commit = {"python": platform.python_version()}, ""
+    versions = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "lightning", "opacus", "private-model-transcription"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
+    return {"hardware": hardware, "versions": versions, "commit": _commit()}
+
+
+@cache
+def _commit() -> str:
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    settings: dict[str, Any] = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "timeout": 20}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        settings: dict[str, Any] = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "timeout": 20}
-        commit = subprocess.check_output(described, text=True, **settings).strip()
-    return {"hardware": hardware, "versions": versions, "commit": commit or "unknown"}
+        return subprocess.check_output(described, text=True, **settings).strip() or "unknown"
+    return "unknown"
 
 
 class RunFolderError(RuntimeError):

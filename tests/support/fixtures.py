@@ -5,23 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from functools import cache, partialmethod
 from pathlib import Path
 
 import pytest
 from support.runs import QUIET, shelve, working_in
 
-from lightning_modules.callbacks import results
 from lightning_modules.cli import main
-from lightning_modules.cli.fit import UsageParser
 from lightning_modules.networks import feature_cache
 from lightning_modules.networks.fixed_features import WhitenedFeatures
-from sweeps.attacking import shadows
-
-# What was parsed is not validated again where Lightning prints it, in tests: a fifth of a tiny fit.
-UsageParser.dump = partialmethod(UsageParser.dump, skip_validation=True)  # type: ignore[assignment]
-# Nor is git asked by each fit for the same commit.
-results.provenance = shadows.provenance = cache(results.provenance)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")
