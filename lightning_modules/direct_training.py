@@ -61,6 +61,7 @@ class DirectTraining(PrivateFit, Teacher):
 
     section = "direct_training"
     one_process = True
+    augments = True
     covered_artefacts = ("model", "whatever is computed from it")
     paper = "DPDFD"
     mechanisms = (DirectGradients, DirectLabels)

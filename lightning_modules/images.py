@@ -424,7 +424,7 @@ def tell_informativeness(source: ImageSource, logits: Tensor, *, whose: str, lea
 
 
 def shifted(images: Tensor) -> Tensor:
-    """Mirrors every other image (N, C, H, W) at random and shifts each by up to an eighth of its side, reflected."""
+    """Mirrors half of images (N, C, H, W), at random, and shifts each by up to an eighth of its height, reflected."""
     count, _, height, width = images.shape
     border = max(1, height // 8)
     padded = functional.pad(images, (border,) * 4, mode="reflect")

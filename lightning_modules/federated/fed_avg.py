@@ -40,7 +40,6 @@ class FedAvg(Teacher):
     """
 
     one_process = True
-    augments = False
 
     def __init__(self, *, rounds: int = 1, local_steps: int = 100, **shared: Any) -> None:
         super().__init__(**shared)

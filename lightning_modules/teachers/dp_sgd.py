@@ -85,8 +85,6 @@ class DPSGDTeacher(Teacher):
         ValueError: An invalid setting, or a network that does not treat each record by itself.
     """
 
-    augments = False
-
     def __init__(
         self,
         *,

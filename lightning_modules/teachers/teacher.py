@@ -49,8 +49,8 @@ class Teacher(Evaluated):
             c logits for such an image.
     """
 
-    #: Whether the class's steps use `augment`.
-    augments = True
+    #: Whether a class with a training step of its own uses `augment` in it.
+    augments = False
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Teacher(Evaluated):
         self.optimizer_factory = optimizer
         self.scheduler_factory = lr_scheduler
         self.class_prior = class_prior
-        if augment and not self.augments:
+        if augment and not self.augments and type(self).training_step is not Teacher.training_step:
             raise ValueError(f"augment has no effect in {type(self).__name__}: leave it out")
         self.augment = augment
         log_prior = None if class_prior is None else log_prior_of(class_prior, num_classes=num_classes)

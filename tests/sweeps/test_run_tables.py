@@ -158,9 +158,9 @@ def test_one_cell_is_made_by_its_labels_and_is_the_users_until_it_is_to_be_recor
 
 
 def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """DPDFD Fig. 2 through the command a user types: a cell, data that are missing, and nothing more to do."""
+    """DPDFD Fig. 2 through the command a user types: two cells, data that are missing, and nothing more to do."""
     values = copy.deepcopy(_found("dpdfd-fig2")[1])
-    values["presets"]["smoke"]["axes"] |= {"C": ["1e-3"], "bounding": ["clip"]}
+    values["presets"]["smoke"]["axes"]["C"] = ["1e-3"]
     faces = {"class_path": "CelebA", "init_args": {"root": "data", "size": 16, "batch_size": 16, "verify": False}}
     values["presets"]["smoke"]["axes"]["dataset"] = {
         "CelebA-G": {"teacher": {"data": faces}, "student": {"data.dataset": faces}},
@@ -174,12 +174,12 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     said, _, table = shown.out.partition("DPDFD Fig. 2")
     # Three lines of each fit and one of its children, and not what it says alone; then the table, once.
-    assert len(said.strip().splitlines()) == 1 + 3 * 2 + 4 and "LightningCLI" not in said + shown.err
-    assert said.count(lack) == 1 and said.strip().endswith("2 done, 2 without data, 0 left")
-    assert table.count(" clip ") == 2 and "chance, 10 %, only show" in table
+    assert len(said.strip().splitlines()) == 1 + 3 * 3 + 4 and "LightningCLI" not in said + shown.err
+    assert said.count(lack) == 1 and said.strip().endswith("3 done, 3 without data, 0 left")
+    assert table.count(" normalize ") == table.count(" clip ") == 2 and "chance, 10 %, only show" in table
     results = Path("runs/tables/results")
     text = (results / "dpdfd-fig2.md").read_text()
-    assert "| Digits | clip | 1e-3 | " in text
+    assert "| Digits | normalize | 1e-3 | " in text and "| Digits | clip | 1e-3 | " in text
     write_celeba(Path("data"))
     main(["tables", "run", "dpdfd-fig2.yaml"])
     for found in read_records(results / "dpdfd-fig2/smoke" / RECORDS):
@@ -188,7 +188,7 @@ def test_a_small_table_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
         # The papers' δ = 1e-5 is more than one over the number of CelebA's records.
         assert (float(found["epsilon_record"]) == math.inf) is (found["dataset"] == "CelebA-G")
     made = {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")}
-    assert len(made) == 4
+    assert len(made) == 6
     main(["tables", "run", "dpdfd-fig2.yaml"])
     assert {path: path.stat().st_mtime_ns for path in Path("runs/tables").glob("*/result.json")} == made
     with pytest.raises(SystemExit, match="1 fits failed"):  # a setting that is wrong is no want of data

@@ -27,8 +27,10 @@ def linear_classifier(num_classes: int, image_shape: tuple[int, int, int]) -> nn
 
 
 def test_augmented_pictures_are_mirrored_and_shifted_each_by_itself() -> None:
-    with pytest.raises(ValueError, match="augment has no effect in DPSGDTeacher"):
-        DPSGDTeacher(num_classes=3, image_shape=(1, 8, 8), noise_multiplier=1.0, augment=True)
+    own = type("OwnSteps", (Teacher,), {"training_step": lambda *_: None})
+    for kind, settings in ((DPSGDTeacher, {"noise_multiplier": 1.0}), (own, {})):
+        with pytest.raises(ValueError, match=f"augment has no effect in {kind.__name__}"):
+            kind(num_classes=3, image_shape=(1, 8, 8), augment=True, **settings)
     image = torch.arange(128.0).reshape(1, 2, 8, 8)
     bordered = torch.nn.functional.pad(image, (1, 1, 1, 1), mode="reflect")
     views = [bordered[0, :, y : y + 8, x : x + 8].flip(at) for y in range(3) for x in range(3) for at in ((), (2,))]
