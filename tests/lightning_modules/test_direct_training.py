@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from contextlib import nullcontext
@@ -63,7 +64,7 @@ def test_data_whose_labels_decide_who_takes_part_are_refused(monkeypatch: pytest
     of_a_client = {"class_path": "ClientRecords", "init_args": {"dataset": {"class_path": "Digits"}, "client": 0}}
     chosen = {"class_path": "Digits", "init_args": {"classes": [3, 5]}}
     shadowed = {"class_path": "datamodules.shadowed.Shadowed", "init_args": {"dataset": chosen, "number": 0}}
-    for dataset, poisson in ((of_a_client, True), (chosen, False), (shadowed, True)):
+    for dataset, poisson in itertools.product((of_a_client, chosen, shadowed), (True, False)):
         config = configuration(label=True, poisson=poisson)
         if poisson:
             config["data"]["init_args"]["dataset"] = dataset

@@ -106,10 +106,10 @@ def test_a_second_call_goes_on_and_replaces_the_folder_where_it_is_told_to(folde
     for more in ((), ("--dry-run",)):
         with pytest.raises(ExportError, match="force"):
             distil(*begin, *more)
-        with pytest.raises(ValueError, match="empty has 0"):  # what else is wrong is said first
+        with pytest.raises(ValueError, match="noise_multiplier"):  # what else is wrong is said first
+            distil(*begin, *more, "--model.mechanism.noise_multiplier=-1")
+        with pytest.raises(ValueError, match="empty has 0"):
             distil(*begin, *more, "--pictures", "empty")
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        distil(*begin, "--model.mechanism.noise_multiplier=-1")
     # Nothing was left to train, and nothing more was charged.
     assert Path("runs/distill_digits_teachers_digits/public/guarantee.json").read_text() == written
     distil(*begin, "--force", "--model.student.network", "SmallCNN")
